@@ -8,7 +8,7 @@ libtbb-dev libxsimd-dev libdnnl-dev libxxhash-dev libssl-dev libhwloc-dev
 libopenmpi-dev openmpi-bin python3-dev python3-venv"
 # --tests adds the packages that only tools/test.sh needs.
 [ "${1:-}" = "--tests" ] && packages="$packages libgtest-dev clang clang-format
-clang-tidy libclang-rt-dev libomp-dev iproute2 strace tmux"
+clang-tidy libclang-rt-dev libomp-dev lld iproute2 strace tmux"
 
 missing=""
 for package in $packages; do

@@ -2,6 +2,7 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <span>
@@ -93,14 +94,18 @@ class MpiSession {
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
 
+  using Start = std::function<int(MpiHandle*)>;
+
   /// Calls `start`, a nonblocking MPI call, and waits for its request. Throws Error(comm) or
   /// Error(interrupted); then all later calls throw.
-  void run(const Collective& what, const std::function<int(MpiHandle*)>& start) {
+  void run(const Collective& what, const Start& start) { run_all(what, {&start, 1}); }
+  /// Does so for several calls at the same time.
+  void run_all(const Collective& what, std::span<const Start> starts) {
     try {
       timeout_->check(what, 0.0);
-      MpiHandle request;
-      check(start(&request), what);
-      wait(what, request);
+      std::vector<MpiHandle> requests(starts.size());
+      for (std::size_t i = 0; i < starts.size(); ++i) check(starts[i](&requests[i]), what);
+      for (MpiHandle& request : requests) wait(what, request);
     } catch (...) {
       timeout_->give_up();
       throw;
@@ -154,27 +159,19 @@ class MpiSession {
   std::shared_ptr<CollectiveTimeout> timeout_;
 };
 
-/// Arguments of an exchange: counts and offsets per rank, in pages or bytes.
+/// Arguments of an exchange: counts and offsets per rank, in pages.
 struct Exchange {
   explicit Exchange(std::uint32_t world) : counts(world), places(world) {}
-  /// Consecutive parts, in bytes.
-  explicit Exchange(std::span<const Bytes> parts) {
-    Bytes end = 0;
-    for (const Bytes bytes : parts) {
-      counts.push_back(to_count(bytes));
-      places.push_back(to_count(end));
-      end += bytes;
-    }
-  }
   std::vector<int> counts;
   std::vector<int> places;
 };
 
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator(std::shared_ptr<MpiSession> session, Members members)
+  MpiCommunicator(std::shared_ptr<MpiSession> session, Members members, Bytes largest_message)
       : session_(std::move(session)),
         members_(std::move(members)),
+        largest_message_(largest_message),
         rank_(members_.place()),
         world_(members_.count()) {
     communicator_ = members_.all_in_order()
@@ -207,11 +204,10 @@ class MpiCommunicator final : public Communicator {
                   std::span<const Bytes> input_parts, DeviceBytes output,
                   std::span<const Bytes> output_parts) override {
     check_all_to_all(input, input_parts, output, output_parts, world_);
-    as_host(stream).enqueue([this, from = input.raw(), sent = Exchange(input_parts),
-                             to = output.raw(), received = Exchange(output_parts),
-                             bytes = output.size()] {
-      exchange({"all_to_all", bytes}, MpiUnit::byte, from, sent, to, received);
-    });
+    as_host(stream).enqueue(
+        [=, this, sent = parts_of(input, input_parts), received = parts_of(output, output_parts)] {
+          exchange_parts({"all_to_all", output.size()}, sent, received);
+        });
   }
   void broadcast(device::Stream& stream, DeviceBytes data, std::uint32_t root) override {
     check_broadcast(data, root, world_);
@@ -224,6 +220,51 @@ class MpiCommunicator final : public Communicator {
   }
 
  private:
+  /// Returns consecutive parts of `whole`.
+  template <class T>
+  static std::vector<DeviceView<T>> parts_of(DeviceView<T> whole, std::span<const Bytes> sizes) {
+    std::vector<DeviceView<T>> parts;
+    Bytes end = 0;
+    for (const Bytes bytes : sizes) {
+      parts.push_back(whole.subview(end, bytes));
+      end += bytes;
+    }
+    return parts;
+  }
+
+  /// Sends part p of `sent` to member p and receives part p of `received`, in turns with one member
+  /// to send to and one to receive from, and in pieces. Only the two members of a part need to know
+  /// its size, which is not limited by the counts of MPI.
+  void exchange_parts(const Collective& what, const std::vector<ConstDeviceBytes>& sent,
+                      const std::vector<DeviceBytes>& received) {
+    const ConstDeviceBytes own = sent[rank_];
+    if (!own.empty()) std::memcpy(received[rank_].raw(), own.raw(), own.size());
+    for (std::uint32_t turn = 1; turn < world_; ++turn) {
+      const std::uint32_t to = (rank_ + turn) % world_;
+      const std::uint32_t from = (rank_ + world_ - turn) % world_;
+      const Bytes most = std::max(sent[to].size(), received[from].size());
+      for (Bytes done = 0; done < most; done += largest_message_) {
+        std::vector<MpiSession::Start> starts;
+        if (done < received[from].size()) {
+          starts.emplace_back([&](MpiHandle* request) {
+            return mpi().receive(&communicator_, received[from].raw() + done,
+                                 piece_of(received[from].size(), done), to_count(from), request);
+          });
+        }
+        if (done < sent[to].size()) {
+          starts.emplace_back([&](MpiHandle* request) {
+            return mpi().send(&communicator_, sent[to].raw() + done,
+                              piece_of(sent[to].size(), done), to_count(to), request);
+          });
+        }
+        session_->run_all(what, starts);
+      }
+    }
+  }
+  [[nodiscard]] int piece_of(Bytes size, Bytes done) const {
+    return to_count(std::min(largest_message_, size - done));
+  }
+
   void gather(ConstDeviceBytes shard, DeviceBytes whole) {
     const bool in_place = shard.raw() == whole.raw() + rank_ * shard.size();
     const void* from = in_place ? nullptr : shard.raw();
@@ -280,21 +321,17 @@ class MpiCommunicator final : public Communicator {
       received.counts[rank] = to_count(shards.count(rank_, page, piece));
       received.places[rank] = to_count(rank * piece);
     }
-    exchange(what, MpiUnit::page, whole.raw(), sent, scratch.raw(), received);
-  }
-
-  void exchange(const Collective& what, MpiUnit unit, const void* from, const Exchange& sent,
-                void* to, const Exchange& received) {
     session_->run(what, [&](MpiHandle* request) {
-      return mpi().exchange(&communicator_, from, sent.counts.data(), sent.places.data(), to,
-                            received.counts.data(), received.places.data(), unit, request);
+      return mpi().exchange(&communicator_, whole.raw(), sent.counts.data(), sent.places.data(),
+                            scratch.raw(), received.counts.data(), received.places.data(), request);
     });
   }
 
   std::shared_ptr<MpiSession> session_;
   Members members_;
-  std::uint32_t rank_;   ///< place among the members; rank in the MPI communicator
-  std::uint32_t world_;  ///< number of members
+  Bytes largest_message_;  ///< JoinOptions::largest_message
+  std::uint32_t rank_;     ///< place among the members; rank in the MPI communicator
+  std::uint32_t world_;    ///< number of members
   MpiHandle communicator_;
 };
 
@@ -302,6 +339,7 @@ class MpiRanks final : public Ranks {
  public:
   MpiRanks(const Launch& launch, const JoinOptions& options)
       : launch_(launch),
+        largest_message_(options.largest_message),
         timeout_(std::make_shared<CollectiveTimeout>(options)),
         session_(std::make_shared<MpiSession>(launch, timeout_)) {
     communicator_ = session_->duplicate_world();
@@ -316,7 +354,7 @@ class MpiRanks final : public Ranks {
     Members members(ranks, rank(), world());
     if (device.kind() == "cuda") return make_nccl_communicator(*this, members, device, timeout_);
     check_host_device(device);
-    return std::make_unique<MpiCommunicator>(session_, std::move(members));
+    return std::make_unique<MpiCommunicator>(session_, std::move(members), largest_message_);
   }
 
   void all_gather(ConstHostBytes shard, HostBytes whole) override {
@@ -358,6 +396,7 @@ class MpiRanks final : public Ranks {
   }
 
   Launch launch_;
+  Bytes largest_message_;
   std::shared_ptr<CollectiveTimeout> timeout_;
   std::shared_ptr<MpiSession> session_;
   MpiHandle communicator_;

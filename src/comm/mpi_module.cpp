@@ -117,9 +117,15 @@ int all_gather_parts(const MpiHandle* communicator, void* whole, const int* coun
 }
 int exchange(const MpiHandle* communicator, const void* sent, const int* sent_counts,
              const int* sent_places, void* received, const int* received_counts,
-             const int* received_places, MpiUnit unit, MpiHandle* request) {
-  return MPI_Ialltoallv(sent, sent_counts, sent_places, type_of(unit), received, received_counts,
-                        received_places, type_of(unit), comm(communicator), fresh_request(request));
+             const int* received_places, MpiHandle* request) {
+  return MPI_Ialltoallv(sent, sent_counts, sent_places, page(), received, received_counts,
+                        received_places, page(), comm(communicator), fresh_request(request));
+}
+int send(const MpiHandle* communicator, const void* data, int bytes, int to, MpiHandle* request) {
+  return MPI_Isend(data, bytes, MPI_BYTE, to, 0, comm(communicator), fresh_request(request));
+}
+int receive(const MpiHandle* communicator, void* data, int bytes, int from, MpiHandle* request) {
+  return MPI_Irecv(data, bytes, MPI_BYTE, from, 0, comm(communicator), fresh_request(request));
 }
 int broadcast(const MpiHandle* communicator, void* data, int count, MpiUnit unit, int root,
               MpiHandle* request) {
@@ -153,6 +159,8 @@ extern "C" {
                                  .all_gather = all_gather,
                                  .all_gather_parts = all_gather_parts,
                                  .exchange = exchange,
+                                 .send = send,
+                                 .receive = receive,
                                  .broadcast = broadcast};
   return &table;
 }

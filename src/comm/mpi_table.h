@@ -19,7 +19,7 @@ struct MpiHandle {
 /// The unit of counts. With pages (kPage bytes), counts of buffers up to 8 TiB fit an int.
 enum class MpiUnit : int { byte, page };
 
-/// Calls of MPI. Those with a `request` start a nonblocking collective of the communicator; its
+/// Calls of MPI. Those with a `request` start a nonblocking operation of the communicator; its
 /// memory may be used only after test() reports that it is done.
 struct MpiTable {
   /// Returns whether MPI was started in this process, by anyone.
@@ -52,10 +52,15 @@ struct MpiTable {
   /// Gathers in place; numbers of pages and page offsets by rank.
   int (*all_gather_parts)(const MpiHandle* communicator, void* whole, const int* counts,
                           const int* places, MpiHandle* request);
-  /// Sends to and receives from every rank; counts and offsets by rank.
+  /// Sends to and receives from every rank; numbers of pages and page offsets by rank.
   int (*exchange)(const MpiHandle* communicator, const void* sent, const int* sent_counts,
                   const int* sent_places, void* received, const int* received_counts,
-                  const int* received_places, MpiUnit unit, MpiHandle* request);
+                  const int* received_places, MpiHandle* request);
+  /// Sends `bytes` bytes to one rank, or receives them.
+  int (*send)(const MpiHandle* communicator, const void* data, int bytes, int to,
+              MpiHandle* request);
+  int (*receive)(const MpiHandle* communicator, void* data, int bytes, int from,
+                 MpiHandle* request);
   int (*broadcast)(const MpiHandle* communicator, void* data, int count, MpiUnit unit, int root,
                    MpiHandle* request);
 };
@@ -68,6 +73,6 @@ using MpiVersionFunction = const char* (*)();
 using MpiTableFunction = const MpiTable* (*)();
 
 /// Increases whenever MpiTable changes.
-#define BALLAST_MPI_INTERFACE "2"
+#define BALLAST_MPI_INTERFACE "3"
 
 }  // namespace ballast::comm

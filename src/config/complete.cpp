@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <vector>
 
 #include <fmt/format.h>
@@ -15,10 +16,14 @@
 namespace ballast::config {
 namespace {
 
-/// DeepSpeed's rule: train = micro x accumulation x world. Missing values are derived.
+/// DeepSpeed's rule: train = micro x accumulation x world. Missing values are derived. `world`:
+/// number of data places, each with `sequence_parallel` ranks.
 void complete_batch(BatchSection& b, const Document& document, std::uint64_t world,
-                    std::vector<std::string>& log) {
-  const auto ranks = fmt::format("{} rank{}", world, world == 1 ? "" : "s");
+                    std::uint64_t sequence_parallel, std::vector<std::string>& log) {
+  const auto ranks = sequence_parallel == 1
+                         ? fmt::format("{} rank{}", world, world == 1 ? "" : "s")
+                         : fmt::format("{} group{} of {} ranks (sequence_parallel_size)", world,
+                                       world == 1 ? "" : "s", sequence_parallel);
   const auto divide = [&](std::uint64_t count, std::string_view key) {
     const std::uint64_t share = b.train_batch / world / count;
     if (share == 0 || share * count * world != b.train_batch) {
@@ -59,6 +64,46 @@ void complete_batch(BatchSection& b, const Document& document, std::uint64_t wor
         "train_batch_size",
         fmt::format("{} is not {} {} x {} {} x {} = {}; leave one of them out", b.train_batch,
                     kMicro, b.micro_batch, kAccumulation, b.accumulation, ranks, product));
+  }
+}
+
+/// Checks that `ranks` ranks (0: unknown) can share sequences and heads, and that all parts of the
+/// model can compute with a part of each sequence.
+void check_sequence_parallel(const Config& c, const Document& document, std::uint64_t ranks) {
+  const std::uint64_t size = c.sequence_parallel;
+  if (size == 1) return;
+  const auto fail = [&](const std::string& rule) { document.fail("sequence_parallel_size", rule); };
+  const std::uint64_t heads = c.model.num_kv_heads;
+  const std::uint64_t length = c.data.sequence_length;
+  const auto check = [&](std::uint64_t number, const std::string& what) {
+    if (number % size == 0) return;
+    std::string divisors = "1";
+    const std::uint64_t common = std::gcd(std::gcd(heads, length), ranks);
+    for (std::uint64_t i = 2; i <= common; ++i) {
+      if (common % i == 0) divisors += fmt::format(", {}", i);
+    }
+    fail(
+        fmt::format("{} does not divide the {}; it must divide the heads of keys ({}), "
+                    "data.sequence_length ({}) and the ranks; possible: {}",
+                    size, what, heads, length, divisors));
+  };
+  if (ranks > 0) check(ranks, fmt::format("{} rank{} of this run", ranks, ranks == 1 ? "" : "s"));
+  check(heads, fmt::format("{} head{} of keys", heads, heads == 1 ? "" : "s"));
+  check(length, fmt::format("{} tokens of data.sequence_length", length));
+  if (!c.data.pairs.empty()) {
+    fail("the loss of a preference pair needs its whole sequences on one rank; set it to 1");
+  }
+  if (c.model.layer_tiles > 1) {
+    fail(
+        fmt::format("attention in tiles is not shared by ranks, but model.layer_tiles is {}; set "
+                    "one of them to 1",
+                    c.model.layer_tiles));
+  }
+  if (model::family(c.model.family).depends_on_documents(c.model, length)) {
+    fail(
+        "the rope_scaling of this model depends on the length of each document, of which a rank "
+        "has only a part; set it to 1, or data.sequence_length to at most the length that the "
+        "model was trained for");
   }
 }
 
@@ -422,13 +467,16 @@ model::Architecture model_of(
 }
 
 void complete(Config& config, const Document& document, std::uint64_t world) {
+  if (config.sequence_parallel == 0) config.sequence_parallel = 1;  // off, as in DeepSpeed
   check_data(config, document);
   complete_layer_tiles(config, document);
   complete_devices(config, document);
   complete_model(config, document);
   if (world == 0 && config.batch.micro_batch > 0) config.batch.train_batch = 0;
+  check_sequence_parallel(config, document, world);
   world = std::max<std::uint64_t>(world, 1);
-  complete_batch(config.batch, document, world, config.notes);
+  const std::uint64_t data_places = std::max<std::uint64_t>(world / config.sequence_parallel, 1);
+  complete_batch(config.batch, document, data_places, config.sequence_parallel, config.notes);
   complete_optimizer(config, document);
   check_scheduler(config.scheduler, document);
   note_optimizer_defaults(config, document);

@@ -67,7 +67,7 @@ constexpr auto kGroups = std::to_array<KeyGroup>({
     {"", on_section, "would change training results and is not supported in Ballast; remove it",
      "weight_quantization"},
     {"", one, "splits the model inside a layer, which is not in Ballast; set it to 1 or remove it",
-     "tensor_parallel sequence_parallel_size"},
+     "tensor_parallel"},
     {"", off_section,
      "is a key of this program's own section; remove it and give ballast.expert_parallel",
      "expert_parallel"},

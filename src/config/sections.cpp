@@ -445,6 +445,8 @@ Section all_keys(Config& c) {
        planned_batch_key("gradient_accumulation_steps", c.batch.accumulation, c.batch.automatic),
        section("optimizer", [&c] { return optimizer_keys(c.optimizer, c.ignored); }),
        section("scheduler", [&c] { return scheduler_keys(c.scheduler); }),
+       also_called(whole("sequence_parallel_size", c.sequence_parallel, {0, 1U << 16U}),
+                   {"sp_size", "context_parallel_size", "ulysses_sequence_parallel_size"}),
        real("gradient_clipping", c.gradient_clipping, kNotNegative),
        steps_per_print_key(c.steps_per_print),
        switched_section(

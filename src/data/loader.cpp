@@ -17,7 +17,38 @@ void Batch::append(const Batch& other) {
   tokens.insert(tokens.end(), other.tokens.begin(), other.tokens.end());
   targets.insert(targets.end(), other.targets.begin(), other.targets.end());
   positions.insert(positions.end(), other.positions.begin(), other.positions.end());
+  whole_positions.insert(whole_positions.end(), other.whole_positions.begin(),
+                         other.whole_positions.end());
   real_tokens += other.real_tokens;
+}
+
+namespace {
+
+/// Returns this rank's columns of `ids`, rows of `length`.
+std::vector<std::int32_t> columns_of(const std::vector<std::int32_t>& ids, std::uint64_t length,
+                                     const SequenceCut& cut) {
+  const std::uint64_t wide = length / cut.parts;
+  std::vector<std::int32_t> own(ids.size() / cut.parts);
+  for (std::uint64_t row = 0; row * length < ids.size(); ++row) {
+    std::copy_n(&ids[row * length + cut.part * wide], wide, &own[row * wide]);
+  }
+  return own;
+}
+
+}  // namespace
+
+void Batch::reduce(std::uint64_t length, const SequenceCut& cut) {
+  if (cut.parts == 1) return;
+  std::vector<std::int32_t> whole = std::move(positions);
+  const bool packed = !whole.empty();
+  whole.resize(tokens.size());
+  for (std::size_t i = 0; !packed && i < whole.size(); ++i) {
+    whole[i] = static_cast<std::int32_t>(i % length);
+  }
+  tokens = columns_of(tokens, length, cut);
+  targets = columns_of(targets, length, cut);
+  positions = columns_of(whole, length, cut);
+  if (packed) whole_positions = std::move(whole);
 }
 
 std::uint64_t EvaluationShare::runs(std::uint64_t requested, std::uint64_t available) const {
@@ -54,8 +85,9 @@ Batch empty_batch(std::uint64_t step, std::uint64_t sequences, std::uint64_t len
 }  // namespace
 
 EvaluationBatches::EvaluationBatches(std::shared_ptr<const SequenceSource> source,
-                                     std::uint64_t sequences, std::uint64_t length)
-    : source_(std::move(source)), sequences_(sequences), length_(length) {}
+                                     std::uint64_t sequences, std::uint64_t length,
+                                     const SequenceCut& cut)
+    : source_(std::move(source)), sequences_(sequences), length_(length), cut_(cut) {}
 
 std::uint64_t EvaluationBatches::size() const {
   if (source_ == nullptr) return 0;
@@ -76,6 +108,7 @@ Batch EvaluationBatches::batch(std::uint64_t index) const {
     source_->read(n, spans);
     batch.real_tokens += source_->real_tokens(n);
   }
+  batch.reduce(length_, cut_);
   return batch;
 }
 
@@ -83,7 +116,7 @@ struct Loader::Worker {
   Worker(std::shared_ptr<const SequenceSource> first, std::shared_ptr<const SequenceSource> second,
          const LoaderOptions& chosen)
       : training(std::move(first)),
-        evaluation(std::move(second), chosen.sequences, chosen.length),
+        evaluation(std::move(second), chosen.sequences, chosen.length, chosen.cut),
         options(chosen) {}
 
   [[nodiscard]] Batch batch(std::uint64_t step) const;
@@ -114,6 +147,7 @@ Batch Loader::Worker::batch(std::uint64_t step) const {
   for (std::uint64_t sequence = 0; sequence < all; ++sequence) {
     batch.real_tokens += training->real_tokens(first + sequence);
   }
+  batch.reduce(options.length, options.cut);
   return batch;
 }
 
@@ -137,7 +171,8 @@ void Loader::Worker::run() {
 Loader::Loader(std::shared_ptr<const SequenceSource> training,
                std::shared_ptr<const SequenceSource> evaluation, const LoaderOptions& options) {
   expects(options.length >= 1 && options.micro_batches >= 1 && options.sequences >= 1 &&
-              options.place < options.places && options.prefetch >= 1 && options.first_step >= 1,
+              options.place < options.places && options.prefetch >= 1 && options.first_step >= 1 &&
+              options.cut.part < options.cut.parts && options.length % options.cut.parts == 0,
           "loader: an option is out of range");
   expects(training->size() > 0, "loader: there is no sequence");
   worker_ = std::make_unique<Worker>(std::move(training), std::move(evaluation), options);

@@ -82,8 +82,10 @@ model::PassScalars scalars_of(const CurrentOperation& at, const model::Pass& pas
 /// Returns the arguments that the operation binds to the ports of its pass, cut to the sizes of the
 /// operands.
 model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass& pass) {
-  model::PassArguments arguments = {.scalars = scalars_of(at, pass),
-                                    .exchange = at.channels().rows.get()};
+  model::PassArguments arguments = {
+      .scalars = scalars_of(at, pass),
+      .exchange = at.channels().rows.get(),
+      .sequence_part = {at.blueprint().mesh.sequence_place(), at.channels().heads.get()}};
   std::array<std::size_t, model::kPortCount> seen{};
   for (const Use& use : at.operation.uses) {
     const Port port = port_of(use);
@@ -99,7 +101,8 @@ model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass&
         arguments[port] = place_in_report(at, use, operand);
         break;
       case Port::batch:
-        arguments.batch = model::BatchViews::cut(view(), at.blueprint().shape.tokens());
+        arguments.batch = model::BatchViews::cut(view(), at.blueprint().shape.tokens(),
+                                                 at.blueprint().shape.parts);
         break;
       case Port::output_weights:
         arguments.output_weights.push_back(view());

@@ -121,7 +121,8 @@ void Engine::check_blueprint() const {
   const Mesh& mesh = blueprint_.mesh;
   expects(problem.sharers == mesh.sharers() &&
               mesh.ranks() == (ranks_ == nullptr ? 1 : ranks_->world()) &&
-              mesh.rank == (ranks_ == nullptr ? 0 : ranks_->rank()),
+              mesh.rank == (ranks_ == nullptr ? 0 : ranks_->rank()) &&
+              mesh.sequence == blueprint_.shape.parts,
           "engine: the blueprint's mesh differs from the run's ranks");
   const model::StepProgram& program = problem.program();
   bool enough = true;

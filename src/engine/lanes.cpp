@@ -22,7 +22,8 @@ using step::RankSizes;
 
 namespace {
 
-/// Exchanges rows over a channel whose member p has expert p of each block.
+/// Exchanges rows over a channel whose member p has expert p of each block, or part p of the
+/// sequences.
 class ChannelExchange final : public model::RowExchange {
  public:
   explicit ChannelExchange(std::unique_ptr<comm::Communicator> channel)
@@ -42,8 +43,10 @@ bool is_collective(const Blueprint& blueprint, const Operation& operation) {
   if (operation.lane == Lane::gather || operation.lane == Lane::reduce) return true;
   if (operation.action != plan::Action::compute) return false;
   const model::Kernel kernel = blueprint.problem.program().passes[step::pass_id(operation)].kernel;
+  const bool attends = kernel == model::Kernel::layer || kernel == model::Kernel::layer_backward;
   return kernel == model::Kernel::exchanged_expert ||
-         kernel == model::Kernel::exchanged_expert_backward;
+         kernel == model::Kernel::exchanged_expert_backward ||
+         (attends && blueprint.mesh.sequence > 1);
 }
 
 Lanes::DeviceLanes::DeviceLanes(device::Device& device, bool passes)
@@ -84,6 +87,10 @@ Lanes::Channels Lanes::join_ranks(device::Device& device) const {
   }
   if (modules_.blueprint.model.expert_ranks > 1) {
     channels.rows = std::make_unique<ChannelExchange>(ranks.make_channel(device, all));
+  }
+  if (mesh.sequence > 1) {
+    channels.heads =
+        std::make_unique<ChannelExchange>(ranks.make_channel(device, mesh.sequence_ranks()));
   }
   channels.stream = device.make_stream("device-collectives");
   return channels;

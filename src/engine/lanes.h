@@ -124,6 +124,9 @@ class Lanes {
     /// With expert parallelism: exchange of rows, on the stream of the compute lane. It has its own
     /// channel, because NCCL runs the collectives of one channel one after the other.
     std::unique_ptr<model::RowExchange> rows;
+    /// With sequence parallelism: exchange of rows against heads among the ranks that share
+    /// sequences, on the same stream.
+    std::unique_ptr<model::RowExchange> heads;
 
     /// Returns the channel for gathers between the ranks of `group`.
     [[nodiscard]] comm::Communicator& gathering(plan::RankGroup group) const;

@@ -11,10 +11,14 @@
 namespace ballast::engine {
 namespace {
 
-/// Checks positions, because a position outside its sequence would read other memory.
-void check_positions(std::span<const std::int32_t> positions, std::size_t length) {
+/// Checks positions, because a position outside its sequence would read other memory. `length`:
+/// tokens per sequence in `positions`, of which the first may have a position up to `first`.
+void check_positions(std::span<const std::int32_t> positions, std::size_t length,
+                     std::size_t first) {
   for (std::size_t i = 0; i < positions.size(); ++i) {
-    const bool continues = i % length > 0 && positions[i] == positions[i - 1] + 1;
+    const bool begins = i % length == 0;
+    const bool continues = begins ? positions[i] > 0 && std::size_t(positions[i]) <= first
+                                  : positions[i] == positions[i - 1] + 1;
     if (positions[i] == 0 || continues) continue;
     throw Error(ErrorCategory::data,
                 fmt::format("token {} of the batch has position {}; a position must be 0 or one "
@@ -37,19 +41,22 @@ std::uint64_t count_losses(std::span<const std::int32_t> targets, std::size_t si
 
 void copy_batch(const Blueprint& blueprint, const TokenBatch& batch, std::uint32_t micro_batches,
                 std::span<const HostBytes> buffers) {
-  const std::size_t per_micro = blueprint.shape.tokens();
-  const std::size_t size = per_micro * micro_batches;
-  const bool packed = blueprint.packed;
+  const model::MicroBatchShape& shape = blueprint.shape;
+  const std::size_t size = shape.tokens() * micro_batches;
+  const bool whole = blueprint.packed && shape.parts > 1;
   expects(batch.tokens.size() == size && batch.targets.size() == size &&
-              batch.positions.size() == (packed ? size : 0),
+              batch.positions.size() == (blueprint.has_positions() ? size : 0) &&
+              batch.whole_positions.size() == (whole ? shape.parts * size : 0),
           "engine: wrong batch size");
-  if (packed) check_positions(batch.positions, blueprint.shape.length);
+  check_positions(batch.positions, shape.length, blueprint.mesh.sequence_place() * shape.length);
+  check_positions(batch.whole_positions, shape.whole_length(), 0);
   for (std::uint32_t m = 0; m < micro_batches; ++m) {
     std::byte* to = buffers[m].data();
-    for (const auto& ids : {batch.tokens, batch.targets, batch.positions}) {
-      if (ids.empty()) continue;
-      std::memcpy(to, ids.data() + m * per_micro, per_micro * sizeof(std::int32_t));
-      to += per_micro * sizeof(std::int32_t);
+    for (const auto& ids : {batch.tokens, batch.targets, batch.positions, batch.whole_positions}) {
+      const auto part = ids.subspan(ids.size() / micro_batches * m, ids.size() / micro_batches);
+      if (part.empty()) continue;
+      std::memcpy(to, part.data(), part.size_bytes());
+      to += part.size_bytes();
     }
   }
 }

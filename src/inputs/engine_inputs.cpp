@@ -177,8 +177,19 @@ std::size_t named_speculation(const config::Config& config) {
   return config.ballast.speculative_updates.value_or(0);
 }
 
-Mesh mesh_of(const config::Config&, std::uint32_t ranks, std::uint32_t rank) {
-  return {.data = ranks, .rank = rank};
+Mesh mesh_of(const config::Config& config, std::uint32_t ranks, std::uint32_t rank) {
+  const auto sequence = static_cast<std::uint32_t>(config.sequence_parallel);
+  expects(ranks % sequence == 0, "the config was checked for another number of ranks");
+  return {.data = ranks / sequence, .sequence = sequence, .rank = rank};
+}
+
+model::MicroBatchShape shape_of(const config::Config& config, std::uint64_t sequences) {
+  const std::uint64_t parts = config.sequence_parallel;
+  return {sequences, config.data.sequence_length / parts, parts};
+}
+
+model::MicroBatchShape shape_of(const config::Config& config) {
+  return shape_of(config, config.micro_sequences());
 }
 
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
@@ -190,7 +201,7 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
   blueprint.type = config.type;
   blueprint.states = {config.optimizer.type, config.ballast.optimizer_states};
   blueprint.sub_group_size = sub_group_size(config, blueprint.states, budgets);
-  blueprint.shape = {config.micro_sequences(), config.data.sequence_length};
+  blueprint.shape = shape_of(config);
   blueprint.pairs = !config.data.pairs.empty();
   blueprint.packed = config.has_positions();
   blueprint.micro_batches = config.batch.accumulation;

@@ -55,7 +55,7 @@ engine::Blueprint draw_here(
                                 config.ballast.compute_threads);
   };
   try {
-    return draw(model, kernels({config.micro_sequences(), config.data.sequence_length}), mesh);
+    return draw(model, kernels(inputs::shape_of(config)), mesh);
   } catch (const Error& error) {
     if (error.category() != ErrorCategory::memory || leaves_choices(config)) throw;
     throw Error(ErrorCategory::memory, explain_refusal({.config = config,

@@ -38,6 +38,7 @@ engine::Blueprint place_weights(engine::Blueprint blueprint, const config::Confi
 
 engine::Blueprint draw_evaluation(const config::Config& run) {
   config::Config config = run;
+  config.sequence_parallel = 1;
   if (config.ballast.expert_ranks() > 1) {
     // One rank has all experts, so block numbers differ.
     config.ballast.expert_parallel = 1;
@@ -50,7 +51,7 @@ engine::Blueprint draw_evaluation(const config::Config& run) {
   for (const std::uint64_t size : micro_batch_sizes({.config = config, .model = model})) {
     const config::Config sized = with_micro_batches(config, size, 1);
     const model::KernelSizes kernels = model::kernel_memory(
-        model, config.type, {sized.micro_sequences(), config.data.sequence_length},
+        model, config.type, inputs::shape_of(sized),
         device::kind_of(inputs::device_options(config)), config.ballast.compute_threads);
     engine::Blueprint blueprint = inputs::outline(sized, model, budgets, kernels, {});
     blueprint.options.purpose = step::Purpose::evaluation;

@@ -85,6 +85,8 @@ void describe_run(const Forecast& forecast, Lines& lines) {
   std::string ranks;
   if (problem.sharers > 1)
     ranks = fmt::format(" x {} ranks (stage {})", problem.sharers, problem.stage);
+  if (const auto parts = blueprint.shape.parts; parts > 1)
+    ranks += fmt::format(", {} share each sequence,", parts);
   add(lines, "batch",
       fmt::format("{} x {} x {}{} = {} tokens per step", blueprint.micro_batches,
                   blueprint.shape.sequences, blueprint.shape.length, ranks,

@@ -53,8 +53,8 @@ std::string key_of(std::uint64_t micro_batch, const step::Options& options,
 /// built without CUDA estimates it with the host device's kernels on one thread.
 model::KernelSizes kernels_of(const PlanRequest& request, std::uint64_t size) {
   const config::Config& config = request.config;
-  const config::DataSection& data = config.data;
-  const model::MicroBatchShape shape = {size * data.sequences_per_sample(), data.sequence_length};
+  const model::MicroBatchShape shape =
+      inputs::shape_of(config, size * config.data.sequences_per_sample());
   if (request.kernels) return request.kernels(shape);
   const bool on_host = request.rates.forward.empty()
                            ? device::shares_host_cores(inputs::device_options(config))

@@ -160,8 +160,7 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
                          .micro = micro,
                          .label = step::label_of(id, pass),
                          .speed = speed_of(pass.curve),
-                         .token_share = pass.token_share,
-                         .bytes = pass.exchanged};
+                         .token_share = pass.token_share};
   model::PassCost cost = pass.cost;
   operation.uses.reserve(pass.operands.size());
   for (const Operand& operand : pass.operands) {
@@ -177,6 +176,7 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
   operation.attention_flops = cost.attention_flops;
   operation.attention_backward_flops = cost.attention_backward_flops;
   operation.traffic = cost.traffic;
+  operation.bytes = cost.exchanged;
   const OpId emitted = move_.emit(std::move(operation));
   values_.after(id, micro);
   return emitted;

@@ -5,7 +5,10 @@
 namespace ballast::train {
 
 engine::TokenBatch of_engine(const data::Batch& batch) {
-  return {.tokens = batch.tokens, .targets = batch.targets, .positions = batch.positions};
+  return {.tokens = batch.tokens,
+          .targets = batch.targets,
+          .positions = batch.positions,
+          .whole_positions = batch.whole_positions};
 }
 
 std::optional<engine::Evaluation> evaluate(engine::Engine& engine,

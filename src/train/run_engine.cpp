@@ -1,7 +1,10 @@
 #include "src/train/run_engine.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -14,6 +17,12 @@ void add_each(Values& sums, const Values& more) {
 }
 
 }  // namespace
+
+std::string describe_devices(engine::Engine& engine) {
+  const std::uint32_t devices = engine.blueprint().problem.devices;
+  const std::string device = engine.device().description();
+  return devices == 1 ? device : fmt::format("{} devices: {}", devices, device);
+}
 
 RestartableEngine::RestartableEngine(engine::Blueprint blueprint, engine::EngineOptions options,
                                      const std::atomic<bool>* interrupted, comm::Ranks* ranks)
@@ -60,10 +69,11 @@ engine::EngineTotals RestartableEngine::totals() const {
   return sums;
 }
 
-std::string RestartableEngine::describe_devices() {
-  const std::uint32_t devices = blueprint_.problem.devices;
-  const std::string device = engine_->device().description();
-  return devices == 1 ? device : fmt::format("{} devices: {}", devices, device);
+std::size_t RestartableEngine::separate_devices() {
+  if (engine_->device().kind() != "cuda") return 1;
+  const std::vector<std::uint32_t>& numbers = options_.device_numbers;
+  if (numbers.empty()) return blueprint_.problem.devices;
+  return std::set<std::uint32_t>(numbers.begin(), numbers.end()).size();
 }
 
 std::string RestartableEngine::describe_update() {

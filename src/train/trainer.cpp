@@ -77,13 +77,14 @@ class Trainer {
   /// Allocates everything before the first step.
   void prepare() {
     if (!is_root()) run_directory_.emplace(config_.ballast.out);  // perhaps on another machine
-    if (is_root()) observer_.planned(engine_.blueprint(), engine_.describe_devices());
+    if (is_root()) observer_.planned(engine_.blueprint(), describe_devices(*engine_));
     prediction_ = calibrate::RunPrediction::find(asked_, engine_.blueprint(),
                                                  plan_.given_rates ? &*plan_.given_rates : nullptr);
     // All ranks measure at the same time. The matrices are freed before the engine allocates.
     gemm_peak_ = model::measure_gemm_peak(
         engine_->device(), engine_.blueprint().type,
         seconds_to_measure(engine_.blueprint(), config_.ballast.steps), config_.ballast.kernels);
+    gemm_peak_ *= static_cast<double>(engine_.separate_devices());
     measures_.emplace(engine_, gemm_peak_);
     if (is_root() && config_.ballast.save_weights) {
       check_room_for_weights(config_, engine_.blueprint().model);
@@ -147,13 +148,15 @@ class Trainer {
   }
 
   void start_loader() {
+    const Mesh& mesh = engine_.blueprint().mesh;
     const data::LoaderOptions options = {.micro_batches = config_.batch.accumulation,
                                          .sequences = config_.micro_sequences(),
                                          .length = config_.data.sequence_length,
                                          .first_step = done_ + 1,
                                          .skipped = skipped_batches_,
-                                         .place = engine_.blueprint().mesh.data_place(),
-                                         .places = engine_.blueprint().mesh.data};
+                                         .place = mesh.data_place(),
+                                         .places = mesh.data,
+                                         .cut = {mesh.sequence, mesh.sequence_place()}};
     loader_ =
         std::make_unique<data::Loader>(inputs_.data.training, inputs_.data.evaluation, options);
   }
@@ -281,7 +284,7 @@ class Trainer {
   void announce() {
     const engine::EngineTotals totals = engine_.totals();
     const RunStart start = {.blueprint = engine_.blueprint(),
-                            .device = engine_.describe_devices(),
+                            .device = describe_devices(*engine_),
                             .update_isa = engine_.describe_update(),
                             .io_backend = totals.io_backend,
                             .gemm_peak_flops = gemm_peak_,

@@ -24,7 +24,8 @@ class World : public testing::Environment {
  public:
   static Ranks& ranks() { return *instance_->ranks_; }
   void SetUp() override {
-    ranks_ = join_ranks(read_launch(), {.timeout_seconds = 100.0});
+    // Parts of an all_to_all need several messages.
+    ranks_ = join_ranks(read_launch(), {.timeout_seconds = 100.0, .largest_message = 50001});
     instance_ = this;
   }
   void TearDown() override { ranks_.reset(); }

@@ -100,6 +100,17 @@ class Pane(LiveTest):
         chart = [line for line in lines if re.match(r" *[\d.]* [▁▂▃▄▅▆▇█ ]+$", line)]
         self.assertGreater(len(chart), 1, text)
 
+    def test_two_devices(self):
+        self.start("--steps", LONG, "--set", "pipeline.stages=2", "--set", "model.vocabulary_tiles=1",
+                   rows=60)
+        text = "\n".join(self.view(condition=lambda text: "compute" in text))
+        for device in (0, 1):
+            self.assertRegex(text, rf"(?m)^device {device} .* of 64\.0 MiB$")
+        for lane in ("upload", "compute", "pass"):
+            self.assertRegex(text, rf"(?m)^{lane} .*\n  device 0 .*%\n  device 1 .*%$")
+        self.assertEqual(len(re.findall(r"(?m)^fetch .*\n  device", text)), 0)
+        self.end()
+
     def test_sizes(self):
         self.start("--steps", LONG)
         enough = lambda text: re.search(r"step \d{3,}/", text) and "eta after" not in text

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -51,6 +52,11 @@ std::uint64_t sequences() {
   return on_cuda() ? 2 * std::uint64_t{test::joined_ranks().world()} : 12;
 }
 
+test::Outcome train(const config::Config& config, comm::Ranks* all) {
+  return on_cuda() ? test::train(config, 4, same_ids, all)
+                   : test::train(config, 12, test::chained_ids, all);
+}
+
 test::Outcome train(const std::string& model, bool bf16, Overrides overrides, comm::Ranks* all) {
   const test::TempDir directory;
   const std::uint64_t world = all == nullptr ? 1 : all->world();
@@ -59,8 +65,22 @@ test::Outcome train(const std::string& model, bool bf16, Overrides overrides, co
                     fmt::format("gradient_accumulation_steps={}", sequences() / world)});
   if (on_cuda()) overrides.emplace_back("data.sequence_length=9");
   const config::Config config = test::tiny_config(model, bf16, directory.path(), overrides);
-  return on_cuda() ? test::train(config, 4, same_ids, all)
-                   : test::train(config, 12, test::chained_ids, all);
+  return train(config, all);
+}
+
+/// Several ranks share each sequence: all of them, or with `in_twos` two of them if their number is
+/// even.
+test::Outcome train_shared(const std::string& model, bool bf16, Overrides overrides,
+                           comm::Ranks* all, bool in_twos = false) {
+  const test::TempDir directory;
+  const std::uint64_t world = all == nullptr ? 1 : all->world();
+  const std::uint64_t size = in_twos && world % 2 == 0 ? 2 : world;
+  overrides.insert(overrides.begin(),
+                   {"train_micro_batch_size_per_gpu=2", "ballast.eval_batches=1",
+                    fmt::format("gradient_accumulation_steps={}", sequences() * size / world / 2),
+                    fmt::format("sequence_parallel_size={}", size)});
+  overrides.push_back(fmt::format("data.sequence_length={}", on_cuda() ? 12 : 36));
+  return train(test::tiny_config(model, bf16, directory.path(), overrides, world), all);
 }
 
 struct Choice {
@@ -115,14 +135,14 @@ void expect_close(const std::vector<double>& found, const std::vector<double>& e
 /// Compares every stage with every choice of `model`, or with a third or a sixth of them, which
 /// differ between stages. Some steps exceed `clipping`.
 enum class Extent : std::size_t { all = 1, third = 3, sixth = 6 };
-void compare_all(const std::string& model, bool bf16, double clipping, Overrides common,
-                 Extent extent = Extent::all) {
+using Training = std::function<test::Outcome(const Overrides&)>;
+void compare_all(const Training& train_with, double clipping, Overrides common, Extent extent) {
   common.push_back(fmt::format("gradient_clipping={}", clipping));
   const auto with = [&](int stage, const Choice& choice) {
     Overrides overrides = common;
     overrides.push_back(fmt::format("zero_optimization.stage={}", stage));
     overrides.insert(overrides.end(), choice.overrides.begin(), choice.overrides.end());
-    return train(model, bf16, overrides, &test::joined_ranks());
+    return train_with(overrides);
   };
   const test::Outcome expected = with(0, choices().front());
   EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
@@ -141,6 +161,15 @@ void compare_all(const std::string& model, bool bf16, double clipping, Overrides
                         fmt::format("stage {}, {}", stage, choice.name));
     }
   }
+}
+
+void compare_all(const std::string& model, bool bf16, double clipping, const Overrides& common,
+                 Extent extent = Extent::all) {
+  compare_all(
+      [&](const Overrides& overrides) {
+        return train(model, bf16, overrides, &test::joined_ranks());
+      },
+      clipping, common, extent);
 }
 
 TEST(RanksMatrix, StagesAndPlacementsLearnTheSameBits) {
@@ -346,6 +375,68 @@ TEST(RanksMatrix, AreCloseToOneRankAlone) {
     const test::Outcome together = train(kGpt2, false, overrides, &test::joined_ranks());
     const test::Outcome alone = train(kGpt2, false, overrides, nullptr);
     expect_close(together.losses, alone.losses, 1e-5);
+    expect_close(together.norms, alone.norms, 1e-4);
+  }
+}
+
+/// A model with `extra` keys, whose heads of keys 2, 3 or 4 ranks can share.
+std::string shared_model(const std::string& family, const std::string& extra = "") {
+  const std::uint32_t keys = test::joined_ranks().world();
+  return fmt::format(R"("family": "{}", "vocab_size": 131, "hidden_size": 32, "num_layers": 2,
+                        "num_heads": {}, "num_kv_heads": {}, "head_dim": 8,
+                        "intermediate_size": 48{})",
+                     family, 2 * keys, keys, extra);
+}
+
+/// Learned positions; without grouped queries.
+std::string shared_gpt2() {
+  const std::uint32_t heads = 2 * test::joined_ranks().world();
+  return fmt::format(R"("family": "gpt2", "vocab_size": 131, "hidden_size": {}, "num_layers": 2,
+                        "num_heads": {})",
+                     8 * heads, heads);
+}
+
+TEST(RanksMatrix, SharedSequencesInEveryStage) {
+  compare_all(
+      [](const Overrides& overrides) {
+        return train_shared(shared_model("llama"), true, overrides, &test::joined_ranks(), true);
+      },
+      0.63, {test::kPacked}, Extent::third);
+}
+
+/// Recomputed, kept, and kept for attention alone.
+TEST(RanksMatrix, SharedSequencesAreExchangedAgainOnlyForRecomputation) {
+  const auto with = [](const std::string& recompute) {
+    return train_shared(shared_model("llama"), false, {"ballast.recompute=" + recompute},
+                        &test::joined_ranks());
+  };
+  const test::Outcome expected = with("true");
+  test::expect_same(with("false"), expected, "kept");
+  test::expect_same(with("except_attention"), expected, "attention kept");
+}
+
+TEST(RanksMatrix, SharedSequencesLearnNearlyTheSame) {
+  struct Case {
+    std::string model;
+    Overrides overrides;
+  };
+  const std::vector<Case> cases = {
+      {shared_gpt2(), {}},
+      {shared_gpt2(), {test::kPacked}},
+      {shared_model("llama"), {test::kPacked}},
+      {shared_model("qwen3"), {}},
+      {shared_model("mistral", R"(, "sliding_window": 11)"), {}},
+      {shared_model("gpt_oss", R"(, "num_local_experts": 4, "num_experts_per_tok": 2,
+                                   "sliding_window": 11)"),
+       {test::kPacked}}};
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    if (on_cuda() && i != 1 && i + 1 != cases.size()) continue;
+    SCOPED_TRACE(cases[i].model);
+    const auto& [model, overrides] = cases[i];
+    const test::Outcome together = train_shared(model, false, overrides, &test::joined_ranks());
+    const test::Outcome alone = train_shared(model, false, overrides, nullptr);
+    expect_close(together.losses, alone.losses, 1e-5);
+    expect_close(together.evaluations, alone.evaluations, 1e-5);
     expect_close(together.norms, alone.norms, 1e-4);
   }
 }

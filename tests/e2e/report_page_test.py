@@ -305,6 +305,27 @@ class Page(ReportTest):
         self.open("page.html")
         self.assertEqual(list(self.browser.run(CHARTS)), ["loss"])
 
+    def test_a_plan_and_a_run_of_two_devices(self):
+        devices = ("--set", "pipeline.stages=2", "--set", "model.vocabulary_tiles=1")
+        self.small_run("--steps", "6", *devices, "--trace", "run.trace", "--trace-steps", "3")
+        (self.path / "rates.json").write_text(json.dumps(RATES))
+        planned = self.run_ballast("plan", "config.json", *devices, "--rates", "rates.json",
+                                   "--html", "plan.html")
+        self.assertEqual(planned.returncode, 0, planned.stderr)
+        self.report("run", "--trace", "run.trace", "--out", "report.html")
+        names = "[...document.querySelectorAll('#timeline-plot .rowname')].map(t => t.textContent)"
+        for page in ("report.html", "plan.html"):
+            self.look_at(page)
+            rows = self.browser.run(names)
+            for lane in ("upload", "compute", "pass", "offload"):
+                at = rows.index(f"{lane}, device 0")
+                self.assertEqual(rows[at + 1], f"{lane}, device 1")
+            places = self.browser.run("[...document.querySelectorAll('#memory .tier')].map(e => e.textContent)")
+            self.assertEqual(places, ["device 0", "device 1", "host", "NVMe"])
+            table = self.browser.run("document.querySelector('[aria-label=\"Lanes of a step\"]').textContent")
+            self.assertIn("device 1", table)
+        self.assertEqual(self.browser.problems, [])
+
     def test_devices(self):
         def lanes(compute):
             return {"compute": {"busy_seconds": compute, "stalled_seconds": 1 - compute},

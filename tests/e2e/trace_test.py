@@ -55,11 +55,11 @@ class Trace(unittest.TestCase):
                               cwd=self.path, env=environment, capture_output=True, text=True,
                               timeout=PATIENCE, preexec_fn=limits, check=False)
 
-    def read(self):
+    def read(self, stages=STAGES):
         """The trace's slices by track, after checks that apply to every trace."""
         events = json.loads(self.file.read_text())["traceEvents"]
         names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-        self.assertEqual(list(names.values()), [s for s in STAGES if s in names.values()])
+        self.assertEqual(list(names.values()), [s for s in stages if s in names.values()])
         tracks = {name: [] for name in names.values()}
         for event in events:
             if event["ph"] == "X":
@@ -109,6 +109,30 @@ class Trace(unittest.TestCase):
         self.assertEqual(count("fetch", "fetch states"), 5 * 2)
         for one in tracks["writeback"]:
             self.assertGreater(one["args"]["bytes"], 0)
+
+    def test_of_two_devices_has_the_tracks_of_each(self):
+        self.assertEqual(self.train().returncode, 0)
+        alone = self.losses()
+        done = self.train("--trace", self.file, "--overwrite", "--set", "pipeline.stages=2",
+                          "--set", "model.vocabulary_tiles=1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.losses(), alone)
+        both = lambda lane: [f"{lane}, device {device}" for device in (0, 1)]
+        tracks = self.read(["fetch", *both("upload"), *both("gather"), *both("compute"),
+                            *both("pass"), *both("reduce"), *both("offload"), "update", "writeback"])
+        self.assertEqual(set(tracks), {"fetch", "update", "writeback", *both("upload"),
+                                       *both("compute"), *both("pass"), *both("offload")})
+        blocks = [{s["args"]["block_name"] for s in tracks[name]} for name in both("compute")]
+        self.assertEqual(blocks[0] & blocks[1], set(), "each block is on one device")
+        self.assertIn("2 devices: ", done.stdout)
+        row = json.loads((self.path / "run/metrics.jsonl").read_text().splitlines()[-1])
+        self.assertEqual(set(row["devices"]), {"0", "1"})
+        for lane in ("compute", "pass"):
+            seconds = [device["lanes"][lane]["busy_seconds"] for device in row["devices"].values()]
+            self.assertGreater(min(seconds), 0)
+            self.assertAlmostEqual(row["lanes"][lane]["busy_seconds"], sum(seconds) / 2, delta=1e-9)
+        peaks = [device["peak_bytes"] for device in row["devices"].values()]
+        self.assertEqual(row["peak_bytes"]["device"], max(peaks))
 
     def test_changes_nothing_of_the_run(self):
         self.assertEqual(self.train(eval_every=1).returncode, 0)

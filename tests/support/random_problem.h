@@ -229,7 +229,7 @@ class ProblemDraw {
     shape_.activation = dice_.pick(1, 16) * 1024;
     shape_.rows = dice_.pick(1, 16) * 1024;
     shape_.partial_sums = dice_.pick(1, 16) * 1024;
-    shape_.packed = dice_.toss();
+    shape_.positions = dice_.toss();
     shape_.batch = 512;
     shape_.routing = 64;
     shape_.router_totals = 128;

@@ -18,10 +18,11 @@ inline const char* const kPacked = R"(data={"documents": ["unused.safetensors"],
 
 /// A config with `model` (the content of the model section, at most 131 token ids), 3 micro-batches
 /// of 2 sequences of 37 tokens and large budgets, for device_kind(). Its run directory is
-/// `directory`.
+/// `directory`. `ranks`: as config::parse() takes it.
 inline config::Config tiny_config(const std::string& model, bool bf16,
                                   const std::filesystem::path& directory,
-                                  const std::vector<std::string>& overrides = {}) {
+                                  const std::vector<std::string>& overrides = {},
+                                  std::uint64_t ranks = 1) {
   const std::string device = device_kind();
   // A GPU's matrix products have 32 MiB of workspace.
   const char* const device_bytes = device == "cuda" ? "128MiB" : "64MiB";
@@ -36,7 +37,7 @@ inline config::Config tiny_config(const std::string& model, bool bf16,
           "ballast": {{"device": "{}", "device_bytes": "{}", "host_bytes": "64MiB",
                        "out": "{}"}}}})",
       model, bf16, device, device_bytes, directory.string());
-  return config::parse(text, directory, "test", overrides);
+  return config::parse(text, directory, "test", overrides, ranks);
 }
 
 }  // namespace ballast::test

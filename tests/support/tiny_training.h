@@ -11,6 +11,7 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
 #include "ballast/core/random.h"
+#include "ballast/data/loader.h"
 #include "ballast/engine/engine.h"
 #include "ballast/planner/make_engine.h"
 
@@ -30,8 +31,11 @@ struct Batch {
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> targets;
   std::vector<std::int32_t> positions = {};
+  std::vector<std::int32_t> whole_positions = {};  ///< see data::Batch
 
-  [[nodiscard]] engine::TokenBatch view() const { return {tokens, targets, positions}; }
+  [[nodiscard]] engine::TokenBatch view() const {
+    return {tokens, targets, positions, whole_positions};
+  }
 };
 
 /// Function that makes batch number `number` with the given number of tokens.
@@ -73,15 +77,31 @@ inline Batch with_documents(Batch batch, std::size_t length, std::uint64_t numbe
   return batch;
 }
 
-/// This rank's part of the batch.
-inline Batch part_of(const Batch& all, const comm::Ranks* ranks) {
-  if (ranks == nullptr) return all;
+/// The sequences of one of `places` data places.
+inline Batch part_of(const Batch& all, std::size_t place, std::size_t places) {
   const auto part = [&](const std::vector<std::int32_t>& whole) {
-    const std::size_t size = whole.size() / ranks->world();
-    const auto begin = whole.begin() + static_cast<std::ptrdiff_t>(ranks->rank() * size);
+    const std::size_t size = whole.size() / places;
+    const auto begin = whole.begin() + static_cast<std::ptrdiff_t>(place * size);
     return std::vector<std::int32_t>(begin, begin + static_cast<std::ptrdiff_t>(size));
   };
   return {part(all.tokens), part(all.targets), part(all.positions)};
+}
+
+/// This rank's part of the batch.
+inline Batch part_of(const Batch& all, const comm::Ranks* ranks) {
+  return ranks == nullptr ? all : part_of(all, ranks->rank(), ranks->world());
+}
+
+/// This rank's part of the batch, which may be a part of each sequence.
+inline Batch part_of(const Batch& all, const engine::Blueprint& blueprint) {
+  const Mesh& mesh = blueprint.mesh;
+  Batch own = part_of(all, mesh.data_place(), mesh.data);
+  data::Batch cut;
+  cut.tokens = own.tokens;
+  cut.targets = own.targets;
+  cut.positions = own.positions;
+  cut.reduce(blueprint.shape.whole_length(), {mesh.sequence, mesh.sequence_place()});
+  return {cut.tokens, cut.targets, cut.positions, cut.whole_positions};
 }
 
 /// The results of a run, bit for bit.
@@ -123,8 +143,8 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
   const auto batch_of = [&](std::size_t size, std::uint64_t number) {
     const engine::Blueprint& blueprint = engine.blueprint();
     Batch batch = data(size, number);
-    if (blueprint.packed) batch = with_documents(batch, blueprint.shape.length, number);
-    return part_of(batch, ranks);
+    if (blueprint.packed) batch = with_documents(batch, blueprint.shape.whole_length(), number);
+    return part_of(batch, blueprint);
   };
   const Batch held_out = batch_of(evaluated, kHeldOut);
 #if defined(BALLAST_EMULATED_GPU)

@@ -169,7 +169,9 @@ void Console::planned(const engine::Blueprint& blueprint, const std::string& dev
   show("device", device);
   const std::uint32_t world = blueprint.mesh.ranks();
   if (world > 1) {
-    show("ranks", fmt::format("{} ranks, ZeRO stage {}; memory below is of rank 0", world,
+    const std::string shared =
+        shape.parts > 1 ? fmt::format(", {} share each sequence", shape.parts) : "";
+    show("ranks", fmt::format("{} ranks{}, ZeRO stage {}; memory below is of rank 0", world, shared,
                               blueprint.problem.stage));
   }
   show("batch", fmt::format("{}{} x {} x {} = {} tokens per step",

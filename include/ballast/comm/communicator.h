@@ -65,6 +65,8 @@ struct JoinOptions {
   double timeout_seconds = 300.0;
   /// When set and true, waits end with Error(interrupted).
   const std::atomic<bool>* interrupted = nullptr;
+  /// Over MPI, parts of an all_to_all that are larger are sent in pieces; at most 2^31 - 1.
+  Bytes largest_message = Bytes{1} << 30U;
 };
 
 /// One process's view of all processes of a run. Its own collectives work on host memory and block.

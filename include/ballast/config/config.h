@@ -100,8 +100,8 @@ inline constexpr auto kChoices<SchedulerSection::Type> =
          {"WarmupDecayLR", SchedulerSection::Type::warmup_decay},
          {"WarmupCosineLR", SchedulerSection::Type::warmup_cosine}});
 
-/// Derived and checked like in DeepSpeed: train = micro x accumulation x world, where any one may
-/// be missing.
+/// Derived and checked like in DeepSpeed: train = micro x accumulation x data places (ranks /
+/// sequence_parallel_size), where any one may be missing.
 struct BatchSection {
   std::uint64_t train_batch = 0;
   std::uint64_t micro_batch = 0;
@@ -334,6 +334,8 @@ struct Config {
   /// type of weights, activations and packed gradients: bf16.enabled, fp16.enabled, or f32
   DType type = DType::bf16;
   Fp16Section fp16;
+  /// `sequence_parallel_size`: number of ranks that share each sequence; 1: none.
+  std::uint64_t sequence_parallel = 1;
   double gradient_clipping = 1.0;     ///< 0: no clipping
   std::uint64_t steps_per_print = 1;  ///< number of steps, or kNoProgressLines
   MonitorSection tensorboard;

@@ -26,7 +26,8 @@ class HostStream final : public Stream {
   /// Completes the enqueued work.
   ~HostStream() override;
 
-  /// Runs `work` after everything enqueued before. synchronize() rethrows its exception.
+  /// Runs `work` after everything enqueued before. synchronize() rethrows its exception. Work of
+  /// this stream that enqueues more on it runs that at once, as a part of itself.
   void enqueue(std::function<void()> work);
   void synchronize() override;
 

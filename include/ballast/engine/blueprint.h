@@ -38,7 +38,7 @@ struct Blueprint {
   /// Sequences 2 i and 2 i + 1 of a micro-batch are a preference pair, with the loss of
   /// EngineOptions::preference. Everything but the adapters is frozen.
   bool pairs = false;
-  bool packed = false;  ///< several documents per sequence: layers read the positions of the tokens
+  bool packed = false;  ///< several documents per sequence
   /// Elements without weight decay, over all blocks, ascending.
   std::vector<ElementRange> undecayed;
   std::uint64_t micro_batches = 1;
@@ -50,6 +50,8 @@ struct Blueprint {
   plan::Schedule schedule;
   memory::Ledger ledger;
 
+  /// Whether a batch has the positions of its tokens, which layers read.
+  [[nodiscard]] bool has_positions() const { return packed || shape.parts > 1; }
   /// Tokens of one training step on this rank; problem.tokens_per_step() counts all ranks.
   [[nodiscard]] std::uint64_t tokens_per_step() const { return micro_batches * shape.tokens(); }
   /// FLOPs of this rank's matrix products in a training step, including recomputation.

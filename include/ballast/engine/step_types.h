@@ -8,14 +8,18 @@
 
 namespace ballast::engine {
 
-/// Token ids of micro-batches: [micro-batches, sequences, length] each.
+/// Token ids of micro-batches: [micro-batches, sequences, length] each. With sequence parallelism,
+/// `length` consecutive tokens of each sequence.
 struct TokenBatch {
   std::span<const std::int32_t> tokens;   ///< in [0, vocab)
   std::span<const std::int32_t> targets;  ///< below vocab; negative: ignored
   /// Position of each token in its document: 0, or one more than the preceding token's. Attention
-  /// stays inside a document. Given if and only if the blueprint is packed; otherwise every
+  /// stays inside a document. Given if and only if Blueprint::has_positions(); otherwise every
   /// sequence is one document.
   std::span<const std::int32_t> positions = {};
+  /// Positions of all tokens of the sequences [micro-batches, sequences, whole length]. Given if
+  /// and only if the blueprint is packed and this rank has a part of the sequences.
+  std::span<const std::int32_t> whole_positions = {};
 };
 
 /// Mean loss of an evaluation.

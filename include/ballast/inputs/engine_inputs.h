@@ -56,6 +56,11 @@ std::size_t named_speculation(const config::Config& config);
 /// Returns the mesh of a run of `config` with `ranks` processes, of which this is `rank`.
 Mesh mesh_of(const config::Config& config, std::uint32_t ranks, std::uint32_t rank = 0);
 
+/// Returns the shape of a micro-batch on one rank, with the number of sequences of `config` or
+/// another.
+model::MicroBatchShape shape_of(const config::Config& config);
+model::MicroBatchShape shape_of(const config::Config& config, std::uint64_t sequences);
+
 /// Returns the blueprint of `config` before anything is placed: everything but placement, schedule
 /// and ledger.
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,

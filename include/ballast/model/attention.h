@@ -47,13 +47,25 @@ struct AttentionSinks {
 /// Extents of causal attention with grouped queries.
 struct AttentionShape {
   std::size_t sequences = 1;
-  std::size_t length = 1;
+  std::size_t length = 1;  ///< rows per sequence
   std::size_t heads = 1;
   std::size_t kv_heads = 1;  ///< divides heads
   std::size_t head_dim = 64;
   AttentionMask mask;
-  double scale = 0.0;  ///< factor of the scores; 0: 1 / sqrt(head_dim)
+  double scale = 0.0;     ///< factor of the scores; 0: 1 / sqrt(head_dim)
+  std::size_t parts = 1;  ///< MicroBatchShape::parts: a sequence has parts * length rows
 
+  [[nodiscard]] constexpr std::size_t whole_length() const { return parts * length; }
+  /// Returns the extents of attention after the exchange of heads against rows: whole sequences,
+  /// and 1 / parts of the heads. `parts` must divide kv_heads.
+  [[nodiscard]] constexpr AttentionShape by_heads() const {
+    AttentionShape shape = *this;
+    shape.length = whole_length();
+    shape.heads = heads / parts;
+    shape.kv_heads = kv_heads / parts;
+    shape.parts = 1;
+    return shape;
+  }
   [[nodiscard]] constexpr std::size_t tokens() const { return sequences * length; }
   /// Row length of the queries, and of the results.
   [[nodiscard]] constexpr std::size_t width() const { return heads * head_dim; }

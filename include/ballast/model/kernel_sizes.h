@@ -10,8 +10,13 @@ namespace ballast::model {
 /// Shape of one micro-batch: `sequences` x `length` tokens, row-major.
 struct MicroBatchShape {
   std::uint64_t sequences = 1;
-  std::uint64_t length = 1;
+  std::uint64_t length = 1;  ///< tokens per sequence on this rank
+  /// Ranks that share the sequences (sequence parallelism). Each has `length` consecutive tokens of
+  /// each sequence.
+  std::uint64_t parts = 1;
   [[nodiscard]] std::uint64_t tokens() const { return sequences * length; }
+  /// Tokens per sequence on all ranks together.
+  [[nodiscard]] std::uint64_t whole_length() const { return length * parts; }
 };
 
 /// Number of losses that the last router of a micro-batch reports: load balancing and z.

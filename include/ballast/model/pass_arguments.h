@@ -27,7 +27,8 @@ struct Dropout {
   std::uint64_t key = 0;  ///< derived from the seed, the step and the micro-batch
 };
 
-/// Moves rows between the ranks that share the experts of a block (comm::Communicator::all_to_all).
+/// Moves rows between ranks (comm::Communicator::all_to_all): those that share the experts of a
+/// block, or those that share sequences.
 class RowExchange {
  public:
   virtual ~RowExchange() = default;
@@ -36,10 +37,17 @@ class RowExchange {
   RowExchange& operator=(const RowExchange&) = delete;
 
   /// Enqueues an all-to-all on `stream`: sends part p of `input` to the rank with expert p of a
-  /// block and receives part p of `output` from it. Sizes of the parts are in bytes.
+  /// block, or with part p of the sequences, and receives part p of `output` from it. Sizes of the
+  /// parts are in bytes. Kernels call it inside of work on `stream`, too.
   virtual void exchange(device::Stream& stream, ConstDeviceBytes input,
                         std::span<const Bytes> input_parts, DeviceBytes output,
                         std::span<const Bytes> output_parts) = 0;
+};
+
+/// This rank's place among the ranks that share its sequences.
+struct SequencePart {
+  std::uint32_t number = 0;         ///< below MicroBatchShape::parts
+  RowExchange* exchange = nullptr;  ///< member p has part p; null if there is one part
 };
 
 /// Port::batch in its parts, each [N] or empty.
@@ -49,15 +57,21 @@ struct BatchViews {
   /// Position of each token in its document: 0, or one more than the preceding token's. Attention
   /// stays inside a document. Empty: every sequence is one document.
   DeviceView<const std::int32_t> positions;
+  /// Positions of all tokens of the sequences [sequences, whole length], for the mask of attention.
+  /// Only given for packed documents of which this rank has a part.
+  DeviceView<const std::int32_t> whole_positions = {};
 
-  /// Cuts a batch of N = `tokens` into tokens, targets and, if documents are packed, positions.
-  static BatchViews cut(ConstDeviceBytes batch, std::size_t tokens) {
+  /// Cuts a batch of N = `tokens` of a rank, which has one of `parts` parts of its sequences, into
+  /// tokens, targets and positions. Positions are there if documents are packed or if there are
+  /// several parts.
+  static BatchViews cut(ConstDeviceBytes batch, std::size_t tokens, std::size_t parts = 1) {
     const auto all = view_as<std::int32_t>(batch);
-    const auto part = [&](std::size_t number) {
-      return all.size() < (number + 1) * tokens ? DeviceView<const std::int32_t>()
-                                                : all.subview(number * tokens, tokens);
+    const auto part = [&](std::size_t number, std::size_t size) {
+      return all.size() < number * tokens + size ? DeviceView<const std::int32_t>()
+                                                 : all.subview(number * tokens, size);
     };
-    return {part(0), part(1), part(2)};
+    return {part(0, tokens), part(1, tokens), part(2, tokens),
+            parts == 1 ? DeviceView<const std::int32_t>() : part(3, parts * tokens)};
   }
 };
 
@@ -85,6 +99,7 @@ struct PassArguments {
   std::span<const std::int32_t> routing_counts;
   PassScalars scalars;
   RowExchange* exchange = nullptr;  ///< for Kernel::exchanged_expert and its backward pass
+  SequencePart sequence_part;       ///< for Kernel::layer and its backward pass
 
   [[nodiscard]] DeviceBytes& operator[](Port port) { return views[static_cast<std::size_t>(port)]; }
   [[nodiscard]] DeviceBytes operator[](Port port) const {

@@ -60,7 +60,7 @@ std::string_view work_of(Kernel kernel) noexcept;
 enum class Port : std::uint8_t {
   weights,
   output_weights,  ///< tiles of the output matrix in other blocks; one operand per tile, ascending
-  batch,           ///< tokens, targets and, if packed, positions
+  batch,           ///< tokens, targets and, if packed or in parts, positions
   input,
   output,
   activation_gradient,
@@ -154,6 +154,7 @@ struct PassCost {
   // The parts of `flops` in the forward and backward passes of attention.
   double attention_flops = 0.0;
   double attention_backward_flops = 0.0;
+  Bytes exchanged = 0;  ///< received from other ranks, assuming balanced routing of experts
 
   friend bool operator==(const PassCost&, const PassCost&) = default;
   PassCost& operator+=(const PassCost& more) {
@@ -161,6 +162,7 @@ struct PassCost {
     traffic += more.traffic;
     attention_flops += more.attention_flops;
     attention_backward_flops += more.attention_backward_flops;
+    exchanged += more.exchanged;
     return *this;
   }
   PassCost& operator-=(const PassCost& less) {
@@ -168,6 +170,7 @@ struct PassCost {
     traffic -= less.traffic;
     attention_flops -= less.attention_flops;
     attention_backward_flops -= less.attention_backward_flops;
+    exchanged -= less.exchanged;
     return *this;
   }
 };
@@ -199,7 +202,6 @@ struct Pass {
   RunsOn where = RunsOn::device;
   PassCost cost;
   float token_share = 1.0F;  ///< share of the micro-batch's tokens, assuming balanced routing
-  Bytes exchanged = 0;       ///< received from other ranks, assuming balanced routing
   std::uint16_t shape = 0;   ///< equal for passes with the same kernels, for the warm-up
   /// The operands. Data are brought to the device in this order.
   std::vector<Operand> operands;
@@ -272,9 +274,12 @@ struct StepProgram {
 /// Shape of a step: everything that its passes depend on in addition to the model.
 struct StepShape {
   MicroBatchShape micro_batch;
-  bool packed = false;  ///< several documents per sequence; layers read the positions of the tokens
+  bool packed = false;  ///< several documents per sequence
   bool pairs = false;   ///< sequences 2 i and 2 i + 1 are a preference pair
   std::uint32_t ranks = 1;
+
+  /// Whether a batch has the positions of its tokens, which layers read.
+  [[nodiscard]] bool has_positions() const { return packed || micro_batch.parts > 1; }
 };
 
 /// Writes the passes of `model`. A pure function.

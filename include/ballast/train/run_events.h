@@ -18,11 +18,11 @@ namespace ballast::train {
 struct RunStart {
   const engine::Blueprint& blueprint;
   std::string device;
-  std::string update_isa;  ///< instruction set of the CPU, or "on the GPU"
-  std::string io_backend;  ///< "" if nothing is on NVMe
-  double gemm_peak_flops = 0.0;
-  double fill_seconds = 0.0;  ///< time to create the initial states and move them to their homes
-  Bytes filled_on_nvme = 0;   ///< bytes of the initial states that were written to NVMe
+  std::string update_isa;        ///< instruction set of the CPU, or "on the GPU"
+  std::string io_backend;        ///< "" if nothing is on NVMe
+  double gemm_peak_flops = 0.0;  ///< all devices of the rank together
+  double fill_seconds = 0.0;     ///< time to create the initial states and move them to their homes
+  Bytes filled_on_nvme = 0;      ///< bytes of the initial states that were written to NVMe
   data::DataSummary data;
   std::uint64_t steps = 0;
   std::filesystem::path resumed;   ///< checkpoint that the run continues from; "" for a new run

@@ -25,6 +25,7 @@ HostStream::~HostStream() {
 }
 
 void HostStream::enqueue(std::function<void()> work) {
+  if (std::this_thread::get_id() == thread_.get_id()) return work();
   {
     const std::scoped_lock lock(mutex_);
     work_.push_back(std::move(work));

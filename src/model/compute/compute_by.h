@@ -201,20 +201,22 @@ class ComputeBy final : public Compute {
     BlockWeights<T> about = views_.weights_of_layer(pass, args);
     about.dropout = args.scalars.dropout;
     about.role = pass.reference > 0 ? ModelRole::reference : ModelRole::policy;
-    const auto* const positions = args.batch.positions.raw();
+    const LayerSequences sequences = views_.sequences_of(args);
     const T* const in = as<T>(args[Port::input]);
     T* const out = as<T>(args[Port::output]);
     const KeptValues kept = kept_of(args);
-    enqueue(stream, [=, this] { layer_->forward(about, positions, in, out, kept); });
+    enqueue(stream,
+            [=, this, &stream] { layer_->forward(stream, about, sequences, in, out, kept); });
   }
   void layer_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     BlockWeights<T> about = views_.weights_of_layer(pass, args);
     about.dropout = args.scalars.dropout;
     const T* const in = as<T>(args[Port::input]);
     T* const dy = as<T>(args[Port::activation_gradient]);
-    enqueue(stream, [=, this, kept = kept_of(args), positions = args.batch.positions.raw()] {
-      layer_->backward(about, positions, in, dy, kept);
-    });
+    enqueue(stream,
+            [=, this, &stream, kept = kept_of(args), sequences = views_.sequences_of(args)] {
+              layer_->backward(stream, about, sequences, in, dy, kept);
+            });
   }
 
   void norm(device::Stream& stream, const Pass& pass, const PassArguments& args) {
@@ -237,20 +239,20 @@ class ComputeBy final : public Compute {
 
   void tile(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     const BlockWeights<T> about = views_.weights_of_layer(pass, args);
-    const auto* const positions = args.batch.positions.raw();
+    const LayerSequences sequences = views_.sequences_of(args);
     const T* const normed = as<T>(args[Port::normed]);
     float* const sums = as<float>(args[Port::partial_sums]);
-    enqueue(stream, [=, this] { layer_->forward_tile(about, positions, normed, sums); });
+    enqueue(stream, [=, this] { layer_->forward_tile(about, sequences, normed, sums); });
     round_sums(stream, args);
   }
   void tile_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     const BlockWeights<T> about = views_.weights_of_layer(pass, args);
-    const auto* const positions = args.batch.positions.raw();
+    const LayerSequences sequences = views_.sequences_of(args);
     const T* const normed = as<T>(args[Port::normed]);
     const T* const dy = as<T>(args[Port::activation_gradient]);
     float* const sums = as<float>(args[Port::partial_sums]);
     const bool adds = !begins_backward(pass.block);
-    enqueue(stream, [=, this] { layer_->backward_tile(about, positions, normed, dy, sums, adds); });
+    enqueue(stream, [=, this] { layer_->backward_tile(about, sequences, normed, dy, sums, adds); });
   }
 
   void shared_expert(device::Stream& stream, const Pass& pass, const PassArguments& args) {

@@ -121,10 +121,10 @@ class DecoderLayer final : public Layer<Ops> {
   void rotate(const Bound& b, T* qkv, float direction) {
     for (std::size_t i = 0; i < angles_.size(); ++i) {
       const bool stale = angles_[i].by_row ? i == b.rotary : !angles_filled_;
-      if (stale) this->ops_.fill_angles(rotaries_[i], angles_[i], this->positions_);
+      if (stale) this->ops_.fill_angles(rotaries_[i], angles_[i], this->sequences_.positions);
     }
     angles_filled_ = true;
-    this->ops_.rotate(qkv, angles_[b.rotary], this->positions_, direction);
+    this->ops_.rotate(qkv, angles_[b.rotary], this->sequences_.positions, direction);
   }
   /// Returns the residual stream before the MLP.
   [[nodiscard]] const T* mlp_input(const Bound& b, const T* in) const {
@@ -226,8 +226,10 @@ template <class Ops>
 void DecoderLayer<Ops>::take_lasting_memory(Bump& bump) {
   for (std::size_t i = 0; i < angles_.size(); ++i) {
     const std::size_t half = rotaries_[i].frequencies.size();
-    const bool by_row = rotaries_[i].depends_on_documents(this->shape_.length);
-    const std::size_t rows = by_row ? this->rows_ : this->shape_.length;
+    const std::size_t length = this->shape_.whole_length();
+    const bool by_row = rotaries_[i].depends_on_documents(length);
+    expects(!by_row || this->shape_.parts == 1, "angles by document need whole sequences");
+    const std::size_t rows = by_row ? this->rows_ : length;
     angles_[i] = {.cosine = bump.take<float>(rows * half),
                   .sine = bump.take<float>(rows * half),
                   .half = half,
@@ -268,7 +270,9 @@ void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
   if (b.norm_before_attention) ops.norm(block[*b.norm_before_attention], in, m.norm1, rows);
   project_qkv(block, b.norm_before_attention ? m.norm1 : in);
   const bool half = b.part == LayerPart::attention_half;  // only the last product remains
-  if (!this->attention_is_known()) {
+  if (this->attention_is_known()) {
+    this->exchange_projections();
+  } else {
     this->attend(b.window, block.sinks(b.sinks));
     if (!half) project_attention(block, in);
   }

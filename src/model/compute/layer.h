@@ -17,6 +17,7 @@
 #include "ballast/model/family.h"
 
 #include "src/model/compute/embedding.h"
+#include "src/model/compute/head_exchange.h"
 #include "src/model/compute/layer_memory.h"
 #include "src/model/compute/matrix.h"
 #include "src/model/compute/mlp_rule.h"
@@ -34,7 +35,8 @@ inline AttentionShape attention_shape(const ModelConfig& config, MicroBatchShape
           .heads = config.num_heads,
           .kv_heads = config.num_kv_heads,
           .head_dim = config.head_dim,
-          .scale = family(config.family).score_scale(config)};
+          .scale = family(config.family).score_scale(config),
+          .parts = shape.parts};
 }
 
 /// Gate and up of a gated MLP, [rows, width] each; rows of both are `step` elements apart.
@@ -55,7 +57,7 @@ struct Groups {
   std::size_t width = 0;  ///< columns per group
 };
 
-/// Cosines and sines of rotary positions, [length, half] each, or [N, half] if by_row.
+/// Cosines and sines of rotary positions, [whole length, half] each, or [N, half] if by_row.
 struct Angles {
   float* cosine = nullptr;
   float* sine = nullptr;
@@ -222,6 +224,13 @@ struct BlockWeights {
   }
 };
 
+/// The sequences of a micro-batch for layers.
+struct LayerSequences {
+  const std::int32_t* positions = nullptr;  ///< arguments of rotate(); may be null
+  const std::int32_t* documents = nullptr;  ///< AttentionMask::positions
+  SequencePart part;
+};
+
 /// Adds the gradient of the bias of `map`, if wanted, given dy with rows `step` apart.
 template <class Ops, class T>
 void add_bias_gradient(Ops& ops, const Linear<T>& map, const T* dy, std::size_t step,
@@ -254,7 +263,8 @@ class Layer {
         mlp_rows_(arrays.cuts_mlp
                       ? chunk_rows(rows_, arrays.mlp * wide_ * sizeof(T), ops.mlp_rule().bytes)
                       : rows_),
-        ops_(ops) {}
+        ops_(ops),
+        exchange_(shape, ops) {}
   virtual ~Layer() = default;
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
@@ -263,6 +273,7 @@ class Layer {
   virtual void take_memory(Bump& bump) {
     shared_ = bump.take<std::byte>(intermediate_bytes(false, LayerPart::whole));
     attention_scratch_ = bump.take<std::byte>(ops_.attention_scratch_bytes());
+    exchange_.take_memory(bump);
   }
 
   /// Bytes of the intermediates of a layer or of its first half. If they are not kept, those of the
@@ -287,17 +298,19 @@ class Layer {
   /// between.
   virtual void take_lasting_memory(Bump& /*bump*/) {}
 
-  /// Views as in Kernel::layer. `positions` is null if sequences are documents.
-  void forward(const BlockWeights<T>& block, const std::int32_t* positions, const T* in, T* out,
-               const KeptValues& kept) {
-    use(positions, kept, part_of(block));
+  /// Views as in Kernel::layer. Runs on `stream`.
+  void forward(device::Stream& stream, const BlockWeights<T>& block,
+               const LayerSequences& sequences, const T* in, T* out, const KeptValues& kept) {
+    use(sequences, kept, part_of(block));
+    exchange_.use(sequences.part, stream);
     compute(block, in);
     project(block, in, out);
   }
-  /// Views as in Kernel::layer_backward.
-  void backward(const BlockWeights<T>& block, const std::int32_t* positions, const T* in, T* dy,
-                const KeptValues& kept) {
-    use(positions, kept, part_of(block));
+  /// Views as in Kernel::layer_backward. Runs on `stream`.
+  void backward(device::Stream& stream, const BlockWeights<T>& block,
+                const LayerSequences& sequences, const T* in, T* dy, const KeptValues& kept) {
+    use(sequences, kept, part_of(block));
+    exchange_.use(sequences.part, stream);
     knows_attention_ = kept.attention != nullptr;
     if (kept.all == nullptr) compute(block, in);
     differentiate(block, in, dy);
@@ -308,15 +321,15 @@ class Layer {
   /// Returns the norm of a block of LayerPart::norm or router. `layer` as in BlockWeights.
   [[nodiscard]] virtual NormAt norm_of(std::size_t /*layer*/) const { refuse_tiles(); }
   /// Adds the tile's part of the output to `sums` [N, H]. `x` [N, H]: result of the norm.
-  void forward_tile(const BlockWeights<T>& block, const std::int32_t* positions, const T* x,
+  void forward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
                     float* sums) {
-    use(positions, {}, LayerPart::whole);
+    use(sequences, {}, LayerPart::whole);
     add_tile(block, x, sums);
   }
   /// Adds the gradient of `x` to `sums`, or overwrites them.
-  void backward_tile(const BlockWeights<T>& block, const std::int32_t* positions, const T* x,
+  void backward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
                      const T* dy, float* sums, bool add_to_sums) {
-    use(positions, {}, LayerPart::whole);
+    use(sequences, {}, LayerPart::whole);
     differentiate_tile(block, x, dy, sums, add_to_sums);
   }
 
@@ -363,6 +376,7 @@ class Layer {
   void take_attention(Bump& bump, LayerMemory<T>& memory, LayerPart part) const {
     const bool half = part == LayerPart::attention_half;
     memory.attention = bump.take<T>(rows_ * shape_.width());
+    if (exchange_.is_needed()) memory.attended = bump.take<T>(rows_ * shape_.width());
     memory.log_sums = bump.take<float>(shape_.log_sums());
     memory.attention_out = arrays_.attention_out ? bump.take<T>(rows_ * width_) : nullptr;
     memory.middle = half ? nullptr : bump.take<T>(rows_ * width_);
@@ -379,6 +393,7 @@ class Layer {
     memory.projected = take_if(arrays_.projected, shape_.width() + shape_.kv_width());
     memory.qkv = bump.take<T>(rows_ * shape_.row());
     memory.attention = bump.take<T>(rows_ * shape_.width());
+    memory.attended = take_if(exchange_.is_needed(), shape_.width());
     memory.attention_out = take_if(arrays_.attention_out, width_);
     memory.middle = take_if(!arrays_.tiles && !half, width_);
     memory.gradient =
@@ -393,15 +408,29 @@ class Layer {
     return memory;
   }
 
+  /// Exchanges queries, keys and values with the ranks that share the sequences. attend() does so
+  /// itself.
+  void exchange_projections() {
+    if (exchange_.is_needed())
+      exchange_.to_heads(exchange_.projections(), memory_.qkv, memory_.qkv);
+  }
   /// `window`: as in AttentionMask.
   void attend(std::size_t window = 0, const AttentionSinks<T>& sinks = {}) {
-    ops_.attention({window, positions_}, sinks, memory_.qkv, memory_.attention, memory_.log_sums,
-                   attention_scratch_);
+    exchange_projections();
+    const bool shared = exchange_.is_needed();
+    T* const out = shared ? memory_.attended : memory_.attention;
+    ops_.attention({window, sequences_.documents}, exchange_.own(sinks), memory_.qkv, out,
+                   memory_.log_sums, attention_scratch_);
+    if (shared) exchange_.to_rows(exchange_.results(), out, memory_.attention);
   }
   /// gradient (of attention) -> dqkv, and the gradients of the sinks.
   void attend_backward(std::size_t window = 0, const AttentionSinks<T>& sinks = {}) {
-    ops_.attention_backward({window, positions_}, sinks, memory_.qkv, memory_.attention,
-                            memory_.log_sums, memory_.gradient, memory_.dqkv, attention_scratch_);
+    const bool shared = exchange_.is_needed();
+    if (shared) exchange_.to_heads(exchange_.results(), memory_.gradient, memory_.gradient);
+    ops_.attention_backward({window, sequences_.documents}, exchange_.own(sinks), memory_.qkv,
+                            shared ? memory_.attended : memory_.attention, memory_.log_sums,
+                            memory_.gradient, memory_.dqkv, attention_scratch_);
+    if (shared) exchange_.to_rows(exchange_.projections(), memory_.dqkv, memory_.dqkv);
   }
 
   /// Calls `bind` for every layer of `model` and returns the results.
@@ -421,17 +450,18 @@ class Layer {
   LayerArrays arrays_;
   std::size_t mlp_rows_;  ///< rows per chunk
   Ops& ops_;
-  LayerMemory<T> memory_;                    ///< that of the current call
-  bool kept_ = false;                        ///< whether the current call keeps its intermediates
-  bool knows_attention_ = false;             ///< see attention_is_known()
-  const std::int32_t* positions_ = nullptr;  ///< positions in the current call
+  LayerMemory<T> memory_;         ///< that of the current call
+  bool kept_ = false;             ///< whether the current call keeps its intermediates
+  bool knows_attention_ = false;  ///< see attention_is_known()
+  LayerSequences sequences_;      ///< sequences of the current call
+  HeadExchange<Ops> exchange_;
 
  private:
   [[noreturn]] static void refuse_tiles() {
     throw Error(ErrorCategory::state, "layers of this family are not cut into tiles");
   }
-  void use(const std::int32_t* positions, const KeptValues& kept, LayerPart part) {
-    positions_ = positions;
+  void use(const LayerSequences& sequences, const KeptValues& kept, LayerPart part) {
+    sequences_ = sequences;
     kept_ = kept.all != nullptr;
     knows_attention_ = false;
     Bump bump(kept_ ? kept.all : shared_);

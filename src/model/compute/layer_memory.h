@@ -31,10 +31,13 @@ struct KeptValues {
 /// are those of the widest tile, and norm1, middle and norm2 do not exist.
 template <class T>
 struct LayerMemory {
-  T* norm1 = nullptr;          ///< [N, H] input of the attention's projection
-  T* projected = nullptr;      ///< [N, queries | keys] before their norms
-  T* qkv = nullptr;            ///< [N, queries | keys | values]
+  T* norm1 = nullptr;      ///< [N, H] input of the attention's projection
+  T* projected = nullptr;  ///< [N, queries | keys] before their norms
+  /// [N, queries | keys | values]. If ranks share sequences, Layer::exchange_projections() turns it
+  /// into whole sequences of the rank's heads.
+  T* qkv = nullptr;
   T* attention = nullptr;      ///< [N, A]
+  T* attended = nullptr;       ///< like attention, by heads; only if ranks share sequences
   T* attention_out = nullptr;  ///< [N, H] before its norm, later its gradient
   T* middle = nullptr;         ///< [N, H] residual stream between attention and MLP
   T* norm2 = nullptr;          ///< [N, H] input of the MLP

@@ -19,16 +19,16 @@ bool is_cuda(std::string_view kind) {
 }
 
 void require_shape(const Architecture& model, MicroBatchShape shape) {
-  if (shape.sequences == 0 || shape.length == 0) {
+  if (shape.sequences == 0 || shape.length == 0 || shape.parts == 0) {
     throw Error(ErrorCategory::config,
                 fmt::format("a micro-batch of {} sequences of {} tokens is empty", shape.sequences,
                             shape.length));
   }
-  if (!model.outer.positions.empty() && shape.length > model.config.max_sequence) {
+  if (!model.outer.positions.empty() && shape.whole_length() > model.config.max_sequence) {
     throw Error(ErrorCategory::config,
                 fmt::format("sequences have {} tokens, but the model has only {} positions; raise "
                             "model.max_sequence or shorten data.sequence_length",
-                            shape.length, model.config.max_sequence));
+                            shape.whole_length(), model.config.max_sequence));
   }
 }
 

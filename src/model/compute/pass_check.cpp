@@ -178,6 +178,12 @@ void PassCheck::check(const Pass& pass, const PassArguments& arguments) const {
       pass.kernel == Kernel::exchanged_expert || pass.kernel == Kernel::exchanged_expert_backward;
   if (exchanges && arguments.exchange == nullptr)
     refuse(pass, "the argument for the exchange between ranks is missing");
+  const bool attends = pass.kernel == Kernel::layer || pass.kernel == Kernel::layer_backward;
+  const bool shares = attends && shape_.parts > 1;
+  if (shares && arguments.sequence_part.exchange == nullptr)
+    refuse(pass, "the argument for the exchange between ranks that share sequences is missing");
+  if (shares && arguments.sequence_part.number >= shape_.parts)
+    refuse(pass, "the part of the sequences is not below the number of parts");
 }
 
 }  // namespace ballast::model

@@ -55,6 +55,12 @@ class PassViews {
     return {pass.block - model_.first_layer(), as<T>(args[Port::weights]),
             view_as<float>(args[Port::gradient]), args.scalars.accumulation};
   }
+  /// Returns the sequences of the micro-batch for a layer.
+  [[nodiscard]] LayerSequences sequences_of(const PassArguments& args) const {
+    const BatchViews& batch = args.batch;
+    const auto& documents = shape_.parts > 1 ? batch.whole_positions : batch.positions;
+    return {batch.positions.raw(), documents.raw(), args.sequence_part};
+  }
   /// Returns the tile of the pass.
   [[nodiscard]] OutputRows<T> output_tile(const Pass& pass, const PassArguments& args) const {
     const DeviceBytes gradient =

@@ -131,8 +131,8 @@ void Ops<T>::add_column_sums(const T* x, std::size_t step, float* gradient, std:
 template <class T>
 void Ops<T>::fill_angles(const Rotary& rotary, const Angles& angles,
                          const std::int32_t* positions) const {
-  const AngleRows rows = {.count = angles.by_row ? shape_.tokens() : shape_.length,
-                          .length = shape_.length,
+  const AngleRows rows = {.count = angles.by_row ? shape_.tokens() : shape_.whole_length(),
+                          .length = shape_.whole_length(),
                           .positions = angles.by_row ? positions : nullptr,
                           .by_document = angles.by_row};
   check(cuda::fill_angles(queue_, rotary, rows, angles.cosine, angles.sine),
@@ -143,7 +143,7 @@ template <class T>
 void Ops<T>::rotate(T* qkv, const Angles& angles, const std::int32_t* positions,
                     float direction) const {
   const std::size_t heads = shape_.heads + shape_.kv_heads;
-  const Rotation rotation = {.length = angles.by_row ? shape_.tokens() : shape_.length,
+  const Rotation rotation = {.length = angles.by_row ? shape_.tokens() : shape_.whole_length(),
                              .positions = angles.by_row ? nullptr : positions,
                              .heads = heads,
                              .head_dim = shape_.head_dim,
@@ -158,14 +158,14 @@ void Ops<T>::rotate(T* qkv, const Angles& angles, const std::int32_t* positions,
 
 template <class T>
 std::size_t Ops<T>::attention_scratch_bytes() const {
-  return cuda::attention_scratch_bytes(shape_, sizeof(T));
+  return cuda::attention_scratch_bytes(by_heads_, sizeof(T));
 }
 
 template <class T>
 FusedAttention* Ops<T>::fused() {
   if (backend_ == AttentionBackend::own || fused_) return fused_.get();
   try {
-    fused_ = std::make_unique<FusedAttention>(shape_);
+    fused_ = std::make_unique<FusedAttention>(by_heads_);
   } catch (const Error& error) {
     const std::string reason = error.what();
     if (backend_ == AttentionBackend::cudnn)
@@ -183,7 +183,7 @@ bool Ops<T>::run_fused([[maybe_unused]] const T* qkv, [[maybe_unused]] T* out,
   if (engine == nullptr) return false;
   try {
     if constexpr (kFusable<T>) engine->forward(queue_, qkv, out, log_sums, fused_workspace_);
-    check(cudaSuccess, "attention of cuDNN", extents_of(shape_));
+    check(cudaSuccess, "attention of cuDNN", extents_of(by_heads_));
   } catch (const Error& error) {
     if (fused_has_run_ || backend_ == AttentionBackend::cudnn) throw;
     static_cast<void>(cudaGetLastError());  // the next check would report it
@@ -209,7 +209,7 @@ std::string Ops<T>::arithmetic() const {
 template <class T>
 void Ops<T>::attention(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv,
                        T* out, float* log_sums, std::byte*) {
-  AttentionShape shape = shape_;
+  AttentionShape shape = by_heads_;
   shape.mask = mask;
   bool done = false;
   if constexpr (kFusable<T>) {
@@ -228,7 +228,7 @@ template <class T>
 void Ops<T>::attention_backward(const AttentionMask& mask, const AttentionSinks<T>& sinks,
                                 const T* qkv, const T* out, const float* log_sums, const T* dout,
                                 T* dqkv, std::byte* scratch) const {
-  AttentionShape shape = shape_;
+  AttentionShape shape = by_heads_;
   shape.mask = mask;
   const auto kernel =
       set_ == KernelSet::plain ? &plain_attention_backward<T> : &cuda::attention_backward<T>;

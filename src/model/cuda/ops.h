@@ -77,6 +77,9 @@ class Ops {
   void fill_angles(const Rotary& rotary, const Angles& angles, const std::int32_t* positions) const;
   void rotate(T* qkv, const Angles& angles, const std::int32_t* positions, float direction) const;
 
+  void regroup(const Regrouping& how, const T* from, T* to) const {
+    check(cuda::regroup(queue_, how, from, to), "exchange of heads", {how.rows(), how.width()});
+  }
   [[nodiscard]] std::size_t attention_scratch_bytes() const;
   void attention(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv, T* out,
                  float* log_sums, std::byte* scratch);
@@ -163,7 +166,7 @@ class Ops {
 
  private:
   [[nodiscard]] EmbeddingExtents embedding_extents() const {
-    return {shape_.tokens(), shape_.length, hidden_};
+    return {shape_.tokens(), shape_.whole_length(), hidden_};
   }
   /// Checks enqueued work: always its launch, and its execution with GpuChecks::each.
   void check(cudaError_t code, std::string_view what, ShapeOfWork shape) const {
@@ -180,6 +183,7 @@ class Ops {
   bool run_fused(const T* qkv, T* out, float* log_sums);
 
   AttentionShape shape_;
+  AttentionShape by_heads_ = shape_.by_heads();
   std::size_t hidden_;
   std::size_t vocabulary_;
   Rows widest_;  ///< maximum over all sums over rows, including routers and experts

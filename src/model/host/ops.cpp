@@ -205,7 +205,7 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t thread
       threads_(threads),
       mlp_rule_(mlp_rule),
       epsilon_(static_cast<float>(config.norm_epsilon)),
-      attention_(shape_, kernels_, threads) {}
+      attention_(shape_.by_heads(), kernels_, threads) {}
 
 template <class T>
 void Ops<T>::run(device::Stream& stream, std::function<void()> work) {
@@ -348,7 +348,7 @@ void Ops<T>::add_column_sums(const T* x, std::size_t step, float* gradient, std:
 template <class T>
 void Ops<T>::fill_angles(const Rotary& rotary, const Angles& angles,
                          const std::int32_t* positions) const {
-  const std::size_t length = shape_.length;
+  const std::size_t length = shape_.whole_length();
   if (!angles.by_row) positions = nullptr;
   split(angles.by_row ? shape_.tokens() : length, 1, [&](Range rows) {
     std::size_t document = 0;
@@ -373,11 +373,25 @@ template <class T>
 void Ops<T>::rotate(T* qkv, const Angles& angles, const std::int32_t* positions,
                     float direction) const {
   if (angles.by_row) positions = nullptr;
-  const std::size_t length = angles.by_row ? shape_.tokens() : shape_.length;
+  const std::size_t length = angles.by_row ? shape_.tokens() : shape_.whole_length();
   split(shape_.tokens(), 1, [&](Range r) {
     kernels_.rope(qkv + r.begin * shape_.row(), shape_.row(), r.begin, r.size(), length, positions,
                   shape_.heads + shape_.kv_heads, shape_.head_dim, angles.half, angles.cosine,
                   angles.sine, direction);
+  });
+}
+
+template <class T>
+void Ops<T>::regroup(const Regrouping& how, const T* from, T* to) const {
+  split(how.rows(), 1, [&](Range rows) {
+    for (std::size_t row = rows.begin; row < rows.end; ++row) {
+      for (const std::size_t begin : {std::size_t{0}, how.first, how.first + how.others}) {
+        const std::size_t wide = begin == 0 ? how.first : how.others;
+        if (wide == 0) continue;
+        std::memcpy(to + how.at(how.to, row, begin), from + how.at(how.from, row, begin),
+                    wide * sizeof(T));
+      }
+    }
   });
 }
 

@@ -14,6 +14,7 @@
 #include "src/model/compute/layer.h"
 #include "src/model/compute/magnitudes.h"
 #include "src/model/compute/preference.h"
+#include "src/model/compute/regrouping.h"
 #include "src/model/compute/routing.h"
 #include "src/model/host/attention.h"
 #include "src/model/host/factories.h"
@@ -79,10 +80,13 @@ class Ops {
   /// Writes the cosines and sines of position * frequency, times the factor, computed in double and
   /// rounded once: for all positions, or for all rows, given their `positions` as in rotate().
   void fill_angles(const Rotary& rotary, const Angles& angles, const std::int32_t* positions) const;
-  /// Rotates queries and keys of qkv by `positions` [tokens] (null: positions in the sequence).
+  /// Rotates queries and keys of qkv by `positions` [tokens] in the whole sequence (null: rows are
+  /// whole sequences, each one document).
   /// `direction` -1 rotates back.
   void rotate(T* qkv, const Angles& angles, const std::int32_t* positions, float direction) const;
 
+  /// Copies rows from one order to another.
+  void regroup(const Regrouping& how, const T* from, T* to) const;
   [[nodiscard]] std::size_t attention_scratch_bytes() const { return attention_.scratch_bytes(); }
   /// Arguments as for host::Attention.
   void attention(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv, T* out,

@@ -13,8 +13,8 @@ Pass through_router(const ProgramDraft& draft, BlockId block) {
       .cost = {.flops = shape.blocks[block].forward_flops, .traffic = 2 * shape.activation},
       .operands = {reads(Port::input, draft.input[block]), weights_of(block),
                    writes(Port::normed, draft.rows[block]), workspace()}};
-  // Targets mark padding rows, which only packed documents have.
-  if (shape.packed) pass.operands.push_back(reads(Port::batch, draft.batch));
+  // Targets mark padding rows, which only batches with positions have.
+  if (shape.positions) pass.operands.push_back(reads(Port::batch, draft.batch));
   return pass;
 }
 
@@ -31,7 +31,7 @@ void add_rows(Pass& pass, const ProgramDraft& draft, BlockId block, std::uint64_
   const double share = shape.blocks[block].token_share;
   pass.token_share = static_cast<float>(share * shape.ranks);
   const double rows = share * (shape.ranks - 1);
-  pass.exchanged = static_cast<Bytes>(
+  pass.cost.exchanged = static_cast<Bytes>(
       rows * static_cast<double>(rows_sent * shape.activation + shape.partial_sums));
 }
 

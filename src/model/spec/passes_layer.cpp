@@ -12,7 +12,7 @@ Pass forward_through(const ProgramDraft& draft, BlockId block, ValueId in, Value
                .operands = {weights_of(block), reads(Port::input, in), writes(Port::output, out),
                             workspace()}};
   // for the tokens' positions in their documents
-  if (draft.shape.packed) pass.operands.push_back(reads(Port::batch, draft.batch));
+  if (draft.shape.positions) pass.operands.push_back(reads(Port::batch, draft.batch));
   return pass;
 }
 
@@ -49,7 +49,7 @@ PassId layer_backward(ProgramDraft& draft, BlockId block) {
                .operands = {weights_of(block), reads(Port::input, draft.input[block]),
                             updates(Port::activation_gradient, draft.flow), workspace()}};
   pass.cost.traffic = layer.norm_traffic;
-  if (draft.shape.packed) pass.operands.push_back(reads(Port::batch, draft.batch));
+  if (draft.shape.positions) pass.operands.push_back(reads(Port::batch, draft.batch));
   add_gradient(pass, draft, block);
   PassCost again = layer.recomputation_cost();
   again.traffic = layer.norm_traffic;

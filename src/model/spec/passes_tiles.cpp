@@ -75,7 +75,7 @@ PassId norm_backward(ProgramDraft& draft, BlockId block) {
 PassId tile(ProgramDraft& draft, BlockId block) {
   const bool shared = draft.block(block).role == BlockRole::shared_expert;
   Pass pass = forward_of_tile(draft, block, shared ? Kernel::shared_expert : Kernel::tile);
-  if (draft.shape.packed) pass.operands.push_back(reads(Port::batch, draft.batch));
+  if (draft.shape.positions) pass.operands.push_back(reads(Port::batch, draft.batch));
   return draft.add(std::move(pass));
 }
 
@@ -83,7 +83,7 @@ PassId tile_backward(ProgramDraft& draft, BlockId block) {
   const bool shared = draft.block(block).role == BlockRole::shared_expert;
   Pass pass = backward_of_tile(draft, block,
                                shared ? Kernel::shared_expert_backward : Kernel::tile_backward);
-  if (draft.shape.packed) pass.operands.push_back(reads(Port::batch, draft.batch));
+  if (draft.shape.positions) pass.operands.push_back(reads(Port::batch, draft.batch));
   return draft.add(std::move(pass));
 }
 

@@ -59,6 +59,30 @@ Bytes of_block(const std::vector<Bytes>& sizes, const Architecture& model, std::
   return sizes.empty() ? 0 : sizes[block];
 }
 
+/// Returns the difference that sequence parallelism makes to attention_flops() of the rank's rows:
+/// attention runs over whole sequences, with a part of the heads.
+double more_attention(const Architecture& model, std::size_t block, MicroBatchShape batch) {
+  if (batch.parts == 1) return 0.0;
+  const double whole = model.attention_flops(block, batch.sequences, batch.whole_length());
+  return whole / static_cast<double>(batch.parts) -
+         model.attention_flops(block, batch.sequences, batch.length);
+}
+
+/// Returns the bytes of `columns` values per token that come from other ranks in one exchange of
+/// rows against heads.
+Bytes exchanged(const BlockSpec& block, DType type, MicroBatchShape batch, std::uint64_t columns) {
+  if (block.attention_width == 0) return 0;
+  return batch.tokens() * columns * size_of(type) / batch.parts * (batch.parts - 1);
+}
+
+/// Returns the bytes of one micro-batch's tokens, targets and positions.
+Bytes batch_bytes(const StepShape& shape) {
+  const std::uint64_t parts = shape.micro_batch.parts;
+  const std::uint64_t of_rank = shape.has_positions() ? 3 : 2;
+  const std::uint64_t of_all = shape.packed && parts > 1 ? parts : 0;
+  return (of_rank + of_all) * shape.micro_batch.tokens() * sizeof(std::int32_t);
+}
+
 std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
                                          MicroBatchShape batch, const KernelSizes& sizes) {
   Likeness likeness;
@@ -66,14 +90,20 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
   blocks.reserve(model.blocks.size());
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
     const BlockSpec& block = model.blocks[b];
+    const double more = more_attention(model, b, batch);
+    const std::uint64_t heads = model.config.num_heads;
+    const std::uint64_t projected = heads + 2 * model.config.num_kv_heads;
     blocks.push_back(
         {.name = block.name,
          .role = role_of(model, b),
-         .forward_flops = model.forward_flops(b, batch.sequences, batch.length),
-         .recomputed_flops = model.recomputed_flops(b, batch.sequences, batch.length),
+         .forward_flops = model.forward_flops(b, batch.sequences, batch.length) + more,
+         .recomputed_flops = model.recomputed_flops(b, batch.sequences, batch.length) + more,
          .frozen_flops = model.frozen_flops(b, batch.sequences, batch.length),
-         .attention_flops = model.attention_flops(b, batch.sequences, batch.length),
-         .attention_output_flops = model.attention_output_flops(b, batch.sequences, batch.length),
+         .attention_flops = model.attention_flops(b, batch.sequences, batch.length) + more,
+         .attention_output_flops =
+             model.attention_output_flops(b, batch.sequences, batch.length) + more,
+         .exchanged_projections = exchanged(block, type, batch, projected * model.config.head_dim),
+         .exchanged_results = exchanged(block, type, batch, heads * model.config.head_dim),
          .norm_traffic = 2 * block.norm_elements * size_of(type),
          .intermediates = of_block(sizes.intermediates, model, b),
          .kept_attention = of_block(sizes.attention, model, b),
@@ -141,11 +171,11 @@ ProgramShape shape_of(const Architecture& model, DType type, const StepShape& sh
   ProgramShape program = {
       .blocks = shapes_of_blocks(model, type, shape.micro_batch, sizes),
       .tied = model.config.tie_embeddings,
-      .packed = shape.packed,
+      .positions = shape.has_positions(),
       .pairs = shape.pairs,
       .first_differentiated = static_cast<BlockId>(model.first_differentiated()),
       .activation = tokens * width * size_of(type),
-      .batch = (shape.packed ? 3 : 2) * tokens * sizeof(std::int32_t),
+      .batch = batch_bytes(shape),
       .rows = sizes.rows,
       .partial_sums = tokens * width * size_of(DType::f32),
       .losses = losses_of_head(shape),

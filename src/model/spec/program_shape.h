@@ -36,15 +36,19 @@ struct BlockShape {
   double frozen_flops = 0.0;            ///< Architecture::frozen_flops()
   double attention_flops = 0.0;         ///< Architecture::attention_flops()
   double attention_output_flops = 0.0;  ///< Architecture::attention_output_flops()
-  Bytes norm_traffic = 0;               ///< weights that each pass reads for DoRA's norms
-  Bytes intermediates = 0;              ///< KernelSizes::intermediates
-  Bytes kept_attention = 0;             ///< KernelSizes::attention
-  Bytes gradient = 0;                   ///< fp32 sums; 0: frozen
-  Bytes cleared = 0;                    ///< KernelSizes::cleared
-  double token_share = 1.0;             ///< share of an expert, assuming balanced routing
-  std::uint32_t expert = 0;             ///< number of the (first) expert in its layer
-  std::uint32_t layer = 0;              ///< number of its layer, which may have several blocks
-  std::uint32_t alike = 0;              ///< equal for blocks with the same kernels
+  /// Bytes received from the ranks that share the sequences: queries, keys and values, and results
+  /// of attention. The backward pass receives their gradients, which have the same size.
+  Bytes exchanged_projections = 0;
+  Bytes exchanged_results = 0;
+  Bytes norm_traffic = 0;    ///< weights that each pass reads for DoRA's norms
+  Bytes intermediates = 0;   ///< KernelSizes::intermediates
+  Bytes kept_attention = 0;  ///< KernelSizes::attention
+  Bytes gradient = 0;        ///< fp32 sums; 0: frozen
+  Bytes cleared = 0;         ///< KernelSizes::cleared
+  double token_share = 1.0;  ///< share of an expert, assuming balanced routing
+  std::uint32_t expert = 0;  ///< number of the (first) expert in its layer
+  std::uint32_t layer = 0;   ///< number of its layer, which may have several blocks
+  std::uint32_t alike = 0;   ///< equal for blocks with the same kernels
 
   [[nodiscard]] bool is_frozen() const { return gradient == 0; }
   /// FLOPs of the backward pass, without recomputation.
@@ -52,17 +56,26 @@ struct BlockShape {
   /// Costs of the forward pass, of the backward pass without recomputation, and of recomputation,
   /// each without memory traffic.
   [[nodiscard]] PassCost forward_cost() const {
-    return {.flops = forward_flops, .attention_flops = attention_flops};
+    return {.flops = forward_flops,
+            .attention_flops = attention_flops,
+            .exchanged = exchanged_projections + exchanged_results};
   }
   [[nodiscard]] PassCost backward_cost() const {
-    return {.flops = backward_flops(), .attention_backward_flops = 2.0 * attention_flops};
+    return {.flops = backward_flops(),
+            .attention_backward_flops = 2.0 * attention_flops,
+            .exchanged = exchanged_projections + exchanged_results};
   }
   [[nodiscard]] PassCost recomputation_cost() const {
-    return {.flops = recomputed_flops, .attention_flops = attention_flops};
+    return {.flops = recomputed_flops,
+            .attention_flops = attention_flops,
+            .exchanged = exchanged_projections + exchanged_results};
   }
-  /// The part of recomputation_cost() in attention and the map after it.
+  /// The part of recomputation_cost() in attention and the map after it. Projections are exchanged
+  /// again in any case.
   [[nodiscard]] PassCost attention_cost() const {
-    return {.flops = attention_output_flops, .attention_flops = attention_flops};
+    return {.flops = attention_output_flops,
+            .attention_flops = attention_flops,
+            .exchanged = exchanged_results};
   }
 };
 
@@ -70,12 +83,12 @@ struct BlockShape {
 /// are those of the embedding, the layers and the head. Sizes are in bytes per micro-batch.
 struct ProgramShape {
   std::vector<BlockShape> blocks;
-  bool tied = false;  ///< the output matrix has the tiles of the embedding
-  bool packed = false;
+  bool tied = false;                 ///< the output matrix has the tiles of the embedding
+  bool positions = false;            ///< layers read the positions of the tokens
   bool pairs = false;                ///< requires layers in one piece
   BlockId first_differentiated = 0;  ///< the embedding, the first block of a layer, or the head
   Bytes activation = 0;              ///< between two blocks
-  Bytes batch = 0;                   ///< tokens, targets and, if packed, positions
+  Bytes batch = 0;                   ///< tokens, targets and positions, if there are any
   Bytes rows = 0;                    ///< KernelSizes::rows
   Bytes partial_sums = 0;            ///< fp32 sums of an activation
   Bytes tied_gradient = 0;           ///< fp32 sums of a tied tile; 0: not tied, or frozen

@@ -267,7 +267,8 @@ class ProgramText {
     if (pass.reference > 0) notes += fmt::format(", reference {}", pass.reference);
     if (is_tile(pass)) notes += fmt::format(", tile {}", pass.number);
     if (pass.token_share != 1.0F) notes += fmt::format(", {:.4g} of the tokens", pass.token_share);
-    if (pass.exchanged > 0) notes += fmt::format(", {} bytes received", grouped(pass.exchanged));
+    const Bytes received = pass.cost.exchanged;
+    if (received > 0) notes += fmt::format(", {} bytes received", grouped(received));
     if (pass.where == RunsOn::between_ranks) notes += ", between ranks";
     return notes;
   }

@@ -134,7 +134,7 @@ TEST(DeepSpeedConfig, KeysThatChangeResultsAreRefused) {
       {"expert_parallel={\"enabled\": true}", "give ballast.expert_parallel"},
       {"tensor_parallel={\"autotp_size\": 2}", "splits the model inside a layer"},
       {"tensor_parallel={\"tp\": {\"tp_size\": 2}}", "splits the model inside a layer"},
-      {"sequence_parallel_size=4", "splits the model inside a layer"},
+      {"sequence_parallel_size=4", "4 does not divide the 1 rank of this run"},
       {"optimizer.params.maximize=true", "the loss is minimised"},
       {"optimizer.params.amsgrad=1", "expected true or false, got 1"}};
   for (const auto& [override_text, part] : cases) {

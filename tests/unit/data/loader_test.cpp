@@ -55,6 +55,46 @@ StreamOptions small_options() {
   return options;
 }
 
+TEST(Loader, PartsOfSequencesLoseNoTokenAndNoTarget) {
+  const test::TempDir dir;
+  const auto source = counting(dir, 400);
+  const TokenSplit split = split_tokens(400, 0.25, 6);
+  StreamOptions options = small_options();
+  options.length = 6;
+  const Loader whole = load(source, split, options);
+  for (std::uint64_t part = 0; part < 3; ++part) {
+    options.cut = {3, part};
+    const Loader loader = load(source, split, options);
+    for (const bool evaluates : {false, true}) {
+      const Batch all = evaluates ? whole.evaluation().batch(1) : whole.batch(2);
+      const Batch own = evaluates ? loader.evaluation().batch(1) : loader.batch(2);
+      ASSERT_EQ(own.tokens.size(), all.tokens.size() / 3);
+      EXPECT_EQ(own.real_tokens, all.real_tokens);
+      EXPECT_TRUE(own.whole_positions.empty()) << "every sequence is one document";
+      for (std::size_t i = 0; i < own.tokens.size(); ++i) {
+        const std::size_t column = part * 2 + i % 2;
+        const std::size_t at = i / 2 * 6 + column;
+        EXPECT_EQ(own.tokens[i], all.tokens[at]);
+        EXPECT_EQ(own.targets[i], all.targets[at]);
+        EXPECT_EQ(own.positions[i], static_cast<std::int32_t>(column));
+      }
+    }
+  }
+}
+
+TEST(Batch, PartsOfPackedSequencesKeepThePositionsOfAllTokens) {
+  Batch batch;
+  batch.tokens = {1, 2, 3, 4, 5, 6, 7, 8};
+  batch.targets = {2, 3, 4, -1, 6, 7, 8, 9};
+  batch.positions = {0, 0, 1, 2, 0, 1, 2, 3};
+  const std::vector<std::int32_t> positions = batch.positions;
+  batch.reduce(4, {2, 1});
+  EXPECT_EQ(batch.tokens, (std::vector<std::int32_t>{3, 4, 7, 8}));
+  EXPECT_EQ(batch.targets, (std::vector<std::int32_t>{4, -1, 8, 9}));
+  EXPECT_EQ(batch.positions, (std::vector<std::int32_t>{1, 2, 2, 3}));
+  EXPECT_EQ(batch.whole_positions, positions);
+}
+
 TEST(SampleOrder, ReadsInOrderAndStartsAgainWithoutShuffle) {
   const SampleOrder order(21, 5, false, 0);
   EXPECT_EQ(order.windows(), 4U);

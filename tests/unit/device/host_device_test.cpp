@@ -109,6 +109,21 @@ TEST(HostDevice, AnEventReportsOnlyErrorsOfEarlierWork) {
   EXPECT_NO_THROW(behind->synchronize()) << "told by the stream";
 }
 
+TEST(HostStream, WorkThatEnqueuesMoreRunsThatAsAPartOfItself) {
+  HostStream stream("nested", 1);
+  std::vector<int> order;
+  stream.enqueue([&] {
+    order.push_back(1);
+    stream.enqueue([&] { order.push_back(2); });
+    order.push_back(3);
+    stream.enqueue([] { throw Error(ErrorCategory::comm, "inside"); });
+    order.push_back(4);
+  });
+  stream.enqueue([&] { order.push_back(5); });
+  EXPECT_THROW(stream.synchronize(), Error);
+  EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
+}
+
 TEST(HostStream, KeepsTheFirstErrorForSynchronizeAndDropsWhatFollows) {
   HostStream stream("failing", 1);
   bool ran = false;

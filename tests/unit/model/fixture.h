@@ -55,7 +55,7 @@ struct Bench {
       : architecture(model::build_architecture(config)), shape(shape), type(type) {
     device::DeviceOptions options;
     options.kind = kind;
-    options.budget = odd(1 * kGiB, 256 * kMiB);
+    options.budget = odd(1 * kGiB, 96 * kMiB);
     options.compute_threads = threads;
     device = device::make_device(options);
     stream = device->make_stream("compute");

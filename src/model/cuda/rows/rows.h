@@ -8,6 +8,7 @@
 #include "src/model/compute/dropout.h"
 #include "src/model/compute/formulas.h"
 #include "src/model/compute/magnitudes.h"
+#include "src/model/compute/regrouping.h"
 #include "src/model/spec/rotary_angles.h"
 
 namespace ballast::model::cuda {
@@ -148,5 +149,9 @@ cudaError_t fill_angles(cudaStream_t stream, const Rotary& rotary, const AngleRo
 template <class T>
 cudaError_t rotate(cudaStream_t stream, T* x, std::size_t stride, const Rotation& rotation,
                    Rows rows);
+
+/// Copies rows of heads from one order to another. how.first and how.others are multiples of 8.
+template <class T>
+cudaError_t regroup(cudaStream_t stream, const Regrouping& how, const T* from, T* to);
 
 }  // namespace ballast::model::cuda

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -68,6 +69,37 @@ TEST_F(CudaRows, GeluIsTheHosts) {
       check_activation<Bf16>(f, size);
       check_activation<F16>(f, size);
     }
+  }
+}
+
+template <class T>
+void check_regrouping(Regrouping how) {
+  const std::size_t size = how.rows() * how.width();
+  const std::vector<T> x = normals_of<T>(size, 1);
+  for (const auto& [from, to] : {std::pair{RowOrder::local, RowOrder::by_part},
+                                 {RowOrder::by_part, RowOrder::local},
+                                 {RowOrder::by_part, RowOrder::by_heads},
+                                 {RowOrder::by_heads, RowOrder::by_part}}) {
+    how.from = from;
+    how.to = to;
+    const DeviceArray<T> x_there(x);
+    const auto found = in_every_order([&] {
+      const DeviceArray<T> y(size);
+      must(regroup<T>(nullptr, how, x_there.data(), y.data()));
+      return y.get();
+    });
+    std::vector<T> expected(size);
+    host_ops<T>().regroup(how, x.data(), expected.data());
+    EXPECT_EQ(exact(found), exact(expected));
+  }
+}
+TEST_F(CudaRows, OrdersOfHeadsAreTheHosts) {
+  for (const Regrouping& how :
+       {Regrouping{.parts = 2, .sequences = 3, .length = 5, .first = 16, .others = 8},
+        Regrouping{.parts = 3, .sequences = 1, .length = 2, .first = 1040, .others = 0}}) {
+    check_regrouping<float>(how);
+    check_regrouping<Bf16>(how);
+    check_regrouping<F16>(how);
   }
 }
 
