@@ -460,7 +460,7 @@ TYPED_TEST(Attention, NothingIsWrittenBehindTheResults) {
 
 TYPED_TEST(Attention, EmptyInputsAreAccepted) {
   using T = TypeParam;
-  for (const AttentionShape shape :
+  for (const AttentionShape& shape :
        {AttentionShape{0, 5, 2, 1, 8}, AttentionShape{5, 0, 2, 1, 8}}) {
     EXPECT_EQ(attention<T>(nullptr, shape, nullptr, nullptr, nullptr), cudaSuccess);
     EXPECT_EQ(
@@ -472,7 +472,7 @@ TYPED_TEST(Attention, EmptyInputsAreAccepted) {
 
 TYPED_TEST(Attention, ExtentsThatNoKernelIsMadeForAreRefused) {
   using T = TypeParam;
-  for (const AttentionShape shape :
+  for (const AttentionShape& shape :
        {AttentionShape{1, 2, 1, 1, 264}, AttentionShape{1, 2, 1, 1, 12},
         AttentionShape{1, 2, 3, 2, 8}}) {
     EXPECT_EQ(attention<T>(nullptr, shape, nullptr, nullptr, nullptr), cudaErrorInvalidValue);
