@@ -118,9 +118,7 @@ void complete_model(Config& config, const Document& document) {
   const auto refuse = [&document](std::string_view key, const std::string& rule) {
     document.fail(fmt::format("model.{}", key), rule);
   };
-  const bool opens_tiles = m.vocabulary_tiles == 0;
   model::complete(m, refuse, config.ballast.expert_ranks());
-  if (opens_tiles && config.pipeline.stages != 1) share_vocabulary(config);
   check_stages(config, document);
   if (m.max_sequence < sequence_length) {
     document.fail("model.max_sequence", fmt::format("{} is shorter than data.sequence_length {}",

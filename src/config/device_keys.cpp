@@ -6,7 +6,6 @@
 
 #include "src/config/json_values.h"
 #include "src/config/sections.h"
-#include "src/model/spec/tiles.h"
 
 namespace ballast::config {
 namespace {
@@ -71,17 +70,6 @@ void complete_devices(Config& config, const Document& document) {
                               "\"auto\"",
                               stages));
   }
-}
-
-void share_vocabulary(Config& config) {
-  model::ModelConfig& m = config.model;
-  const std::uint64_t most = (m.vocab_size + model::kTileStep - 1) / model::kTileStep;
-  m.vocabulary_tiles = std::min(round_up(m.vocabulary_tiles, std::uint64_t{kMostStages}), most);
-  config.notes.push_back(
-      fmt::format("model.vocabulary_tiles: \"auto\" is {0}, because pipeline.stages is not 1; "
-                  "results are equal for all numbers of devices; for the same results without "
-                  "pipeline.stages, set it to {0}",
-                  m.vocabulary_tiles));
 }
 
 void check_stages(const Config& config, const Document& document) {

@@ -34,10 +34,6 @@ Key devices_key(std::vector<std::uint32_t>& devices);
 /// Derives pipeline.stages from ballast.devices. Throws Error(config) if they contradict each other
 /// or ballast.order.
 void complete_devices(Config& config, const Document& document);
-/// Sets model.vocabulary_tiles, which were "auto", if pipeline.stages is not 1: rounded up to a
-/// multiple of kMostStages, so that the tiles, and with them the results, do not depend on the
-/// number of devices. Notes the number.
-void share_vocabulary(Config& config);
 /// Throws Error(config) for devices that would have no block of the complete model.
 void check_stages(const Config& config, const Document& document);
 /// preference: the loss of data.pairs, with names of TRL's DPOConfig.

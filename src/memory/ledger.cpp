@@ -120,9 +120,10 @@ std::vector<LedgerLine> Ledger::lines_of(Tier tier, std::uint8_t device) const {
   return found;
 }
 
+/// Compares sizes as they are printed.
 bool Ledger::has_equal_devices() const {
   const auto equal = [](const LedgerLine& one, const LedgerLine& other) {
-    return one.kind == other.kind && one.bytes == other.bytes;
+    return one.kind == other.kind && format_bytes(one.bytes) == format_bytes(other.bytes);
   };
   const std::vector<LedgerLine> first = lines_of(Tier::device, 0);
   for (std::uint8_t device = 1; device < devices(); ++device) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/inputs/engine_inputs.h"
 #include "ballast/plan/bottleneck.h"
 #include "ballast/planner/run_plan.h"
 
@@ -27,6 +28,7 @@ class Improvements {
   std::vector<Improvement> find() {
     more_tokens();
     more_devices();
+    share_head();
     open_placement();
     keep_attention();
     if (leaves_choices(request_.config)) larger_budgets(request_.config, "", 0.0);
@@ -59,12 +61,13 @@ class Improvements {
   /// fits.
   double attempt(std::string change, const config::Config& config, const memory::Budgets& budgets,
                  const plan::Rates& rates, double at_least = 0.0) {
+    const bool same_model = config.model.vocabulary_tiles == request_.config.model.vocabulary_tiles;
     const PlanRequest changed = {.config = config,
-                                 .model = request_.model,
+                                 .model = same_model ? request_.model : inputs::model_of(config),
                                  .budgets = budgets,
                                  .rates = rates,
                                  .mesh = request_.mesh,
-                                 .kernels = request_.kernels,
+                                 .kernels = same_model ? request_.kernels : nullptr,
                                  .devices = request_.devices,
                                  .work_limit = request_.work_limit / 8,
                                  .interrupted = request_.interrupted};
@@ -116,11 +119,22 @@ class Improvements {
     for (const std::uint32_t count : device_counts(open)) {
       if (now == 0 || count <= now) continue;
       config.pipeline.stages = count;
-      // Results depend on the tiles, which this change keeps.
-      attempt(fmt::format("{0} devices (pipeline.stages {0}, model.vocabulary_tiles {1})", count,
-                          config.model.vocabulary_tiles),
-              config, request_.budgets, request_.rates);
+      attempt(fmt::format("{0} devices (pipeline.stages {0})", count), config, request_.budgets,
+              request_.rates);
     }
+  }
+
+  /// Tries to share the head among the devices. Without tiles it is on one of them.
+  void share_head() {
+    config::Config config = request_.config;
+    const std::uint32_t devices = decision_.blueprint.problem.devices;
+    std::uint64_t& tiles = config.model.vocabulary_tiles;
+    if (tiles >= devices || !config.ballast.placement.empty()) return;
+    tiles = devices;
+    attempt(fmt::format("the head in {0} tiles, which changes the rounding of results "
+                        "(model.vocabulary_tiles {0})",
+                        devices),
+            config, request_.budgets, request_.rates);
   }
 
   void open_placement() {

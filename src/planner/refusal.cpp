@@ -77,15 +77,13 @@ std::string assign(std::string_view key, std::string_view value) {
   return fmt::format("{}={}", key, value);
 }
 
-/// Adds more devices of those that the rank has, with the same results.
+/// Adds devices that the rank has and does not use.
 void add_devices(const PlanRequest& request, std::vector<Overrides>& changes) {
   PlanRequest open = request;
   open.config.pipeline.stages = 0;
   for (const std::uint32_t count : device_counts(open)) {
     if (count <= request.config.pipeline.stages || request.config.pipeline.stages == 0) continue;
-    changes.push_back(
-        {fmt::format("pipeline.stages={}", count),
-         fmt::format("model.vocabulary_tiles={}", request.config.model.vocabulary_tiles)});
+    changes.push_back({fmt::format("pipeline.stages={}", count)});
   }
 }
 

@@ -25,6 +25,7 @@
 #include "src/formats/merged_adapters.h"
 #include "src/train/evaluate.h"
 #include "src/train/initial_weights.h"
+#include "src/train/run_engine.h"
 #include "src/train/run_files.h"
 
 namespace ballast::train {
@@ -221,7 +222,7 @@ ModelEvaluation evaluate_model(const config::Config& config,
           .targets = found->targets,
           .sequences = source->size(),
           .seconds = seconds.count(),
-          .device = engine.device().description(),
+          .device = describe_devices(engine),
           .placement = engine::describe_placement(engine.blueprint()),
           .allocated = {allocated.begin(), allocated.end()}};
 }

@@ -18,6 +18,12 @@ void add_each(Values& sums, const Values& more) {
 
 }  // namespace
 
+std::string describe_devices(engine::Engine& engine) {
+  const std::uint32_t devices = engine.blueprint().problem.devices;
+  const std::string device = engine.device().description();
+  return devices == 1 ? device : fmt::format("{} devices: {}", devices, device);
+}
+
 RestartableEngine::RestartableEngine(engine::Blueprint blueprint, engine::EngineOptions options,
                                      const std::atomic<bool>* interrupted, comm::Ranks* ranks)
     : blueprint_(std::move(blueprint)),
@@ -63,17 +69,13 @@ engine::EngineTotals RestartableEngine::totals() const {
   return sums;
 }
 
-std::string RestartableEngine::describe_devices() {
-  const std::uint32_t devices = blueprint_.problem.devices;
-  const std::string device = engine_->device().description();
-  return devices == 1 ? device : fmt::format("{} devices: {}", devices, device);
-}
-
-std::size_t RestartableEngine::separate_devices() {
-  if (engine_->device().kind() != "cuda") return 1;
+double RestartableEngine::measure_gemm_peak(double seconds) {
+  const double one =
+      model::measure_gemm_peak(engine_->device(), blueprint_.type, seconds, options_.kernels.set);
+  if (engine_->device().kind() != "cuda") return one;
   const std::vector<std::uint32_t>& numbers = options_.device_numbers;
-  if (numbers.empty()) return blueprint_.problem.devices;
-  return std::set<std::uint32_t>(numbers.begin(), numbers.end()).size();
+  const std::set<std::uint32_t> gpus(numbers.begin(), numbers.end());
+  return one * static_cast<double>(gpus.empty() ? blueprint_.problem.devices : gpus.size());
 }
 
 std::string RestartableEngine::describe_update() {

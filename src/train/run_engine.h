@@ -36,6 +36,9 @@ auto as_step_failure(Work work) {
   }
 }
 
+/// Describes the devices of a rank, which are of one kind: "host device", "2 devices: host device".
+std::string describe_devices(engine::Engine& engine);
+
 /// The engine of a run, which is replaced when the run goes back to a checkpoint.
 class RestartableEngine {
  public:
@@ -60,13 +63,9 @@ class RestartableEngine {
   /// has failed, and it no longer waits for other ranks.
   void leave(bool jointly);
 
-  /// Describes the devices: "host CPU", or "2 devices: host CPU". All devices of a rank are of one
-  /// kind.
-  [[nodiscard]] std::string describe_devices();
-
-  /// Returns the number of devices that compute without sharing anything: different GPUs. Host
-  /// devices share the cores.
-  [[nodiscard]] std::size_t separate_devices();
+  /// Returns the peak of matrix products in FLOP/s: that of the first device, measured for
+  /// `seconds`, times the number of different GPUs. Host devices share the cores.
+  [[nodiscard]] double measure_gemm_peak(double seconds);
 
   /// Describes what computes the updates: an instruction set, or "on the GPU".
   [[nodiscard]] std::string describe_update();

@@ -77,14 +77,12 @@ class Trainer {
   /// Allocates everything before the first step.
   void prepare() {
     if (!is_root()) run_directory_.emplace(config_.ballast.out);  // perhaps on another machine
-    if (is_root()) observer_.planned(engine_.blueprint(), engine_.describe_devices());
+    if (is_root()) observer_.planned(engine_.blueprint(), describe_devices(*engine_));
     prediction_ = calibrate::RunPrediction::find(asked_, engine_.blueprint(),
                                                  plan_.given_rates ? &*plan_.given_rates : nullptr);
     // All ranks measure at the same time. The matrices are freed before the engine allocates.
-    gemm_peak_ = model::measure_gemm_peak(
-        engine_->device(), engine_.blueprint().type,
-        seconds_to_measure(engine_.blueprint(), config_.ballast.steps), config_.ballast.kernels);
-    gemm_peak_ *= static_cast<double>(engine_.separate_devices());
+    gemm_peak_ =
+        engine_.measure_gemm_peak(seconds_to_measure(engine_.blueprint(), config_.ballast.steps));
     measures_.emplace(engine_, gemm_peak_);
     if (is_root() && config_.ballast.save_weights) {
       check_room_for_weights(config_, engine_.blueprint().model);
@@ -284,7 +282,7 @@ class Trainer {
   void announce() {
     const engine::EngineTotals totals = engine_.totals();
     const RunStart start = {.blueprint = engine_.blueprint(),
-                            .device = engine_.describe_devices(),
+                            .device = describe_devices(*engine_),
                             .update_isa = engine_.describe_update(),
                             .io_backend = totals.io_backend,
                             .gemm_peak_flops = gemm_peak_,

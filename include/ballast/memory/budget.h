@@ -19,7 +19,7 @@ Bytes peak_resident_bytes();
 Bytes library_reserve(Bytes free);
 
 struct Budgets {
-  Bytes device = 0;  ///< of each device of the rank
+  Bytes device = 0;  ///< budget of each device
   Bytes host = 0;
 };
 

@@ -52,8 +52,8 @@ class Ledger {
   /// budget of `tier`; else "".
   [[nodiscard]] std::string name_device(Tier tier) const;
 
-  /// Returns a table with one row per line, and each tier's total and budget. Devices with equal
-  /// lines are listed once, others one by one.
+  /// Returns a table with one row per line, and each tier's total and budget. Devices whose
+  /// rows are equal are listed once, others one by one.
   [[nodiscard]] std::vector<std::string> table(const Budgets& budgets) const;
 
  private:

@@ -16,7 +16,7 @@ namespace ballast::planner {
 struct PlanChoices {
   std::uint64_t micro_batch = 0;   ///< counted like BatchSection::micro_batch
   std::uint64_t expert_ranks = 1;  ///< see model::Architecture
-  std::uint32_t devices = 1;       ///< of each rank
+  std::uint32_t devices = 1;       ///< number for each rank
   Elems sub_group_size = 0;
   memory::Budgets budgets;  ///< budgets of one rank
   step::Order order = step::Order::layer_major;

@@ -32,7 +32,7 @@ class Forecast:
     tokens_per_second: float  #: of all ranks
     tokens_per_step: int  #: of all ranks
     bottleneck: str  #: the lane that bounds the step, such as "compute" or "fetch"
-    peak_bytes: Mapping[str, int]  #: by tier
+    peak_bytes: Mapping[str, int]  #: by tier, of all devices of the rank
 
 
 class Plan:

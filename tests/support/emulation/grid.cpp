@@ -13,13 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include <dlfcn.h>
-#include <setjmp.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 
 #include "tests/support/emulation/approximate.h"
 #include "tests/support/emulation/late_work.h"
+#include "tests/support/emulation/stack_switch.h"
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
@@ -47,22 +45,10 @@ constexpr unsigned kGroup = 4 * kLanes;
 std::atomic<Order> order_of_threads = Order::forward;
 std::atomic<Watcher*> watcher = nullptr;
 
-/// Calls the _longjmp() of the C library. The address sanitizer replaces that function, and
-/// prepares all calls of functions that do not return, because frames may be left for good. Fibers
-/// leave no frame, and these preparations, with their system calls, took three quarters of the
-/// time.
-void long_jump(jmp_buf& to) {
-  using Jump = void (*)(jmp_buf, int);
-  static const auto jump = reinterpret_cast<Jump>(dlsym(RTLD_NEXT, "_longjmp"));
-  jump(to, 1);
-}
-
 enum class State { ready, at_block, at_warp, ended };
 
 struct Fiber {
-  ucontext_t context = {};
-  jmp_buf jump = {};
-  bool entered = false;
+  Stop stop;
   void* stack = nullptr;
   void* fake_stack = nullptr;  ///< stack of the address sanitizer
   State state = State::ready;
@@ -74,18 +60,6 @@ struct Fiber {
   std::byte given[2][kMostExchanged] = {};
   Groups<Copy> copies;
   Groups<Product> products;
-
-  /// Continues the fiber, which returns through `home`. Contexts save the signal mask with a system
-  /// call each time, jumps do not, so a context is used only for the first step onto the stack.
-  [[gnu::noinline]] void jump_from(jmp_buf& home) {
-    if (_setjmp(home) != 0) return;
-    if (entered) long_jump(jump);
-    entered = true;
-    setcontext(&context);
-  }
-  [[gnu::noinline]] void jump_to(jmp_buf& home) {
-    if (_setjmp(jump) == 0) long_jump(home);
-  }
 };
 
 /// Runs one block at a time, on the calling thread.
@@ -190,11 +164,9 @@ class Block {
       fiber.stack =
           mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (fiber.stack == MAP_FAILED) fail("no memory for a stack");
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack;
-      fiber.context.uc_stack.ss_size = kStack - (fibers_.size() - 1) % kColours * kColourBytes;
-      fiber.context.uc_link = nullptr;
-      makecontext(&fiber.context, &Block::start, 0);
+      auto* const stack = static_cast<std::byte*>(fiber.stack);
+      const std::size_t colour = (fibers_.size() - 1) % kColours;
+      fiber.stop.begin(&Block::start, stack, stack + kStack - colour * kColourBytes);
     }
     at_block_ = 0;
     for (unsigned warp = 0; warp < warps(); ++warp) ready_[warp] = end_of(warp) - warp * kLanes;
@@ -254,7 +226,7 @@ class Block {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(&fake_stack_, fiber.stack, kStack);
 #endif
-    fiber.jump_from(home_);
+    home_.continue_at(fiber.stop);
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(fake_stack_, nullptr, nullptr);
 #endif
@@ -263,7 +235,7 @@ class Block {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(&fiber.fake_stack, home_stack_, home_size_);
 #endif
-    fiber.jump_to(home_);
+    fiber.stop.continue_at(home_);
     arrived(fiber.fake_stack);
   }
   void arrived([[maybe_unused]] void* fake_stack) {
@@ -328,7 +300,7 @@ class Block {
   const std::function<void()>* body_ = nullptr;
   std::vector<std::byte> shared_;
   std::vector<std::unique_ptr<Fiber>> fibers_;
-  jmp_buf home_ = {};
+  Stop home_;
   void* fake_stack_ = nullptr;
   const void* home_stack_ = nullptr;
   std::size_t home_size_ = 0;

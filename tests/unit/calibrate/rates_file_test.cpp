@@ -250,7 +250,7 @@ TEST(RatesFile, TheMachinesThatComeWithItHaveWhatEveryPlanNeeds) {
     expect_error(ErrorCategory::config, {rates.name, "network_gbps is missing"},
                  [&] { simulate(larger, rates); });
   }
-  EXPECT_EQ(files, 5U);
+  EXPECT_EQ(files, 7U);
 }
 
 TEST(RatesFile, EveryKeyIsInTheReadme) {

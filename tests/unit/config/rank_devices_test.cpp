@@ -69,22 +69,15 @@ TEST(RankDevices, OnesWithoutABlockAreRefused) {
             std::string::npos);
 }
 
-TEST(RankDevices, TheVocabularyIsCutEquallyForAllNumbersOfDevices) {
-  for (const char* stages : {"2", "3", "auto"}) {
-    const Config c = parse_text(kMinimal, {std::string("pipeline.stages=") + stages});
-    EXPECT_EQ(c.model.vocabulary_tiles, 8U) << stages;
-    bool noted = false;
-    for (const std::string& note : c.notes) {
-      noted = noted || note.starts_with("model.vocabulary_tiles: \"auto\" is 8, ");
+TEST(RankDevices, TheTilesOfTheVocabularyDoNotDependOnTheirNumber) {
+  for (const char* vocabulary : {"1000", "3000000"}) {
+    const std::string size = std::string("model.vocab_size=") + vocabulary;
+    const std::uint64_t one = parse_text(kMinimal, {size}).model.vocabulary_tiles;
+    EXPECT_EQ(one > 1, size.ends_with("3000000"));
+    for (const char* stages : {"pipeline.stages=2", "pipeline.stages=auto"}) {
+      EXPECT_EQ(parse_text(kMinimal, {size, stages}).model.vocabulary_tiles, one) << stages;
     }
-    EXPECT_TRUE(noted);
   }
-  const Config named = parse_text(kMinimal, {"pipeline.stages=2", "model.vocabulary_tiles=3"});
-  EXPECT_EQ(named.model.vocabulary_tiles, 3U);
-  const Config tiny = parse_text(kMinimal, {"pipeline.stages=2", "model.vocab_size=50",
-                                            "data={\"tokens\": \"a.bin\", "
-                                            "\"sequence_length\": 4}"});
-  EXPECT_EQ(tiny.model.vocabulary_tiles, 4U) << "a tile has at least 16 tokens";
 }
 
 TEST(RankDevices, NamesOfOtherProgramsAreCorrected) {

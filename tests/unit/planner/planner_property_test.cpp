@@ -213,7 +213,6 @@ void add_devices(test::RandomRun& run, std::uint64_t seed) {
   if (seed % 3 != 0 || config.ballast.order == step::Order::micro_batch_major) return;
   const std::uint64_t devices = std::min(2 + seed / 3 % 3, config.model.num_layers);
   run.overrides.push_back(fmt::format("pipeline.stages={}", devices));
-  run.overrides.push_back(fmt::format("model.vocabulary_tiles={}", config.model.vocabulary_tiles));
 }
 
 memory::Ledger draw_plan(test::Dice& dice, const PlanRequest& request) {

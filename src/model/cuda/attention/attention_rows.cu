@@ -7,7 +7,7 @@
 namespace ballast::model::cuda {
 namespace {
 
-constexpr unsigned kThreads = 128;
+constexpr unsigned kRowThreads = 128;
 
 /// 8 elements, which one thread reads at once.
 template <class T>
@@ -17,11 +17,12 @@ struct alignas(16) Part {
 
 /// `lanes` threads, a power of two, share a row. Blocks are x: tokens, y: heads, z: sequences.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    gather(AttentionShape shape, unsigned lanes, const T* out, const float* log_sums, const T* dout,
-           QueryRow* rows) {
+__global__ void __launch_bounds__(kRowThreads)
+    gather_rows(AttentionShape shape, unsigned lanes, const T* out, const float* log_sums,
+                const T* dout, QueryRow* rows) {
   const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.y);
-  const std::size_t position = std::size_t{blockIdx.x} * (kThreads / lanes) + threadIdx.x / lanes;
+  const std::size_t position =
+      std::size_t{blockIdx.x} * (kRowThreads / lanes) + threadIdx.x / lanes;
   const std::size_t column = threadIdx.x % lanes * 8;
   float sum = 0.0F;
   if (position < shape.length && column < shape.head_dim) {
@@ -50,7 +51,7 @@ std::size_t attention_scratch_bytes(const AttentionShape& shape, std::size_t /*e
 template <class T>
 cudaError_t gather_query_rows(cudaStream_t stream, const AttentionShape& shape, const T* out,
                               const float* log_sums, const T* dout, QueryRow* rows) {
-  return device::launch(by_query_rows(stream, shape, kThreads), &gather<T>, shape,
+  return device::launch(by_query_rows(stream, shape, kRowThreads), &gather_rows<T>, shape,
                         lanes_of_row(shape), out, log_sums, dout, rows);
 }
 

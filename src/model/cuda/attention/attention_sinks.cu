@@ -13,15 +13,16 @@ namespace {
 // A sink adds to the sum of a softmax but has no value, so it scales the result of attention by a
 // factor below 1. So sinks need no other attention kernels and also work with cuDNN's.
 
-constexpr unsigned kThreads = 128;
+constexpr unsigned kSinkThreads = 128;
 
 /// `lanes` threads, a power of two, share a row, with 8 columns each. Blocks are x: tokens, y:
 /// heads, z: sequences.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    add(AttentionShape shape, unsigned lanes, const T* sinks, T* out, float* log_sums) {
+__global__ void __launch_bounds__(kSinkThreads)
+    add_sink(AttentionShape shape, unsigned lanes, const T* sinks, T* out, float* log_sums) {
   const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.y);
-  const std::size_t position = std::size_t{blockIdx.x} * (kThreads / lanes) + threadIdx.x / lanes;
+  const std::size_t position =
+      std::size_t{blockIdx.x} * (kSinkThreads / lanes) + threadIdx.x / lanes;
   const std::size_t column = threadIdx.x % lanes * device::kEight;
   const bool here = position < shape.length;
   const float sink = device::widen(sinks[blockIdx.y]);
@@ -42,14 +43,15 @@ __global__ void __launch_bounds__(kThreads)
 
 /// There is one block per head.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    differentiate(AttentionShape shape, const T* sinks, const QueryRow* rows, float* gradient) {
+__global__ void __launch_bounds__(kSinkThreads)
+    differentiate_sinks(AttentionShape shape, const T* sinks, const QueryRow* rows,
+                        float* gradient) {
   __shared__ double shared[device::kWarp];
   const float sink = device::widen(sinks[blockIdx.x]) * kLog2E;
   double sum[1] = {};
   for (std::size_t sequence = 0; sequence < shape.sequences; ++sequence) {
     const QueryRow* const own = rows + (sequence * shape.heads + blockIdx.x) * padded_length(shape);
-    for (std::size_t i = threadIdx.x; i < shape.length; i += kThreads) {
+    for (std::size_t i = threadIdx.x; i < shape.length; i += kSinkThreads) {
       sum[0] -= static_cast<double>(exp2f(sink - own[i].log_sum) * own[i].delta);
     }
   }
@@ -64,8 +66,8 @@ cudaError_t add_sinks(cudaStream_t stream, const AttentionShape& shape, const T*
                       float* log_sums) {
   if (shape.log_sums() == 0) return cudaSuccess;
   if (!has_kernels(shape)) return cudaErrorInvalidValue;
-  return device::launch(by_query_rows(stream, shape, kThreads), &add<T>, shape, lanes_of_row(shape),
-                        sinks, out, log_sums);
+  return device::launch(by_query_rows(stream, shape, kSinkThreads), &add_sink<T>, shape,
+                        lanes_of_row(shape), sinks, out, log_sums);
 }
 
 template <class T>
@@ -73,8 +75,8 @@ cudaError_t add_sink_gradients(cudaStream_t stream, const AttentionShape& shape,
                                const void* scratch, float* gradient) {
   if (shape.log_sums() == 0) return cudaSuccess;
   return device::launch(
-      {.stream = stream, .blocks = static_cast<unsigned>(shape.heads), .threads = kThreads},
-      &differentiate<T>, shape, sinks, static_cast<const QueryRow*>(scratch), gradient);
+      {.stream = stream, .blocks = static_cast<unsigned>(shape.heads), .threads = kSinkThreads},
+      &differentiate_sinks<T>, shape, sinks, static_cast<const QueryRow*>(scratch), gradient);
 }
 
 template cudaError_t add_sinks(cudaStream_t, const AttentionShape&, const float*, float*, float*);

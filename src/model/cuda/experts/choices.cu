@@ -9,14 +9,14 @@
 namespace ballast::model::cuda {
 namespace {
 
-constexpr unsigned kThreads = 256;
+constexpr unsigned kChoiceThreads = 256;
 /// Choices that a block keeps in shared memory at a time.
-constexpr unsigned kTile = 2048;
-constexpr unsigned kEach = kOneAccess<std::int32_t>;
+constexpr unsigned kChoiceTile = 2048;
+constexpr unsigned kChoicesEach = kOneAccess<std::int32_t>;
 /// Threads of the block that adds the groups.
 constexpr unsigned kScanThreads = 1024;
 /// Groups whose counts a thread prefetches.
-constexpr unsigned kAhead = 16;
+constexpr unsigned kChoicesAhead = 16;
 
 /// The choices of a router.
 struct Choices {
@@ -28,42 +28,42 @@ struct Choices {
 
 /// Returns the thread's expert, which may be beyond the last one.
 __device__ unsigned own_expert() {
-  return blockIdx.y * kThreads + threadIdx.x;
+  return blockIdx.y * kChoiceThreads + threadIdx.x;
 }
 
 /// Calls visit(number) for each choice of the thread's expert in the block's group, in order.
 template <class Visit>
 __device__ void each_choice(const Choices& choices, const Visit& visit) {
-  alignas(16) __shared__ std::int32_t tile[kTile];
+  alignas(16) __shared__ std::int32_t tile[kChoiceTile];
   const std::uint32_t expert = own_expert();
   const unsigned begin = blockIdx.x * choices.of_group;
   const unsigned end =
       choices.count - begin < choices.of_group ? choices.count : begin + choices.of_group;
-  for (unsigned start = begin; start < end; start += kTile) {
-    const unsigned here = end - start < kTile ? end - start : kTile;
+  for (unsigned start = begin; start < end; start += kChoiceTile) {
+    const unsigned here = end - start < kChoiceTile ? end - start : kChoiceTile;
     __syncthreads();  // all threads are done with the previous tile
-    for (unsigned i = threadIdx.x; i < kTile; i += kThreads) {
+    for (unsigned i = threadIdx.x; i < kChoiceTile; i += kChoiceThreads) {
       tile[i] = i < here ? choices.chosen[start + i] : -1;
     }
     __syncthreads();
-    for (unsigned i = 0; i < here; i += kEach) {
+    for (unsigned i = 0; i < here; i += kChoicesEach) {
       const uint4 word = device::load_16(tile + i);
-      const std::uint32_t some[kEach] = {word.x, word.y, word.z, word.w};
-      for (unsigned j = 0; j < kEach; ++j) {
+      const std::uint32_t some[kChoicesEach] = {word.x, word.y, word.z, word.w};
+      for (unsigned j = 0; j < kChoicesEach; ++j) {
         if (some[j] == expert) visit(start + i + j);
       }
     }
   }
 }
 
-/// Writes counts [groups, experts], with one block per group (x) and kThreads experts (y). Also
-/// writes -1 to all places; padding keeps it.
-__global__ void __launch_bounds__(kThreads)
+/// Writes counts [groups, experts], with one block per group (x) and kChoiceThreads experts (y).
+/// Also writes -1 to all places; padding keeps it.
+__global__ void __launch_bounds__(kChoiceThreads)
     count_choices(Choices choices, std::int32_t* counts, std::int32_t* places) {
   if (blockIdx.y == 0) {
     const unsigned begin = blockIdx.x * choices.of_group;
     for (unsigned i = threadIdx.x; i < choices.of_group && i < choices.count - begin;
-         i += kThreads) {
+         i += kChoiceThreads) {
       places[begin + i] = -1;
     }
   }
@@ -93,14 +93,14 @@ __device__ std::int32_t sum_so_far(std::int32_t value, std::int32_t* shared) {
 template <class Body>
 __device__ void replace_counts(std::int32_t* counts, std::size_t groups, std::size_t experts,
                                const Body& body) {
-  for (std::size_t first = 0; first < groups; first += kAhead) {
-    std::int32_t some[kAhead];
+  for (std::size_t first = 0; first < groups; first += kChoicesAhead) {
+    std::int32_t some[kChoicesAhead];
 #pragma unroll
-    for (unsigned i = 0; i < kAhead; ++i) {
+    for (unsigned i = 0; i < kChoicesAhead; ++i) {
       some[i] = first + i < groups ? counts[(first + i) * experts] : 0;
     }
 #pragma unroll
-    for (unsigned i = 0; i < kAhead; ++i) {
+    for (unsigned i = 0; i < kChoicesAhead; ++i) {
       if (first + i < groups) counts[(first + i) * experts] = body(some[i]);
     }
   }
@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(kScanThreads)
   if (starts != nullptr && threadIdx.x == 0) starts[experts] = before;
 }
 
-/// There is one block per group (x) and kThreads experts (y).
-__global__ void __launch_bounds__(kThreads)
+/// There is one block per group (x) and kChoiceThreads experts (y).
+__global__ void __launch_bounds__(kChoiceThreads)
     place_choices(Choices choices, const std::int32_t* starts, std::int32_t* places) {
   std::int32_t* next = places;
   if (own_expert() < choices.experts) {
@@ -156,8 +156,8 @@ cudaError_t sort_choices(cudaStream_t stream, const RouterShape& shape, const Ro
                            .experts = static_cast<unsigned>(shape.experts)};
   const device::LaunchConfig by_group = {
       .stream = stream,
-      .blocks = {static_cast<unsigned>(groups.count), blocks_for(shape.experts, kThreads)},
-      .threads = kThreads};
+      .blocks = {static_cast<unsigned>(groups.count), blocks_for(shape.experts, kChoiceThreads)},
+      .threads = kChoiceThreads};
   if (groups.count > 0) {
     const cudaError_t code =
         device::launch(by_group, &count_choices, choices, counts, routing.places);

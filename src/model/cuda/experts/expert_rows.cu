@@ -36,7 +36,8 @@ __device__ Piece<T> times(const Piece<T>& piece, float factor) {
 
 /// There is one block per row of y and part of its columns.
 template <class T>
-__global__ void gather(ExpertRows rows, const T* x, const float* weights, T* y, std::size_t width) {
+__global__ void gather_to_experts(ExpertRows rows, const T* x, const float* weights, T* y,
+                                  std::size_t width) {
   const std::size_t column = own_column<T>();
   if (column >= width) return;
   Piece<T> piece;
@@ -82,7 +83,7 @@ __global__ void put(ExpertRows rows, const float* values, const float* weights, 
 
 /// There is one block per row and part of its columns.
 template <class T>
-__global__ void add_to_rows(const T* bias, float* y, std::size_t width) {
+__global__ void add_bias_to_rows(const T* bias, float* y, std::size_t width) {
   const std::size_t column = own_column<float>();
   if (column >= width) return;
   float* const to = y + blockIdx.x * width + column;
@@ -93,8 +94,8 @@ __global__ void add_to_rows(const T* bias, float* y, std::size_t width) {
 }
 
 /// There is one block per choice and part of its columns.
-__global__ void add(ExpertRows rows, const float* y, const float* weights, float* sums,
-                    std::size_t width) {
+__global__ void add_rows_to_sums(ExpertRows rows, const float* y, const float* weights, float* sums,
+                                 std::size_t width) {
   const std::size_t column = own_column<float>();
   if (column >= width) return;
   const unsigned place = place_of(rows, blockIdx.x);
@@ -120,7 +121,8 @@ template <class T>
 cudaError_t gather_rows(cudaStream_t stream, const ExpertRows& rows, const T* x,
                         const float* weights, T* y, std::size_t padded, std::size_t width) {
   if (padded == 0 || width == 0) return cudaSuccess;
-  return device::launch(by_rows<T>(stream, padded, width), &gather<T>, rows, x, weights, y, width);
+  return device::launch(by_rows<T>(stream, padded, width), &gather_to_experts<T>, rows, x, weights,
+                        y, width);
 }
 
 template <class T>
@@ -153,14 +155,14 @@ template <class T>
 cudaError_t add_bias(cudaStream_t stream, const T* bias, float* y, std::size_t rows,
                      std::size_t width) {
   if (rows == 0 || width == 0) return cudaSuccess;
-  return device::launch(by_rows<float>(stream, rows, width), &add_to_rows<T>, bias, y, width);
+  return device::launch(by_rows<float>(stream, rows, width), &add_bias_to_rows<T>, bias, y, width);
 }
 
 cudaError_t add_rows(cudaStream_t stream, const ExpertRows& rows, const float* y,
                      const float* weights, float* sums, std::size_t width) {
   if (rows.count == 0 || width == 0) return cudaSuccess;
-  return device::launch(by_rows<float>(stream, rows.count, width), &add, rows, y, weights, sums,
-                        width);
+  return device::launch(by_rows<float>(stream, rows.count, width), &add_rows_to_sums, rows, y,
+                        weights, sums, width);
 }
 
 template cudaError_t gather_rows(cudaStream_t, const ExpertRows&, const float*, const float*,

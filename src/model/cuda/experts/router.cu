@@ -11,12 +11,12 @@
 namespace ballast::model::cuda {
 namespace {
 
-constexpr unsigned kThreads = kRowsOfBlock * kWarp;
-/// Threads that share a column; each takes every kStrands-th row or group.
-constexpr unsigned kStrands = kThreads / kWarp;
+constexpr unsigned kRouterThreads = kRowsOfBlock * kWarp;
+/// Threads that share a column; each takes every kRouterStrands-th row or group.
+constexpr unsigned kRouterStrands = kRouterThreads / kWarp;
 /// Bits per word in the set of a row's experts.
 constexpr unsigned kBits = 32;
-constexpr unsigned kNone = std::numeric_limits<unsigned>::max();
+constexpr unsigned kNoCandidate = std::numeric_limits<unsigned>::max();
 
 /// The part of a RouterShape that kernels use.
 struct Shape {
@@ -36,7 +36,7 @@ Shape shape_of(const RouterShape& shape) {
 
 /// Launches one warp per row.
 device::LaunchConfig by_warps(cudaStream_t stream, std::size_t rows) {
-  return {.stream = stream, .blocks = blocks_for(rows, kRowsOfBlock), .threads = kThreads};
+  return {.stream = stream, .blocks = blocks_for(rows, kRowsOfBlock), .threads = kRouterThreads};
 }
 
 /// Returns the largest logit of a row, ignoring NaN.
@@ -101,7 +101,7 @@ __device__ unsigned best_of(const float* logits, unsigned experts, const Taken& 
   // A NaN counts as the largest.
   if (logits[first] != logits[first]) return first;
   float most = -HUGE_VALF;
-  unsigned best = kNone;
+  unsigned best = kNoCandidate;
   const auto offer = [&](float logit, unsigned expert) {
     if (!(logit > most || (logit == most && expert < best))) return;
     most = logit;
@@ -133,7 +133,7 @@ __device__ void decide_nothing(const Shape& shape, std::size_t row, const Routin
 
 /// Softmax, choice and weights, with one warp per row.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kRouterThreads)
     decide(Shape shape, float* logits, const T* bias, const std::int32_t* targets, Routing to) {
   const Team<Fit::warp> team;
   const std::size_t row = team.number();
@@ -174,18 +174,18 @@ __global__ void __launch_bounds__(kThreads)
 /// Sums the strands' values for the lane's column. The result is in the threads of the first
 /// strand.
 __device__ double sum_of_strands(double value) {
-  __shared__ double strands[kStrands][kWarp];
+  __shared__ double strands[kRouterStrands][kWarp];
   const unsigned lane = threadIdx.x % kWarp;
   strands[threadIdx.x / kWarp][lane] = value;
   __syncthreads();
   double sum = 0.0;
-  for (unsigned i = 0; i < kStrands; ++i) sum += strands[i][lane];
+  for (unsigned i = 0; i < kRouterStrands; ++i) sum += strands[i][lane];
   return sum;
 }
 
 /// Writes sums [groups, experts] of the probabilities, with one block per kWarp experts (x) and
 /// group (y).
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kRouterThreads)
     sum_probabilities(const float* probabilities, std::size_t rows, std::size_t experts,
                       std::size_t of_group, double* sums) {
   const std::size_t expert = std::size_t{blockIdx.x} * kWarp + threadIdx.x % kWarp;
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::size_t end = begin + of_group < rows ? begin + of_group : rows;
   double sum = 0.0;
   if (expert < experts) {
-    for (std::size_t row = begin + threadIdx.x / kWarp; row < end; row += kStrands) {
+    for (std::size_t row = begin + threadIdx.x / kWarp; row < end; row += kRouterStrands) {
       sum += static_cast<double>(probabilities[row * experts + expert]);
     }
   }
@@ -218,13 +218,13 @@ __device__ unsigned choices_below(const Routing& routing, unsigned choices, std:
 }
 
 /// There is one block per kWarp experts.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kRouterThreads)
     add_groups(const double* sums, std::size_t groups, std::size_t experts, Routing routing,
                unsigned choices, bool first, RouterTotals totals) {
   const std::size_t expert = std::size_t{blockIdx.x} * kWarp + threadIdx.x % kWarp;
   double sum = 0.0;
   if (expert < experts) {
-    for (std::size_t group = threadIdx.x / kWarp; group < groups; group += kStrands) {
+    for (std::size_t group = threadIdx.x / kWarp; group < groups; group += kRouterStrands) {
       sum += sums[group * experts + expert];
     }
   }
@@ -237,12 +237,12 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// There is one block; each thread adds a part.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kRouterThreads)
     add_squares(const float* log_sums, std::size_t rows, bool first, double* squares) {
   __shared__ double shared[kWarp];
   double sum[1] = {};
 #pragma unroll 8
-  for (std::size_t row = threadIdx.x; row < rows; row += kThreads) {
+  for (std::size_t row = threadIdx.x; row < rows; row += kRouterThreads) {
     const auto value = static_cast<double>(log_sums[row]);
     sum[0] += value * value;
   }
@@ -251,17 +251,19 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// There is one block.
-__global__ void __launch_bounds__(kThreads)
-    find_losses(RouterTotals totals, std::size_t experts, std::size_t per_token, double* losses) {
+__global__ void __launch_bounds__(kRouterThreads)
+    find_router_losses(RouterTotals totals, std::size_t experts, std::size_t per_token,
+                       double* losses) {
   __shared__ double counts[kWarp];
   __shared__ double shared[kWarp];
   double choices[1] = {};
-  for (std::size_t e = threadIdx.x; e < experts; e += kThreads) choices[0] += totals.choices[e];
+  for (std::size_t e = threadIdx.x; e < experts; e += kRouterThreads)
+    choices[0] += totals.choices[e];
   device::block_sum(choices, counts);
   // Number of rows of all routers; all rows may be padding.
   const double rows = choices[0] > 0.0 ? choices[0] / static_cast<double>(per_token) : 1.0;
   double balance[1] = {};
-  for (std::size_t e = threadIdx.x; e < experts; e += kThreads) {
+  for (std::size_t e = threadIdx.x; e < experts; e += kRouterThreads) {
     balance[0] += totals.choices[e] / rows * (totals.probabilities[e] / rows);
   }
   device::block_sum(balance, shared);
@@ -302,7 +304,8 @@ struct OfLosses {
 
 /// There is one warp per row. First writes the gradients as if no expert were chosen.
 template <class T>
-__global__ void __launch_bounds__(kThreads) differentiate(Derivatives of, T* gradients) {
+__global__ void __launch_bounds__(kRouterThreads)
+    differentiate_router(Derivatives of, T* gradients) {
   const Team<Fit::warp> team;
   const std::size_t row = team.number();
   if (row >= of.shape.rows) return;
@@ -377,21 +380,21 @@ cudaError_t add_router_totals(cudaStream_t stream, const RouterShape& shape, con
     const cudaError_t code = device::launch(
         {.stream = stream,
          .blocks = {columns, static_cast<unsigned>(groups.count)},
-         .threads = kThreads},
+         .threads = kRouterThreads},
         &sum_probabilities, routing.probabilities, shape.rows, shape.experts, groups.rows, sums);
     if (code != cudaSuccess) return code;
   }
   const cudaError_t code = device::launch(
-      {.stream = stream, .blocks = columns, .threads = kThreads}, &add_groups, sums, groups.count,
-      shape.experts, routing, static_cast<unsigned>(shape.choices()), first, totals);
+      {.stream = stream, .blocks = columns, .threads = kRouterThreads}, &add_groups, sums,
+      groups.count, shape.experts, routing, static_cast<unsigned>(shape.choices()), first, totals);
   if (code != cudaSuccess) return code;
-  return device::launch({.stream = stream, .threads = kThreads}, &add_squares, routing.log_sums,
-                        shape.rows, first, totals.squares);
+  return device::launch({.stream = stream, .threads = kRouterThreads}, &add_squares,
+                        routing.log_sums, shape.rows, first, totals.squares);
 }
 
 cudaError_t router_losses(cudaStream_t stream, const RouterShape& shape, const RouterTotals& totals,
                           double* losses) {
-  return device::launch({.stream = stream, .threads = kThreads}, &find_losses, totals,
+  return device::launch({.stream = stream, .threads = kRouterThreads}, &find_router_losses, totals,
                         shape.experts, shape.per_token, losses);
 }
 
@@ -402,7 +405,7 @@ cudaError_t router_gradient(cudaStream_t stream, const RouterShape& shape, const
   if (shape.rows == 0) return cudaSuccess;
   const Derivatives of = {
       .shape = shape_of(shape), .routing = routing, .choices = totals.choices, .scales = scales};
-  return device::launch(by_warps(stream, shape.rows), &differentiate<T>, of, gradients);
+  return device::launch(by_warps(stream, shape.rows), &differentiate_router<T>, of, gradients);
 }
 
 template cudaError_t route(cudaStream_t, const RouterShape&, float*, const float*,

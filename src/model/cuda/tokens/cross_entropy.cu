@@ -8,26 +8,26 @@
 namespace ballast::model::cuda {
 namespace {
 
-constexpr unsigned kThreads = 512;
-constexpr unsigned kWarps = kThreads / device::kWarp;
+constexpr unsigned kEntropyThreads = 512;
+constexpr unsigned kWarps = kEntropyThreads / device::kWarp;
 /// Parts of a row that a thread keeps in registers at once.
 constexpr unsigned kPieces = 2;
-constexpr unsigned kEach = device::kOneAccess<float>;
+constexpr unsigned kEntropyEach = device::kOneAccess<float>;
 /// Logits that the block keeps in registers at once.
-constexpr unsigned kChunk = kThreads * kPieces * kEach;
+constexpr unsigned kChunk = kEntropyThreads * kPieces * kEntropyEach;
 
 /// Returns the first element of the thread's part `i` of a chunk.
 __device__ unsigned place_of(unsigned chunk, unsigned i) {
-  return chunk + (i * kThreads + threadIdx.x) * kEach;
+  return chunk + (i * kEntropyThreads + threadIdx.x) * kEntropyEach;
 }
 
 /// Loads the thread's part of a chunk, padded with -infinity, whose exponential is 0.
 __device__ void load_chunk(const float* row, unsigned chunk, unsigned vocabulary,
-                           float (&x)[kPieces][kEach]) {
+                           float (&x)[kPieces][kEntropyEach]) {
   for (unsigned i = 0; i < kPieces; ++i) {
     const unsigned at = place_of(chunk, i);
     if (at < vocabulary) device::read(row + at, x[i]);
-    for (unsigned j = 0; j < kEach; ++j) {
+    for (unsigned j = 0; j < kEntropyEach; ++j) {
       if (at + j >= vocabulary) x[i][j] = -HUGE_VALF;
     }
   }
@@ -44,12 +44,12 @@ struct PartialSum {
   float largest = -FLT_MAX;
   float sum = 0.0F;
 
-  __device__ void add(const float (&x)[kEach]) {
+  __device__ void add(const float (&x)[kEntropyEach]) {
     float most = largest;
-    for (unsigned j = 0; j < kEach; ++j) most = x[j] > most ? x[j] : most;
+    for (unsigned j = 0; j < kEntropyEach; ++j) most = x[j] > most ? x[j] : most;
     if (most > largest) sum *= exponential(largest, most);
     largest = most;
-    for (unsigned j = 0; j < kEach; ++j) sum += exponential(x[j], largest);
+    for (unsigned j = 0; j < kEntropyEach; ++j) sum += exponential(x[j], largest);
   }
 };
 
@@ -92,11 +92,11 @@ struct RowGradient {
 template <class T>
 __device__ void replace_by_gradient(float* row, unsigned vocabulary, const RowGradient& gradient) {
   T* const out = reinterpret_cast<T*>(row);
-  struct alignas(kEach * sizeof(T)) Narrow {
-    T values[kEach];
+  struct alignas(kEntropyEach * sizeof(T)) Narrow {
+    T values[kEntropyEach];
   };
   for (unsigned chunk = 0; chunk < vocabulary; chunk += kChunk) {
-    float x[kPieces][kEach];
+    float x[kPieces][kEntropyEach];
     load_chunk(row, chunk, vocabulary, x);
     // All threads must have read their logits before they are overwritten.
     if constexpr (sizeof(T) < sizeof(float)) __syncthreads();
@@ -104,7 +104,7 @@ __device__ void replace_by_gradient(float* row, unsigned vocabulary, const RowGr
       const unsigned at = place_of(chunk, i);
       if (at >= vocabulary) continue;
       Narrow narrowed;
-      for (unsigned j = 0; j < kEach; ++j) {
+      for (unsigned j = 0; j < kEntropyEach; ++j) {
         float e = exponential(x[i][j], gradient.largest);
         // The one-hot is subtracted before rounding, so that p - 1 keeps its precision near p = 1.
         if (at + j == gradient.target) {
@@ -119,7 +119,7 @@ __device__ void replace_by_gradient(float* row, unsigned vocabulary, const RowGr
 
 template <class T>
 __device__ void clear_row(T* row, unsigned vocabulary) {
-  for (unsigned i = threadIdx.x; i < vocabulary; i += kThreads) device::narrow(0.0F, row[i]);
+  for (unsigned i = threadIdx.x; i < vocabulary; i += kEntropyThreads) device::narrow(0.0F, row[i]);
 }
 
 /// Column of the target in the tile. It is at least the tile's width if the target is in another
@@ -129,7 +129,7 @@ __device__ unsigned column_of(const LogitTile& tile, std::int32_t target) {
 }
 
 /// There is one block per row.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kEntropyThreads)
     add_to_sums(LogitTile tile, const std::int32_t* targets, bool first, RowSum<float>* sums) {
   __shared__ float largest_of[kWarps];
   __shared__ double sum_of[kWarps];
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto width = static_cast<unsigned>(tile.width);
   PartialSum partial;
   for (unsigned chunk = 0; chunk < width; chunk += kChunk) {
-    float x[kPieces][kEach];
+    float x[kPieces][kEntropyEach];
     load_chunk(row, chunk, width, x);
     for (unsigned i = 0; i < kPieces; ++i) partial.add(x[i]);
   }
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads)
 
 /// There is one block per row.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kEntropyThreads)
     replace_by_gradients(LogitTile tile, const std::int32_t* targets, float scale,
                          const float* weights, const RowSum<float>* sums) {
   float* const row = tile.logits + blockIdx.x * tile.stride;
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void find_losses(const RowSum<float>* sums, const std::int32_t* targets,
                             std::size_t rows, double* losses) {
-  const std::size_t i = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t i = std::size_t{blockIdx.x} * kEntropyThreads + threadIdx.x;
   if (i >= rows) return;
   const RowSum<float> sum = sums[i];
   losses[i] = targets[i] < 0 ? 0.0
@@ -188,12 +188,12 @@ __global__ void find_losses(const RowSum<float>* sums, const std::int32_t* targe
 __device__ double sum_of_losses(const double* losses, std::size_t count, double* shared) {
   double partial = 0.0;
 #pragma unroll 8
-  for (std::size_t i = threadIdx.x; i < count; i += kThreads) partial += losses[i];
+  for (std::size_t i = threadIdx.x; i < count; i += kEntropyThreads) partial += losses[i];
   return block_sum(partial, shared);
 }
 
 /// There is one block per part.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kEntropyThreads)
     add_losses(const double* losses, std::size_t count, double* sums) {
   __shared__ double sum_of[kWarps];
   const double total = sum_of_losses(losses + blockIdx.x * count, count, sum_of);
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// There is one block per pair.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kEntropyThreads)
     find_pairs(PairRows rows, Preference how, PairResult* results) {
   __shared__ double chosen_of[kWarps];
   __shared__ double rejected_of[kWarps];
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kThreads)
   const double chosen = sum_of_losses(rows.losses + first, rows.length, chosen_of);
   const double rejected = sum_of_losses(rows.losses + second, rows.length, rejected_of);
   double counted = 0.0;
-  for (std::size_t i = threadIdx.x; i < 2 * rows.length; i += kThreads) {
+  for (std::size_t i = threadIdx.x; i < 2 * rows.length; i += kEntropyThreads) {
     counted += rows.targets[first + i] >= 0 ? 1.0 : 0.0;
   }
   WeighedPair found;
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kThreads)
     const double* const own = rows.reference + std::size_t{2} * blockIdx.x;
     found = weigh_pair(how, {chosen, own[0]}, {rejected, own[1]});
   }
-  for (std::size_t i = threadIdx.x; i < rows.length; i += kThreads) {
+  for (std::size_t i = threadIdx.x; i < rows.length; i += kEntropyThreads) {
     rows.weights[first + i] = found.weight;
     rows.weights[second + i] = -found.weight;
   }
@@ -232,7 +232,7 @@ cudaError_t sum_logits(cudaStream_t stream, const LogitTile& tile, const std::in
                        bool first, RowSum<float>* sums) {
   if (tile.rows == 0) return cudaSuccess;
   return device::launch(
-      {.stream = stream, .blocks = static_cast<unsigned>(tile.rows), .threads = kThreads},
+      {.stream = stream, .blocks = static_cast<unsigned>(tile.rows), .threads = kEntropyThreads},
       &add_to_sums, tile, targets, first, sums);
 }
 
@@ -241,29 +241,29 @@ cudaError_t logit_gradients(cudaStream_t stream, const LogitTile& tile, const st
                             float scale, const float* weights, const RowSum<float>* sums) {
   if (tile.rows == 0) return cudaSuccess;
   return device::launch(
-      {.stream = stream, .blocks = static_cast<unsigned>(tile.rows), .threads = kThreads},
+      {.stream = stream, .blocks = static_cast<unsigned>(tile.rows), .threads = kEntropyThreads},
       &replace_by_gradients<T>, tile, targets, scale, weights, sums);
 }
 
 cudaError_t row_losses(cudaStream_t stream, const RowSum<float>* sums, const std::int32_t* targets,
                        std::size_t rows, double* losses) {
   if (rows == 0) return cudaSuccess;
-  const auto blocks = static_cast<unsigned>((rows + kThreads - 1) / kThreads);
-  return device::launch({.stream = stream, .blocks = blocks, .threads = kThreads}, &find_losses,
-                        sums, targets, rows, losses);
+  const auto blocks = static_cast<unsigned>((rows + kEntropyThreads - 1) / kEntropyThreads);
+  return device::launch({.stream = stream, .blocks = blocks, .threads = kEntropyThreads},
+                        &find_losses, sums, targets, rows, losses);
 }
 
 cudaError_t sum_losses(cudaStream_t stream, const double* losses, std::size_t count,
                        std::size_t parts, double* sums) {
   return device::launch(
-      {.stream = stream, .blocks = static_cast<unsigned>(parts), .threads = kThreads}, &add_losses,
-      losses, count, sums);
+      {.stream = stream, .blocks = static_cast<unsigned>(parts), .threads = kEntropyThreads},
+      &add_losses, losses, count, sums);
 }
 
 cudaError_t dpo_loss(cudaStream_t stream, const PairRows& rows, const Preference& how,
                      PairResult* results) {
   return device::launch(
-      {.stream = stream, .blocks = static_cast<unsigned>(rows.pairs), .threads = kThreads},
+      {.stream = stream, .blocks = static_cast<unsigned>(rows.pairs), .threads = kEntropyThreads},
       &find_pairs, rows, how, results);
 }
 

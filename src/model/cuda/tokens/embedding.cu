@@ -8,17 +8,17 @@
 namespace ballast::model::cuda {
 namespace {
 
-constexpr unsigned kThreads = 256;
+constexpr unsigned kTokenThreads = 256;
 
 /// Marks the end of a list of links.
-constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
+constexpr std::uint32_t kEndOfLinks = std::numeric_limits<std::uint32_t>::max();
 /// Positions per block that searches for the next position with the same token. Each warp takes a
 /// few of them, one after the other.
 constexpr unsigned kPositions = 32;
 /// Tokens that are searched at a time.
-constexpr unsigned kTile = 2048;
+constexpr unsigned kTokenTile = 2048;
 /// Rows that a thread prefetches.
-constexpr unsigned kAhead = 8;
+constexpr unsigned kRowsAhead = 8;
 
 /// Whether `token` is one of [first, first + size).
 __device__ bool is_in(std::int32_t token, std::size_t first, std::size_t size) {
@@ -27,7 +27,7 @@ __device__ bool is_in(std::int32_t token, std::size_t first, std::size_t size) {
 
 __global__ void find_bad_token(const std::int32_t* tokens, std::size_t count, std::int32_t least,
                                std::size_t vocabulary, std::uint32_t* first_bad) {
-  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t at = std::size_t{blockIdx.x} * kTokenThreads + threadIdx.x;
   if (at >= count) return;
   const bool ignored = tokens[at] < 0 && tokens[at] >= least;
   if (!ignored && !is_in(tokens[at], 0, vocabulary)) {
@@ -71,9 +71,9 @@ __global__ void look_up(Embedding<const T> tables, Ids ids, EmbeddingExtents ext
 
 /// Every position starts as the end of its list and as the first of its token.
 __global__ void start_links(std::uint32_t* next, std::uint32_t* is_first, std::size_t count) {
-  const std::size_t at = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::size_t at = std::size_t{blockIdx.x} * kTokenThreads + threadIdx.x;
   if (at >= count) return;
-  next[at] = kNone;
+  next[at] = kEndOfLinks;
   is_first[at] = 1;
 }
 
@@ -84,7 +84,7 @@ __device__ unsigned find_in(const std::int32_t* tile, unsigned begin, unsigned e
                             std::int32_t token) {
   constexpr unsigned kEach = kOneAccess<std::int32_t>;
   constexpr unsigned kLook = kEach * device::kWarp;
-  static_assert(kTile % kLook == 0);
+  static_assert(kTokenTile % kLook == 0);
   const unsigned own = threadIdx.x % device::kWarp * kEach;
   for (unsigned at = begin / kLook * kLook; at < end; at += kLook) {
     const uint4 word = device::load_16(tile + at + own);
@@ -105,9 +105,9 @@ __device__ unsigned find_in(const std::int32_t* tile, unsigned begin, unsigned e
 /// times the number of different tokens in [from, from + size). Other tokens are not linked.
 __global__ void link(const std::int32_t* tokens, std::size_t from, std::size_t size,
                      std::uint32_t* next, std::uint32_t* is_first, unsigned count) {
-  constexpr unsigned kWarps = kThreads / device::kWarp;
+  constexpr unsigned kWarps = kTokenThreads / device::kWarp;
   constexpr unsigned kEach = kPositions / kWarps;
-  alignas(16) __shared__ std::int32_t tile[kTile];
+  alignas(16) __shared__ std::int32_t tile[kTokenTile];
   const unsigned lane = threadIdx.x % device::kWarp;
   const unsigned first = blockIdx.x * kPositions + threadIdx.x / device::kWarp * kEach;
   unsigned searching = 0;  // one bit per position of the warp
@@ -115,9 +115,9 @@ __global__ void link(const std::int32_t* tokens, std::size_t from, std::size_t s
     const bool wanted = first + i < count && is_in(tokens[first + i], from, size);
     searching |= (wanted ? 1U : 0U) << i;
   }
-  for (unsigned start = blockIdx.x * kPositions; start < count; start += kTile) {
-    const unsigned here = count - start < kTile ? count - start : kTile;
-    for (unsigned i = threadIdx.x; i < here; i += kThreads) tile[i] = tokens[start + i];
+  for (unsigned start = blockIdx.x * kPositions; start < count; start += kTokenTile) {
+    const unsigned here = count - start < kTokenTile ? count - start : kTokenTile;
+    for (unsigned i = threadIdx.x; i < here; i += kTokenThreads) tile[i] = tokens[start + i];
     __syncthreads();
     for (unsigned i = 0; i < kEach; ++i) {
       if ((searching >> i & 1U) == 0) continue;
@@ -170,18 +170,18 @@ __global__ void add_to_rows(Scatter<T> scatter) {
   float* const gradient = scatter.table + row * scatter.width + column;
   float sum[kOneAccess<T>];
   device::read(gradient, sum);
-  while (at != kNone) {
-    Piece<T> rows[kAhead];
+  while (at != kEndOfLinks) {
+    Piece<T> rows[kRowsAhead];
     unsigned there = 0;
 #pragma unroll
-    for (unsigned i = 0; i < kAhead; ++i) {
-      if (at == kNone) continue;
+    for (unsigned i = 0; i < kRowsAhead; ++i) {
+      if (at == kEndOfLinks) continue;
       rows[i] = device::read<kOneAccess<T>>(scatter.dy + std::size_t{at} * scatter.width + column);
       at = scatter.next[at];
       ++there;
     }
 #pragma unroll
-    for (unsigned i = 0; i < kAhead; ++i) {
+    for (unsigned i = 0; i < kRowsAhead; ++i) {
       if (i < there) add<T>(sum, rows[i], scatter.scale);
     }
   }
@@ -210,12 +210,12 @@ cudaError_t scatter(cudaStream_t stream, Scatter<T> sums, std::size_t count, std
   std::uint32_t* const is_first = links + count;
   sums.next = next;
   sums.is_first = is_first;
-  cudaError_t code =
-      device::launch({.stream = stream, .blocks = blocks_for(count, kThreads), .threads = kThreads},
-                     &start_links, next, is_first, count);
+  cudaError_t code = device::launch(
+      {.stream = stream, .blocks = blocks_for(count, kTokenThreads), .threads = kTokenThreads},
+      &start_links, next, is_first, count);
   if (code != cudaSuccess) return code;
   code = device::launch(
-      {.stream = stream, .blocks = blocks_for(count, kPositions), .threads = kThreads}, &link,
+      {.stream = stream, .blocks = blocks_for(count, kPositions), .threads = kTokenThreads}, &link,
       sums.ids, sums.first, sums.size, next, is_first, static_cast<unsigned>(count));
   if (code != cudaSuccess) return code;
   return device::launch(by_rows<T>(stream, count, sums.width), &add_to_rows<T>, sums);
@@ -227,7 +227,7 @@ cudaError_t check_tokens(cudaStream_t stream, const std::int32_t* tokens, std::s
                          std::int32_t least, std::size_t vocabulary, std::uint32_t* first_bad) {
   if (count == 0) return cudaSuccess;
   return device::launch(
-      {.stream = stream, .blocks = blocks_for(count, kThreads), .threads = kThreads},
+      {.stream = stream, .blocks = blocks_for(count, kTokenThreads), .threads = kTokenThreads},
       &find_bad_token, tokens, count, least, vocabulary, first_bad);
 }
 
