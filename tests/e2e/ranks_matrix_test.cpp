@@ -382,8 +382,8 @@ TEST(RanksMatrix, AreCloseToOneRankAlone) {
 /// A model with `extra` keys, whose heads of keys 2, 3 or 4 ranks can share.
 std::string shared_model(const std::string& family, const std::string& extra = "") {
   const std::uint32_t keys = test::joined_ranks().world();
-  return fmt::format(R"("family": "{}", "vocab_size": 131, "hidden_size": 32, "num_layers": 2,
-                        "num_heads": {}, "num_kv_heads": {}, "head_dim": 8,
+  return fmt::format(R"("family": "{}", "vocab_size": 131, "vocabulary_tiles": 2, "hidden_size": 32,
+                        "num_layers": 2, "num_heads": {}, "num_kv_heads": {}, "head_dim": 8,
                         "intermediate_size": 48{})",
                      family, 2 * keys, keys, extra);
 }
