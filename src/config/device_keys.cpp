@@ -1,7 +1,5 @@
 // The devices of a rank: pipeline.stages and ballast.devices.
 
-#include <algorithm>
-
 #include <fmt/format.h>
 
 #include "src/config/json_values.h"
@@ -11,12 +9,6 @@ namespace ballast::config {
 namespace {
 
 constexpr std::string_view kStages = "pipeline.stages";
-
-/// Largest number of devices that all have a block of the model (step::deal()).
-std::uint64_t most_useful_devices(const model::ModelConfig& m) {
-  return m.tie_embeddings ? std::max(m.num_layers, m.vocabulary_tiles)
-                          : m.num_layers + m.vocabulary_tiles;
-}
 
 }  // namespace
 
@@ -73,15 +65,14 @@ void complete_devices(Config& config, const Document& document) {
 }
 
 void check_stages(const Config& config, const Document& document) {
-  const std::uint64_t most = most_useful_devices(config.model);
+  const model::ModelConfig& m = config.model;
+  const std::uint64_t most = m.num_layers + m.vocabulary_tiles;
   if (config.pipeline.stages <= most) return;
-  document.fail(
-      std::string(kStages),
-      fmt::format("is {}, but {} layer{} and {} vocabulary tile{} keep at most {} "
-                  "device{} busy; give at most {}",
-                  config.pipeline.stages, config.model.num_layers,
-                  config.model.num_layers == 1 ? "" : "s", config.model.vocabulary_tiles,
-                  config.model.vocabulary_tiles == 1 ? "" : "s", most, most == 1 ? "" : "s", most));
+  document.fail(std::string(kStages),
+                fmt::format("is {}, but the model has only {} layer{} and {} vocabulary tile{} to "
+                            "share; give at most {}",
+                            config.pipeline.stages, m.num_layers, m.num_layers == 1 ? "" : "s",
+                            m.vocabulary_tiles, m.vocabulary_tiles == 1 ? "" : "s", most));
 }
 
 }  // namespace ballast::config

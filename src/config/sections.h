@@ -34,7 +34,7 @@ Key devices_key(std::vector<std::uint32_t>& devices);
 /// Derives pipeline.stages from ballast.devices. Throws Error(config) if they contradict each other
 /// or ballast.order.
 void complete_devices(Config& config, const Document& document);
-/// Throws Error(config) for devices that would have no block of the complete model.
+/// Throws Error(config) if the complete model has too few blocks for pipeline.stages.
 void check_stages(const Config& config, const Document& document);
 /// preference: the loss of data.pairs, with names of TRL's DPOConfig.
 Key preference_key(model::Preference& preference);

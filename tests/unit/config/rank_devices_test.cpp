@@ -64,8 +64,8 @@ TEST(RankDevices, OnesWithoutABlockAreRefused) {
   };
   EXPECT_EQ(with_stages("pipeline.stages=3"), "") << "the head is on the third";
   EXPECT_NE(with_stages("pipeline.stages=4")
-                .find("is 4, but 2 layers and 1 vocabulary tile keep "
-                      "at most 3 devices busy; give at most 3"),
+                .find("is 4, but the model has only 2 layers and 1 vocabulary tile to share; give "
+                      "at most 3"),
             std::string::npos);
 }
 
