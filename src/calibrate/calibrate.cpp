@@ -351,7 +351,8 @@ void copy_part(CalibrationPart part, const plan::Rates& from, plan::Rates& to) {
     case CalibrationPart::update:
       return copy(&Rates::update_per_second, &Rates::update_threads);
     case CalibrationPart::link:
-      return copy(&Rates::upload_per_second, &Rates::offload_per_second, &Rates::link_cores);
+      return copy(&Rates::upload_per_second, &Rates::offload_per_second, &Rates::peer_per_second,
+                  &Rates::link_cores);
     case CalibrationPart::swap:
       return copy(&Rates::read_per_second, &Rates::write_per_second, &Rates::mixed_per_second,
                   &Rates::mixed_read_share, &Rates::io_latency_seconds, &Rates::io_cores);
@@ -391,7 +392,8 @@ std::string part_key(CalibrationPart part, const config::Config& config,
                                config::name_of(ballast.optimizer_states),
                                static_cast<int>(config.optimizer.type));
     case CalibrationPart::link:
-      return key + fmt::format("device {} link {}", describe_device(config), ballast.link_gbps);
+      return key + fmt::format("device {} link {}{}", describe_device(config), ballast.link_gbps,
+                               has_several_devices(config) ? " of several devices" : "");
     case CalibrationPart::swap:
       return key + fmt::format("states {} optimizer {} paths {}",
                                config::name_of(ballast.optimizer_states),

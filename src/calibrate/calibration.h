@@ -49,6 +49,9 @@ struct Sample {
 /// Threads of a compute kernel on the host device; 0 if a GPU computes.
 int compute_team(const config::Config& config);
 
+/// Returns whether a rank has several devices, or may get them by "auto".
+bool has_several_devices(const config::Config& config);
+
 /// Treatment of gradients in most backward passes of the config's steps.
 model::Accumulation usual_accumulation(const config::Config& config);
 

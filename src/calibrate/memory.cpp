@@ -81,6 +81,27 @@ class Copies {
   std::size_t next_ = 0;
 };
 
+/// Returns the bytes per second of copies from the first to the second GPU of a rank.
+double measure_peers(const Sample& sample) {
+  const std::vector<std::uint32_t> numbers = inputs::device_numbers(sample.config, 0);
+  device::DeviceOptions options = inputs::device_options(sample.config);
+  const Bytes bytes = step::RankSizes(sample.blueprint.problem).updated_weights(1);
+  options.budget = round_up(bytes, kPage);
+  const auto first = device::make_device(options);
+  options.local_rank = numbers.size() > 1 ? numbers[1] : numbers.front() + 1;
+  const auto second = device::make_device(options);
+  first->connect(*second);
+  const DeviceBytes from = first->allocate(bytes, "measuring copies");
+  const DeviceBytes to = second->allocate(bytes, "measuring copies");
+  const auto stream = first->make_stream("calibration");
+  const Repeats repeats = {.seconds = 0.1, .least = 5, .most = 64};
+  const double seconds = measured_seconds({.busy = sample.busy}, repeats, [&] {
+    first->copy_to_other(*stream, *second, to, from);
+    stream->synchronize();
+  });
+  return static_cast<double>(bytes) / seconds;
+}
+
 /// Fills with plausible gradients, bf16 or fp32, because updates with zeros may take another time.
 void fill_gradient(HostBytes gradient) {
   constexpr std::uint64_t kSignAndFraction = 0x87ff87ff87ff87ffU;
@@ -118,6 +139,11 @@ void measure_update(const Sample& sample, plan::Rates& rates) {
   rates.update_threads = static_cast<unsigned>(updater.threads());
 }
 
+bool has_several_devices(const config::Config& config) {
+  if (config.pipeline.stages == 0) return inputs::available_devices(config) > 1;
+  return config.devices() > 1;
+}
+
 void measure_link(const Sample& sample, plan::Rates& rates) {
   {
     Copies copies(sample, 0.0);
@@ -125,13 +151,20 @@ void measure_link(const Sample& sample, plan::Rates& rates) {
     rates.offload_per_second = copies.down();
   }
   rates.link_cores = 1.0;
-  if (!device::shares_host_cores(inputs::device_options(sample.config))) return;
+  const bool several = has_several_devices(sample.config);
+  if (!device::shares_host_cores(inputs::device_options(sample.config))) {
+    rates.peer_per_second = several ? measure_peers(sample) : 0.0;
+    return;
+  }
   const double link = sample.config.ballast.link_gbps * 1e9;
-  if (link <= 0.0) return;
-  // The emulated link sleeps except during the copy.
-  rates.link_cores = std::min(1.0, link / rates.upload_per_second);
-  rates.upload_per_second = std::min(rates.upload_per_second, link);
-  rates.offload_per_second = std::min(rates.offload_per_second, link);
+  if (link > 0.0) {
+    // The emulated link sleeps except during the copy.
+    rates.link_cores = std::min(1.0, link / rates.upload_per_second);
+    rates.upload_per_second = std::min(rates.upload_per_second, link);
+    rates.offload_per_second = std::min(rates.offload_per_second, link);
+  }
+  // All copies of host devices are copies in host memory.
+  rates.peer_per_second = several ? rates.upload_per_second : 0.0;
 }
 
 std::function<void()> uploads(const Sample& sample) {

@@ -99,14 +99,15 @@ TEST_F(CalibrationTest, TheSampleOfAFamilyWithExpertsIsADenseLayer) {
 }
 
 TEST_F(CalibrationTest, TakesThreadsAndLinkFromTheConfigAndLeavesUnusedPathsAlone) {
-  const plan::Rates rates =
-      rates_of(config({"ballast.compute_threads=1", "ballast.update_threads=3",
-                       "ballast.link_gbps=0.01", "ballast.out=\"/nowhere/at/all\""}));
+  const plan::Rates rates = rates_of(
+      config({"ballast.compute_threads=1", "ballast.update_threads=3", "ballast.link_gbps=0.01",
+              "ballast.out=\"/nowhere/at/all\"", "pipeline.stages=2"}));
   EXPECT_EQ(rates.read_per_second, 0.0);
   EXPECT_EQ(rates.compute_threads, 1U);
   EXPECT_EQ(rates.update_threads, 3U);
   EXPECT_LE(rates.upload_per_second, 0.01e9);
   EXPECT_LE(rates.offload_per_second, 0.01e9);
+  EXPECT_EQ(rates.peer_per_second, rates.upload_per_second);
   EXPECT_LT(rates.link_cores, 1.0);
 }
 

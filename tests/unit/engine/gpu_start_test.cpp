@@ -16,6 +16,7 @@
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/planner/make_engine.h"
 
+#include "src/calibrate/calibration.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/fake_cublaslt.h"
 #include "tests/support/fake_cuda.h"
@@ -182,6 +183,21 @@ TEST_F(GpuStart, DoctorNamesTheKernelThatIsWrong) {
   EXPECT_TRUE(passes.front().text.starts_with("forward of layer 0, output: difference "))
       << passes.front().text;
   EXPECT_TRUE(passes.front().text.ends_with("train with ballast.kernels=plain"));
+}
+
+TEST_F(GpuStart, CopiesBetweenItsGpusAreMeasured) {
+  const auto peers = [&](const std::vector<std::string>& overrides) {
+    const config::Config asked = config(overrides);
+    plan::Rates rates;
+    calibrate::measure_link(calibrate::make_sample(asked, model::build_architecture(asked.model)),
+                            rates);
+    return rates.peer_per_second;
+  };
+  const std::size_t before = FakeCuda::copied_to_peers;
+  EXPECT_EQ(peers({}), 0.0);
+  EXPECT_EQ(FakeCuda::copied_to_peers, before);
+  EXPECT_GT(peers({"ballast.devices=[0, 0]"}), 0.0);
+  EXPECT_GT(FakeCuda::copied_to_peers, before);
 }
 
 TEST_F(GpuStart, DoctorExaminesEveryFamilyOfLayers) {
