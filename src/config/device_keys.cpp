@@ -14,9 +14,10 @@ constexpr std::string_view kStages = "pipeline.stages";
 
 Section pipeline_keys(PipelineSection& pipeline, std::vector<std::string>& log) {
   return with_deepspeed_keys(
-      {also_called(or_auto(whole("stages", pipeline.stages, {1, kMostStages}), pipeline.stages),
-                   {"pp_size", "pp", "num_stages", "pipeline_stages", "pipeline_parallel_size",
-                    "pipeline_parallel_degree", "pipeline_model_parallel_size"})},
+      {also_called(
+          or_auto(whole("stages", pipeline.stages, {1, kMostStages}), pipeline.stages),
+          {"stage", "pp_size", "pp", "num_stages", "pipeline_stages", "pipeline_parallel_size",
+           "pipeline_parallel_degree", "pipeline_model_parallel_size"})},
       "pipeline", log);
 }
 

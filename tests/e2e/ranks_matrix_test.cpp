@@ -32,6 +32,7 @@ const std::string kLlama = R"("family": "llama", "vocab_size": 131, "hidden_size
 /// Few tokens for the experts, so some have none.
 const std::string kExperts = R"("family": "qwen2_moe", "vocab_size": 131, "hidden_size": 24,
                                 "num_layers": 1, "num_heads": 3, "num_kv_heads": 1,
+                                "vocabulary_tiles": 2,
                                 "intermediate_size": 32, "num_experts": 24, "num_experts_per_tok": 1,
                                 "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24,
                                 "output_router_logits": true, "router_aux_loss_coef": 0.1)";
