@@ -240,17 +240,16 @@ void Values::after(model::PassId id, std::uint32_t micro) {
 
 void Values::copy_to_devices(model::PassId pass, std::uint32_t micro) {
   const std::uint8_t from = device_of(pass);
-  for (const auto& [id, to] : routes_->after(pass)) {
-    const StepValue& value = program_.values[id];
-    const auto place = [&](std::uint8_t device, auto otherwise) {
-      const bool step = class_of(id).slots == SlotRule::step;
-      return step ? slots_.devices[device].shared[value.of][micro] : otherwise();
+  for (const Routes::Copy& copy : routes_->after(pass)) {
+    const StepValue& value = program_.values[copy.value];
+    const bool step = program_.classes[value.of].slots == SlotRule::step;
+    const auto shared = [&](std::uint8_t device) {
+      return slots_.devices[device].shared[value.of][micro];
     };
-    const BufferId source = place(from, [&, v = id] { return read({v, micro, from}); });
-    const BufferId target = place(to, [&, v = id, d = to] {
-      return begin_life({v, micro, d}, false);
-    });
-    move(Action::pass, {id, micro, from}, value.owner,
+    const BufferId source = step ? shared(from) : read({copy.value, micro, from});
+    const BufferId target =
+        step ? shared(copy.to) : begin_life({copy.value, micro, copy.to}, false);
+    move(Action::pass, {copy.value, micro, from}, value.owner,
          {.from = source, .to = target, .bytes = program_.bytes_of(value)});
   }
 }
