@@ -1,6 +1,7 @@
 #include "tests/support/fake_nccl.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -23,6 +24,7 @@ struct ncclComm {
   std::size_t rank = 0;
   std::size_t count = 1;
   int busy_looks = 0;  ///< number of queries that return "in progress"
+  int gpu = 0;
 };
 
 namespace {
@@ -45,7 +47,7 @@ struct Group {
 thread_local bool in_group = false;
 thread_local Group group;
 
-/// The groups of this process that have not ended.
+/// The groups of a GPU of this process that have not ended.
 class Gpu {
  public:
   /// With a seed, the group runs in the order of its stream.
@@ -100,9 +102,9 @@ class Gpu {
   std::deque<Group> groups_;
   std::uint64_t enqueued_ = 0;
 };
-Gpu& gpu() {
-  static auto* const kept = new Gpu;  // channels may end after static objects
-  return *kept;
+Gpu& gpu_of(ncclComm_t channel) {
+  static auto* const kept = new std::array<Gpu, 8>;  // channels may end after static objects
+  return kept->at(static_cast<std::size_t>(channel->gpu));
 }
 
 /// Rank in MPI, 0 without it.
@@ -162,7 +164,8 @@ ncclResult_t join(ncclComm_t* channel, int count, ncclUniqueId id, int rank, ncc
   if (config->blocking != 0) return ncclInvalidArgument;
   *channel = new ncclComm{.rank = static_cast<std::size_t>(rank),
                           .count = static_cast<std::size_t>(count),
-                          .busy_looks = 3};
+                          .busy_looks = 3,
+                          .gpu = FakeCuda::current()};
   int joined = 0;
   MPI_Initialized(&joined);
   if (joined == 0) return ncclInProgress;
@@ -176,7 +179,7 @@ ncclResult_t state(ncclComm_t channel, ncclResult_t* now) {
   *now = FakeNccl::async_error;
   if (*now != ncclSuccess) return ncclSuccess;
   // With a seed, collectives are done when their stream is.
-  if (FakeCuda::seed == 0 && gpu().works_for(channel)) {
+  if (FakeCuda::seed == 0 && gpu_of(channel).works_for(channel)) {
     *now = ncclInProgress;
   } else if (channel->busy_looks > 0) {
     --channel->busy_looks;
@@ -197,7 +200,7 @@ ncclResult_t destroy(ncclComm_t channel) {
 }
 ncclResult_t abort_channel(ncclComm_t channel) {
   ++FakeNccl::aborted;
-  gpu().abort(channel);
+  gpu_of(channel).abort(channel);
   delete channel;
   return ncclSuccess;
 }
@@ -215,7 +218,7 @@ ncclResult_t start_group() {
 ncclResult_t end_group() {
   in_group = false;
   Group ended = std::exchange(group, {});
-  if (!ended.calls.empty()) gpu().enqueue(std::move(ended));
+  if (!ended.calls.empty()) gpu_of(ended.channel).enqueue(std::move(ended));
   return ncclInProgress;
 }
 
