@@ -159,6 +159,7 @@ std::map<std::string, Plant> faults() {
       [](const Case& c, const Operation& op) {
         // The shard may be the first one of the weights that the rank keeps.
         const Problem& problem = c.placed.problem;
+        if (problem.sharers == 1) return false;
         const auto rank = static_cast<std::uint32_t>(1 + c.number % (problem.sharers - 1));
         return is_update(op) && op.uses.front().shard &&
                RankSizes(problem).shard_at_home(op.block, rank) > 0;
