@@ -204,7 +204,9 @@ class Interpreter {
       case OperandKind::gradient:
         return add(op, number, buffer);
       case OperandKind::workspace:
-        if (buffer != schedule_.workspace[op.device]) complain(op, "has another workspace");
+        if (op.device >= schedule_.devices || buffer != schedule_.workspace[op.device]) {
+          complain(op, "has another workspace");
+        }
         return;
       case OperandKind::weights:
         break;
