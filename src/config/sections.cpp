@@ -276,6 +276,12 @@ Key whole_or(const char* name, std::optional<std::uint64_t>& target, const Json&
                                      [range](const Value& value) { return value.whole(range); });
 }
 
+Key numa_node_key(std::optional<int>& node) {
+  return optional_key<int>("update_numa_node", node, "auto", [](const Value& value) {
+    return static_cast<int>(value.whole({0, 1023}));
+  });
+}
+
 Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
   constexpr WholeRange kBudget = {1, std::uint64_t{1} << 53U};
   constexpr WholeRange kThreads = {0, 4096};
@@ -318,10 +324,7 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
           or_auto(whole("compute_threads", b.compute_threads, kThreads), b.compute_threads),
           or_auto(whole("update_threads", b.update_threads, kThreads), b.update_threads),
           choice("update_isa", b.update_isa),
-          optional_key<int>("update_numa_node", b.update_numa_node, "auto",
-                            [](const Value& value) {
-                              return static_cast<int>(value.whole({0, 1023}));
-                            }),
+          numa_node_key(b.update_numa_node),
           choice("optimizer_states", b.optimizer_states),
           real("link_gbps", b.link_gbps, kNotNegative),
           placement_key(b.placement),
