@@ -138,6 +138,8 @@ def draw_mathematics(dice, ranks_allowed):
     if kind == "fp16":
         config["fp16"] = {"enabled": True, "initial_scale_power": dice.choice([10, 24]),
                           "loss_scale_window": 2, "hysteresis": 1}
+    if ranks > 1 and dice.random() < 0.4:
+        config["sequence_parallel_size"] = ranks
     if model["family"] in EXPERTS:
         config["ballast"]["expert_updates"] = dice.choice(["all", "active"])
         if ranks == 2 and dice.random() < 0.5:
@@ -336,7 +338,8 @@ class Crossing:
         batch cannot be divided otherwise."""
         accumulation = config["gradient_accumulation_steps"] * ranks
         others = [n for n in (1, 2, 3) if n != ranks and accumulation % n == 0]
-        if self._mpirun is None or not others or config["ballast"].get("expert_parallel"):
+        if self._mpirun is None or not others or config["ballast"].get("expert_parallel") or \
+                config.get("sequence_parallel_size"):
             return False
         other = self._dice.choice(others)
         placement = draw_placement(self._dice, config, other)
