@@ -284,7 +284,7 @@ Sample make_sample(const config::Config& config, const model::Architecture& mode
   config::Config one_sequence = config;
   one_sequence.batch.micro_batch = one_sequence.batch.accumulation = 1;
   one_sequence.data.pairs.clear();
-  one_sequence.data.sequence_length /= config.sequence_parallel;
+  one_sequence.data.sequence_length = inputs::shape_of(config).length;
   one_sequence.sequence_parallel = 1;
   engine::Blueprint blueprint = inputs::outline(one_sequence, one_layer(model, config.type),
                                                 {.device = kNoLimit, .host = kNoLimit}, {}, {});
@@ -382,8 +382,8 @@ std::string part_key(CalibrationPart part, const config::Config& config,
                        describe_device(config), config::name_of(ballast.kernels),
                        config::name_of(ballast.gpu_checks), config::name_of(ballast.attention),
                        config::name_of(ballast.product_algorithms), model::host_kernels(threads),
-                       threads, config.data.sequence_length / config.sequence_parallel,
-                       config.batch.micro_batch, alone ? "alone" : "of several");
+                       threads, inputs::shape_of(config).length, config.batch.micro_batch,
+                       alone ? "alone" : "of several");
     }
     case CalibrationPart::update:
       return key + fmt::format("threads {} isa {} of {} node {} states {} optimizer {}",

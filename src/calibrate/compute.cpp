@@ -358,7 +358,7 @@ int compute_team(const config::Config& config) {
 
 std::uint64_t measurable_length(const Sample& sample) {
   constexpr std::uint64_t kShortLength = 256;
-  std::uint64_t length = sample.config.data.sequence_length / sample.config.sequence_parallel;
+  std::uint64_t length = inputs::shape_of(sample.config).length;
   if (length <= kShortLength) return length;
   Sample shorter = sample;
   shorter.length = kShortLength;
