@@ -11,21 +11,24 @@ namespace {
 
 using text::Json;
 
+void add(LaneTimeline& timeline, const std::string& lane, std::int64_t start, std::int64_t duration,
+         std::uint64_t step, Bytes bytes = 0) {
+  timeline.slices.push_back({.lane = lane,
+                             .name = "block",
+                             .start = start,
+                             .duration = duration,
+                             .step = step,
+                             .bytes = bytes,
+                             .after = {}});
+}
+
 /// `steps` steps of `each` operations of 10 ns that follow each other without a gap, on two lanes.
 LaneTimeline made(std::uint64_t steps, std::int64_t each) {
   LaneTimeline timeline = {.predicted = true, .source = "made", .slices = {}};
   for (std::uint64_t step = 1; step <= steps; ++step) {
     for (std::int64_t i = 0; i < each; ++i) {
       const std::int64_t start = 10 * (static_cast<std::int64_t>(step - 1) * each + i);
-      for (const std::string lane : {"compute", "fetch"}) {
-        timeline.slices.push_back({.lane = lane,
-                                   .name = "block",
-                                   .start = start,
-                                   .duration = 10,
-                                   .step = step,
-                                   .bytes = 3,
-                                   .after = {}});
-      }
+      for (const char* lane : {"compute", "fetch"}) add(timeline, lane, start, 10, step, 3);
     }
   }
   return timeline;
@@ -68,18 +71,9 @@ TEST(Timeline, AStepLastsFromTheEndOfTheOneBefore) {
 
 TEST(Timeline, AnEvaluationAndIdleTimeBelongToNoStep) {
   LaneTimeline timeline = made(1, 100);
-  const auto add = [&](const std::string& lane, std::int64_t start, std::int64_t duration,
-                       std::uint64_t step) {
-    timeline.slices.push_back({.lane = lane,
-                               .name = "block",
-                               .start = start,
-                               .duration = duration,
-                               .step = step,
-                               .after = {}});
-  };
-  add("compute", 1200, 900, 0);
-  add("fetch", 2150, 100, 2);
-  add("compute", 2500, 10, 2);
+  add(timeline, "compute", 1200, 900, 0);
+  add(timeline, "fetch", 2150, 100, 2);
+  add(timeline, "compute", 2500, 10, 2);
   const Json drawn = timeline_json(timeline);
   const auto& steps = drawn.find("steps")->elements();
   ASSERT_EQ(steps.size(), 2U);
@@ -103,20 +97,11 @@ TEST(Timeline, AnEvaluationAndIdleTimeBelongToNoStep) {
 
 TEST(Timeline, AStepOfSeveralDevicesEndsWithTheLastOfThem) {
   LaneTimeline timeline = {.predicted = true, .source = "made", .slices = {}};
-  const auto add = [&](const std::string& lane, std::int64_t start, std::int64_t duration,
-                       std::uint64_t step) {
-    timeline.slices.push_back({.lane = lane,
-                               .name = "block",
-                               .start = start,
-                               .duration = duration,
-                               .step = step,
-                               .after = {}});
-  };
-  add("compute, device 0", 0, 100, 1);
-  add("compute, device 1", 50, 150, 1);
-  add("compute, device 0", 100, 20, 1);
-  add("compute, device 0", 200, 30, 2);
-  add("compute, device 1", 230, 40, 2);
+  add(timeline, "compute, device 0", 0, 100, 1);
+  add(timeline, "compute, device 1", 50, 150, 1);
+  add(timeline, "compute, device 0", 100, 20, 1);
+  add(timeline, "compute, device 0", 200, 30, 2);
+  add(timeline, "compute, device 1", 230, 40, 2);
   const Json drawn = timeline_json(timeline);
   const auto& steps = drawn.find("steps")->elements();
   ASSERT_EQ(steps.size(), 2U);
