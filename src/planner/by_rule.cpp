@@ -98,6 +98,16 @@ std::vector<std::uint32_t> device_counts(const PlanRequest& request) {
   return counts;
 }
 
+std::vector<std::uint32_t> larger_device_counts(const PlanRequest& request) {
+  const std::uint32_t named = request.config.pipeline.stages;
+  if (named == 0) return {};
+  PlanRequest open = request;
+  open.config.pipeline.stages = 0;
+  std::vector<std::uint32_t> counts = device_counts(open);
+  std::erase_if(counts, [named](std::uint32_t count) { return count <= named; });
+  return counts;
+}
+
 PlanRequest on_devices(const PlanRequest& request, std::uint32_t count) {
   PlanRequest fixed = request;
   fixed.config = with_devices(request.config, count);

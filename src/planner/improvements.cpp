@@ -112,12 +112,7 @@ class Improvements {
   /// Tries devices of the rank that the config does not use.
   void more_devices() {
     config::Config config = request_.config;
-    const std::uint32_t now = config.pipeline.stages;
-    config.pipeline.stages = 0;
-    PlanRequest open = request_;
-    open.config = config;
-    for (const std::uint32_t count : device_counts(open)) {
-      if (now == 0 || count <= now) continue;
+    for (const std::uint32_t count : larger_device_counts(request_)) {
       config.pipeline.stages = count;
       attempt(fmt::format("{0} devices (pipeline.stages {0})", count), config, request_.budgets,
               request_.rates);

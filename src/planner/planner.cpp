@@ -83,10 +83,6 @@ double tokens_per_second(const Decision& decision) {
          decision.prediction.step_seconds;
 }
 
-}  // namespace
-
-namespace {
-
 /// Returns the decision for a request that names the number of devices.
 std::optional<Decision> decide_on_devices(const PlanRequest& request) {
   if (!leaves_choices(request.config)) return decide_by_rule(request);

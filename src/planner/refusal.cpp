@@ -79,10 +79,7 @@ std::string assign(std::string_view key, std::string_view value) {
 
 /// Adds devices that the rank has and does not use.
 void add_devices(const PlanRequest& request, std::vector<Overrides>& changes) {
-  PlanRequest open = request;
-  open.config.pipeline.stages = 0;
-  for (const std::uint32_t count : device_counts(open)) {
-    if (count <= request.config.pipeline.stages || request.config.pipeline.stages == 0) continue;
+  for (const std::uint32_t count : larger_device_counts(request)) {
     changes.push_back({fmt::format("pipeline.stages={}", count)});
   }
 }
@@ -229,10 +226,6 @@ std::string explain(const PlanRequest& request, const ClosestMiss& nearest) {
   }
   return fmt::format("{}; it would fit with {}", missing, fmt::join(ways, ", or with "));
 }
-
-}  // namespace
-
-namespace {
 
 /// Returns the closest miss of a request that names the number of devices.
 ClosestMiss find_miss_on_devices(const PlanRequest& request, Effort effort) {

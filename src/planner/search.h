@@ -68,6 +68,10 @@ std::vector<step::Order> orders(const config::Config& config, const step::Option
 /// for "auto" 1, 2, 4, ... and all.
 std::vector<std::uint32_t> device_counts(const PlanRequest& request);
 
+/// Returns the numbers of devices above the one that the config of `request` names, which "auto"
+/// would try; empty for "auto".
+std::vector<std::uint32_t> larger_device_counts(const PlanRequest& request);
+
 /// Returns `request` with that number of devices.
 PlanRequest on_devices(const PlanRequest& request, std::uint32_t count);
 

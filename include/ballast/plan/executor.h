@@ -65,8 +65,8 @@ struct ExecutorOptions {
 };
 
 /// Runs plans with one thread per lane of each device, two per queued lane, and no barrier between
-/// steps. A plan
-/// may be submitted while the previous one still runs; each operation waits only for its inputs.
+/// steps. A plan may be submitted while the previous one still runs; each operation waits only for
+/// its inputs.
 class Executor {
  public:
   /// `handler`: performs one operation and returns when it has finished, unless
