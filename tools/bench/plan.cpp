@@ -85,7 +85,7 @@ Bytes reset_peak_resident() {
 Outcome train(const config::Config& config, const BenchPlanArguments& arguments) {
   Outcome outcome;
   const model::Architecture model =
-      model::build_architecture(config.model, config.ballast.expert_ranks());
+      model::build_architecture(config.model, config.rank_split());
   outcome.calibration = calibrate::calibrate(config, model);
   const Bytes before = reset_peak_resident();
   engine::Engine engine = planner::make_engine(config, &interrupted());
@@ -127,7 +127,7 @@ Outcome train(const config::Config& config, const BenchPlanArguments& arguments)
 config::Config decide(const config::Config& config) {
   planner::PlanRequest request = {
       .config = config,
-      .model = model::build_architecture(config.model, config.ballast.expert_ranks())};
+      .model = model::build_architecture(config.model, config.rank_split())};
   request.rates = calibrate::calibrate(config, request.model).rates;
   request.budgets = planner::budgets_of(config, request.rates);
   return planner::decide(request).config;

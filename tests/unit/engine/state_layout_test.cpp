@@ -246,11 +246,12 @@ model::ModelConfig small_experts() {
 /// Whether each element's tensor is exempt from weight decay, by element of the model. Padding is
 /// not checked.
 std::vector<int> exempt_elements(const model::Architecture& model) {
-  std::vector<int> exempt(first_element(model, model.blocks.size()), -1);
-  for (std::size_t b = 0; b < model.blocks.size(); ++b) {
-    for (const model::TensorSpec& tensor : model.blocks[b].tensors) {
-      const auto start =
-          exempt.begin() + static_cast<std::ptrdiff_t>(first_element(model, b) + tensor.offset);
+  std::vector<int> exempt;
+  for (const model::BlockSpec& block : model::whole_blocks(model)) {
+    const std::size_t first = exempt.size();
+    exempt.resize(first + round_up(block.elements, cpu_adam::Codes::kBlock), -1);
+    for (const model::TensorSpec& tensor : block.tensors) {
+      const auto start = exempt.begin() + static_cast<std::ptrdiff_t>(first + tensor.offset);
       std::fill_n(start, tensor.size, tensor.undecayed ? 1 : 0);
     }
   }
@@ -259,7 +260,7 @@ std::vector<int> exempt_elements(const model::Architecture& model) {
 
 TEST(StateLayout, AShardNamesItsElementsWithoutWeightDecay) {
   for (const std::uint64_t sharing : {1U, 3U}) {
-    model::Architecture model = model::build_architecture(small_experts(), sharing);
+    model::Architecture model = model::build_architecture(small_experts(), {.experts = sharing});
     const std::vector<std::string> patterns = {"transformers", "lm_head.weight"};
     exempt_from_decay(model, patterns, [](std::size_t, const std::string&) { FAIL(); });
     const std::vector<int> exempt = exempt_elements(model);
@@ -293,17 +294,6 @@ TEST(StateLayout, AShardNamesItsElementsWithoutWeightDecay) {
       }
     }
   }
-}
-
-TEST(StateLayout, BlocksAreNumberedOneAfterTheOtherFromWholeCodeBlocks) {
-  model::Architecture model;
-  for (const Elems elements : {Elems{300}, Elems{256}, Elems{1}, Elems{1000}}) {
-    model.blocks.emplace_back().elements = elements;
-  }
-  EXPECT_EQ(first_element(model, 0), 0U);
-  EXPECT_EQ(first_element(model, 1), 512U);
-  EXPECT_EQ(first_element(model, 2), 768U);
-  EXPECT_EQ(first_element(model, 3), 1024U);
 }
 
 }  // namespace

@@ -85,7 +85,7 @@ Case quantised() {
 }
 
 Case shared_experts() {
-  Case one = {"experts_of_two_ranks", build_architecture(with_experts(), 2)};
+  Case one = {"experts_of_two_ranks", build_architecture(with_experts(), {.experts = 2})};
   one.shape.ranks = 2;
   return one;
 }
@@ -111,7 +111,7 @@ KernelSizes sizes_of(const Case& one) {
                        .rows = activation + 1024,
                        .cleared = std::vector<Bytes>(blocks, 256)};
   for (const BlockSpec& block : one.model.blocks) {
-    if (block.part == LayerPart::expert) sizes.experts = block.expert + block.experts;
+    if (block.part == LayerPart::expert) sizes.experts = block.expert + block.pieces;
   }
   sizes.router_totals = 2 * sizes.experts;
   return sizes;
