@@ -438,8 +438,7 @@ bool Config::has_positions() const {
 model::Architecture model_of(
     const Config& config,
     const std::function<void(const std::string& path, const std::string& rule)>& fail) {
-  model::Architecture model =
-      model::build_architecture(config.model, config.rank_split());
+  model::Architecture model = model::build_architecture(config.model, config.rank_split());
   if (config.ballast.adapters) {
     const model::AdapterConfig& wanted = *config.ballast.adapters;
     model::adapt(model, wanted, [&](std::string_view key, const std::string& rule) {

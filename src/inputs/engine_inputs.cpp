@@ -181,10 +181,8 @@ Mesh mesh_of(const config::Config& config, std::uint32_t ranks, std::uint32_t ra
   const auto sequence = static_cast<std::uint32_t>(config.sequence_parallel);
   const auto tensor = static_cast<std::uint32_t>(config.tensor_parallel);
   expects(ranks % (sequence * tensor) == 0, "the config was checked for another number of ranks");
-  return {.data = ranks / (sequence * tensor),
-          .sequence = sequence,
-          .tensor = tensor,
-          .rank = rank};
+  return {
+      .data = ranks / (sequence * tensor), .sequence = sequence, .tensor = tensor, .rank = rank};
 }
 
 model::MicroBatchShape shape_of(const config::Config& config, std::uint64_t sequences) {

@@ -31,7 +31,7 @@ inline constexpr Elems kSubGroupUnit = 2048;
 struct Blueprint {
   model::Architecture model;  ///< with the tiles of all tensor places
   model::Architecture own;    ///< model::at_tensor_place() of this rank, set by size_problem()
-  DType type = DType::bf16;  ///< type of weights, activations and packed gradients
+  DType type = DType::bf16;   ///< type of weights, activations and packed gradients
   StateFormat states;
   /// Maximum elements whose states are moved and updated together; see size_problem().
   Elems sub_group_size = std::numeric_limits<Elems>::max();

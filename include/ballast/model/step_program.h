@@ -73,9 +73,9 @@ enum class Port : std::uint8_t {
   input,
   output,
   activation_gradient,
-  kept,             ///< intermediates of the forward pass
-  kept_attention,   ///< the part of attention; see KernelSizes::attention
-  normed,           ///< result of the norm, followed by the router's choices or the head's row sums
+  kept,            ///< intermediates of the forward pass
+  kept_attention,  ///< the part of attention; see KernelSizes::attention
+  normed,          ///< result of the norm, followed by the router's choices or the head's row sums
   /// fp32 sums over tiles: outputs, or gradients of the norm's result. With tensor parallelism what
   /// each tile of this place adds, tile by tile.
   partial_sums,

@@ -170,7 +170,8 @@ void PassCheck::check(const Pass& pass, const PassArguments& arguments) const {
   const std::uint32_t ranks = arguments.scalars.ranks;
   if (ranks == 0 || arguments.scalars.shard >= ranks)
     refuse(pass, "the rank is not below the number of ranks");
-  // For the whole head, the output matrix is in the head's block if it is neither tied nor in tiles.
+  // For the whole head, the output matrix is in the head's block if it is neither tied nor in
+  // tiles.
   const bool whole = pass.kernel == Kernel::head_evaluate || pass.kernel == Kernel::head_train;
   const bool in_head = !model_.config.tie_embeddings && model_.config.vocabulary_tiles == 1;
   const std::size_t first = !whole ? pass.number : in_head ? 1 : 0;

@@ -67,8 +67,8 @@ class PassViews {
         args.output_gradient.empty() ? args[Port::gradient] : args.output_gradient.front();
     return output_rows(pass.number, as<T>(args[Port::weights]), as<float>(gradient));
   }
-  /// Returns all tiles. One tile that is not tied is in the block of the norm; others have their own
-  /// blocks.
+  /// Returns all tiles. One tile that is not tied is in the block of the norm; others have their
+  /// own blocks.
   [[nodiscard]] std::vector<OutputRows<T>> output_tiles(const PassArguments& args) const {
     const bool whole = !model_.config.tie_embeddings && model_.config.vocabulary_tiles == 1;
     const std::size_t own = whole ? 1 : 0;

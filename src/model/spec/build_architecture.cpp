@@ -146,9 +146,8 @@ Architecture build_architecture(ModelConfig config, const RankSplit& split) {
   }
   model.blocks.push_back(head_block(c, outer, split));
   if (!c.tie_embeddings && c.vocabulary_tiles > 1) {
-    for (BlockSpec& block : vocabulary_blocks(c, split, [&](std::uint64_t tile) {
-           return output_block(c, outer, tile);
-         })) {
+    for (BlockSpec& block : vocabulary_blocks(
+             c, split, [&](std::uint64_t tile) { return output_block(c, outer, tile); })) {
       model.blocks.push_back(std::move(block));
     }
   }

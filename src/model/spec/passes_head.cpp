@@ -114,12 +114,13 @@ class HeadPasses {
   /// Gathers the softmax sums of the tiles of all tensor places and merges them.
   std::vector<PassId> share_sums() {
     const Bytes others = shape_.row_sums * (shape_.tensor - 1);
-    const PassId share = draft_.add({.kernel = Kernel::share_row_sums,
-                                     .block = head_,
-                                     .curve = CostCurve::head,
-                                     .cost = {.exchanged = others},
-                                     .operands = {reads(Port::row_sums, draft_.row_sums),
-                                                  writes(Port::all_row_sums, draft_.all_row_sums)}});
+    const PassId share =
+        draft_.add({.kernel = Kernel::share_row_sums,
+                    .block = head_,
+                    .curve = CostCurve::head,
+                    .cost = {.exchanged = others},
+                    .operands = {reads(Port::row_sums, draft_.row_sums),
+                                 writes(Port::all_row_sums, draft_.all_row_sums)}});
     const PassId merge =
         draft_.add({.kernel = Kernel::head_merge,
                     .block = head_,
@@ -243,8 +244,7 @@ void visit_tiles(ProgramDraft& draft, std::vector<Stop>& stops, HeadForm form) {
     if (!draft.shape.tied && block != norm) stop.finishes = {block};
     stops.push_back(std::move(stop));
   }
-  stops.push_back(
-      {.passes = {head.end(true)}, .finishes = {norm}, .form = form, .backward = true});
+  stops.push_back({.passes = {head.end(true)}, .finishes = {norm}, .form = form, .backward = true});
 }
 
 }  // namespace

@@ -26,14 +26,14 @@ PassCost cost_of_sum(const ProgramShape& shape, Bytes terms) {
 
 PassId sum_outputs(ProgramDraft& draft, BlockId half) {
   const Bytes terms = draft.shape.tiles_of_half(half) * draft.shape.partial_sums;
-  return draft.add({.kernel = Kernel::sum_tiles,
-                    .block = half,
-                    .curve = CostCurve::forward,
-                    .cost = cost_of_sum(draft.shape, terms),
-                    .operands = {reads(Port::terms, draft.sums[half]),
-                                 reads(Port::input, draft.input[half]),
-                                 writes(Port::output, draft.output(half)),
-                                 writes(Port::received, draft.received)}});
+  return draft.add(
+      {.kernel = Kernel::sum_tiles,
+       .block = half,
+       .curve = CostCurve::forward,
+       .cost = cost_of_sum(draft.shape, terms),
+       .operands = {reads(Port::terms, draft.sums[half]), reads(Port::input, draft.input[half]),
+                    writes(Port::output, draft.output(half)),
+                    writes(Port::received, draft.received)}});
 }
 
 PassId sum_gradients(ProgramDraft& draft, BlockId half, std::uint32_t tiles) {
@@ -47,13 +47,13 @@ PassId sum_gradients(ProgramDraft& draft, BlockId half, std::uint32_t tiles) {
 }
 
 PassId sum_embeddings(ProgramDraft& draft, BlockId block) {
-  return draft.add({.kernel = Kernel::sum_tiles,
-                    .block = block,
-                    .curve = CostCurve::forward,
-                    .cost = cost_of_sum(draft.shape, draft.shape.activation),
-                    .operands = {reads(Port::terms, draft.embedded),
-                                 writes(Port::output, draft.output(block)),
-                                 writes(Port::received, draft.received)}});
+  return draft.add(
+      {.kernel = Kernel::sum_tiles,
+       .block = block,
+       .curve = CostCurve::forward,
+       .cost = cost_of_sum(draft.shape, draft.shape.activation),
+       .operands = {reads(Port::terms, draft.embedded), writes(Port::output, draft.output(block)),
+                    writes(Port::received, draft.received)}});
 }
 
 Pass forward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel) {

@@ -220,24 +220,25 @@ void ProgramDraft::add_reference() {
 
 /// Adds the values that tensor places exchange.
 void ProgramDraft::add_exchanges() {
-  embedded = add_value({.name = "rows of the embedding of this place",
-                        .of = add_class({.name = "rows of the embedding",
-                                         .word = "rows",
-                                         .bytes = shape.activation})});
+  embedded = add_value(
+      {.name = "rows of the embedding of this place",
+       .of = add_class(
+           {.name = "rows of the embedding", .word = "rows", .bytes = shape.activation})});
   const ClassId gradients = add_class({.name = "gradients of rows between places",
                                        .word = "gradient of rows",
                                        .bytes = shape.activation});
   for (BlockId b = 0; b <= program.head; ++b) {
     if (rows_gradient[b] == kNone) continue;
-    normed_gradient[b] = add_value({.name = fmt::format("gradient of rows of {}, summed", block(b).name),
-                                    .of = gradients,
-                                    .owner = b});
+    normed_gradient[b] =
+        add_value({.name = fmt::format("gradient of rows of {}, summed", block(b).name),
+                   .of = gradients,
+                   .owner = b});
   }
-  row_sums = add_value({.name = "softmax sums of this place",
-                        .of = add_class({.name = "softmax sums of a place",
-                                         .word = "softmax sums",
-                                         .bytes = shape.row_sums}),
-                        .owner = program.head});
+  row_sums = add_value(
+      {.name = "softmax sums of this place",
+       .of = add_class(
+           {.name = "softmax sums of a place", .word = "softmax sums", .bytes = shape.row_sums}),
+       .owner = program.head});
   all_row_sums = add_value({.name = "softmax sums of all places",
                             .of = add_class({.name = "softmax sums of all places",
                                              .word = "softmax sums",

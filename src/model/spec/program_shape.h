@@ -112,13 +112,11 @@ struct ProgramShape {
   [[nodiscard]] BlockId block_of_tile(std::uint32_t number) const {
     return tied ? number : head() + number + (visits_tiles() ? 1 : 0);
   }
-  /// Returns the bytes of the sums over tiles: one sum of all tiles or, with tensor parallelism, one
-  /// per tile of this place.
+  /// Returns the bytes of the sums over tiles: one sum of all tiles or, with tensor parallelism,
+  /// one per tile of this place.
   [[nodiscard]] Bytes sums() const;
   /// Returns the number of tiles of the half that `block` begins.
-  [[nodiscard]] std::uint32_t tiles_of_half(BlockId block) const {
-    return last_of(block) - block;
-  }
+  [[nodiscard]] std::uint32_t tiles_of_half(BlockId block) const { return last_of(block) - block; }
   [[nodiscard]] bool is_differentiated(BlockId block) const {
     return block >= first_differentiated;
   }

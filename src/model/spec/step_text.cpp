@@ -47,14 +47,29 @@ constexpr std::array<KernelWords, kKernelCount> kKernels = {{
 static_assert(static_cast<std::size_t>(Kernel::share_row_sums) + 1 == kKernelCount);
 
 constexpr std::array<std::string_view, kPortCount> kPortNames = {
-    "weights",        "output weights",  "batch",
-    "input",          "output",          "activation gradient",
-    "kept",           "kept attention",  "normed",
-    "partial sums",   "normed gradient", "row sums",
-    "all row sums",   "terms",           "received",
-    "routing",        "routing counts",  "router totals",
-    "losses",         "pairs",           "gradient",
-    "output gradient", "workspace",
+    "weights",
+    "output weights",
+    "batch",
+    "input",
+    "output",
+    "activation gradient",
+    "kept",
+    "kept attention",
+    "normed",
+    "partial sums",
+    "normed gradient",
+    "row sums",
+    "all row sums",
+    "terms",
+    "received",
+    "routing",
+    "routing counts",
+    "router totals",
+    "losses",
+    "pairs",
+    "gradient",
+    "output gradient",
+    "workspace",
 };
 static_assert(static_cast<std::size_t>(Port::workspace) + 1 == kPortCount);
 

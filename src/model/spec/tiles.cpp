@@ -46,8 +46,7 @@ void complete_layer_tiles(ModelConfig& c, const Family& described, std::uint64_t
   if (c.layer_tiles == 0) {
     const Elems layer = cuts ? described.layer(c, 0).elements : 0;
     const std::uint64_t usual = usual_layer_tiles(layer, c.num_layers);
-    c.layer_tiles =
-        shared_layer_tiles(c, std::min(usual, steps_of(c.intermediate_size)), places);
+    c.layer_tiles = shared_layer_tiles(c, std::min(usual, steps_of(c.intermediate_size)), places);
   }
   if (c.layer_tiles == 1) return;
   if (!cuts) {
@@ -77,8 +76,8 @@ Elems largest_block(const ModelConfig& c, const RankSplit& split) {
 void complete_vocabulary_tiles(ModelConfig& c, const RankSplit& split, const Refuse& refuse) {
   if (c.vocabulary_tiles == 0) {
     const bool small = usual_vocabulary_tiles(c.vocab_size, c.hidden_size, 0) == 1;
-    const std::uint64_t usual = usual_vocabulary_tiles(c.vocab_size, c.hidden_size,
-                                                       small ? 0 : largest_block(c, split));
+    const std::uint64_t usual =
+        usual_vocabulary_tiles(c.vocab_size, c.hidden_size, small ? 0 : largest_block(c, split));
     c.vocabulary_tiles = round_up(usual, split.tensor);
   }
   const std::uint64_t most = steps_of(c.vocab_size);
@@ -166,8 +165,7 @@ ModelConfig config_of_tile(const ModelConfig& config) {
 }
 
 VocabularyTile Architecture::tile(std::size_t number) const {
-  VocabularyTile tile =
-      vocabulary_tile(config, tensor_place * own_vocabulary_tiles() + number);
+  VocabularyTile tile = vocabulary_tile(config, tensor_place * own_vocabulary_tiles() + number);
   const std::size_t first = output_blocks() == 0 ? head() : head() + 1;
   tile.block = (config.tie_embeddings ? 0 : first) + number;
   return tile;

@@ -145,9 +145,12 @@ TEST(StateLayout, TheShardPointsToTheArraysThatAreKept) {
     blueprint.type = layout.type;
     blueprint.states = layout.format;
     for (const Elems elements : {Elems{300}, layout.elements}) {
-      blueprint.model.blocks.emplace_back().elements = elements;
+      model::BlockSpec& block = blueprint.own.blocks.emplace_back();
+      block.elements = elements;
+      block.number = blueprint.own.blocks.size() - 1;
       blueprint.problem.blocks.emplace_back();
     }
+    blueprint.first_elements = {0, 512};
     const auto shard = make_shard(blueprint, 1, 0, weights.data(), states.data(), gradient.data());
     const auto place = [&](const StateArray& array) -> const void* {
       return array.bytes == 0 ? nullptr : states.data() + array.offset;
@@ -180,7 +183,7 @@ Blueprint cut_block(std::uint32_t world, std::uint32_t rank, Elems sub_group_siz
   blueprint.sub_group_size = sub_group_size;
   blueprint.model.config.vocabulary_tiles = 1;
   blueprint.model.blocks = {{.kind = model::BlockKind::embedding, .elements = 100'000},
-                            {.kind = model::BlockKind::head}};
+                            {.kind = model::BlockKind::head, .number = 1}};
   blueprint.problem.sharers = world;
   blueprint.problem.stage = 1;
   size_problem(blueprint, {});

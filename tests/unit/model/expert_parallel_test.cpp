@@ -64,7 +64,8 @@ TEST(ExpertParallelism, PutsAnExpertOfEachRankIntoOneBlock) {
 }
 
 TEST(ExpertParallelism, NeedsExpertsOfEqualSize) {
-  const ModelConfig dense = without_experts(build_architecture(with_experts("gpt_oss"), {.experts = 3}).config);
+  const ModelConfig dense =
+      without_experts(build_architecture(with_experts("gpt_oss"), {.experts = 3}).config);
   EXPECT_EQ(build_architecture(dense).blocks.size(), 4U);
 }
 

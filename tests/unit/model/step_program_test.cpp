@@ -90,6 +90,19 @@ Case shared_experts() {
   return one;
 }
 
+/// Two tensor places, each with one tile of attention, two of the MLP and two of the vocabulary.
+Case tensor_places(bool tied) {
+  ModelConfig c = config_of("llama", 1);
+  c.num_kv_heads = 2;
+  c.tie_embeddings = tied;
+  c.layer_tiles = 4;
+  c.vocabulary_tiles = 4;
+  Case one = {tied ? "tied_tiles_of_two_tensor_places" : "tiles_of_two_tensor_places",
+              build_architecture(c, {.tensor = 2})};
+  one.shape.sum_scratch = 8192;
+  return one;
+}
+
 std::vector<Case> cases() {
   return {{"whole_layers", build_architecture(config_of("llama", 2))},
           {"tied_whole_layers", build_architecture(config_of("gpt2", 2))},
@@ -98,6 +111,8 @@ std::vector<Case> cases() {
           tiles_of_the_vocabulary(true),
           {"experts", build_architecture(with_experts())},
           shared_experts(),
+          tensor_places(false),
+          tensor_places(true),
           pairs(),
           quantised()};
 }
