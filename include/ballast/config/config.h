@@ -336,6 +336,8 @@ struct Config {
   Fp16Section fp16;
   /// `sequence_parallel_size`: number of ranks that share each sequence; 1: none.
   std::uint64_t sequence_parallel = 1;
+  /// `tensor_parallel.autotp_size`: number of ranks that share the tiles of each matrix; 1: none.
+  std::uint64_t tensor_parallel = 1;
   double gradient_clipping = 1.0;     ///< 0: no clipping
   std::uint64_t steps_per_print = 1;  ///< number of steps, or kNoProgressLines
   MonitorSection tensorboard;
@@ -343,6 +345,10 @@ struct Config {
   BallastSection ballast;
   /// Devices of each rank; 1 while the planner has not chosen.
   [[nodiscard]] std::uint32_t devices() const { return pipeline.stages == 0 ? 1 : pipeline.stages; }
+  /// Numbers of ranks among which the model is split, for model::build_architecture().
+  [[nodiscard]] model::RankSplit rank_split() const {
+    return {ballast.expert_ranks(), tensor_parallel};
+  }
   /// Sequences per micro-batch.
   [[nodiscard]] std::uint64_t micro_sequences() const {
     return batch.micro_batch * data.sequences_per_sample();

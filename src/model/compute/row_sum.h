@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <limits>
 
+#include "ballast/model/kernel_sizes.h"
+
 #include "src/model/compute/formulas.h"
 
 namespace ballast::model {
@@ -16,6 +18,8 @@ struct RowSum {
   A wanted = std::numeric_limits<A>::quiet_NaN();  ///< logit of the target
   double total = 0.0;                              ///< sum of exp(logit - largest)
 };
+
+static_assert(sizeof(RowSum<float>) == kRowSumBytes);
 
 /// Returns the state of two parts of a row together. The total of the part with the smaller largest
 /// logit is rescaled (Milakov & Gimelshein 2018, arXiv 1805.02867). A total of NaN stays NaN.
