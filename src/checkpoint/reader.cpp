@@ -295,7 +295,7 @@ void Checkpoint::verify(std::uint32_t first, std::uint32_t of,
 void Checkpoint::check_fits(const engine::Blueprint& blueprint, const Check& check) const {
   check_adapters(folder_, adapters_, blueprint.model.adapters);
   check_quantization(folder_, quantization_, blueprint.model.quantization);
-  const auto blocks = model::blocks_without_expert_parallelism(blueprint.model);
+  const auto blocks = model::whole_blocks(blueprint.model);
   bool same = blocks.size() == blocks_.size();
   for (std::size_t b = 0; same && b < blocks.size(); ++b) {
     same = blocks_[b].name == blocks[b].name;

@@ -52,7 +52,7 @@ Json json_of_all(const std::vector<engine::StateRange>& ranges) {
 
 Json describe(const engine::Blueprint& blueprint) {
   Json blocks = Json::array();
-  for (const model::BlockSpec& block : model::blocks_without_expert_parallelism(blueprint.model)) {
+  for (const model::BlockSpec& block : model::whole_blocks(blueprint.model)) {
     blocks.push_back(Checkpoint::json_of(Checkpoint::describe(block)));
   }
   return blocks;

@@ -26,7 +26,7 @@ void complete_model(Config& config, const Document& document) {
   const auto refuse = [&](std::string_view key, const std::string& rule) {
     refuse_model(config, document, key, rule);
   };
-  model::complete(m, refuse, config.ballast.expert_ranks());
+  model::complete(m, refuse, config.rank_split());
   check_stages(config, document);
   if (m.max_sequence < sequence_length) {
     document.fail("model.max_sequence", fmt::format("{} is shorter than data.sequence_length {}",
@@ -136,7 +136,7 @@ void note_warmup_rate(Config& c, const Document& document) {
 }
 
 void complete_placement(Config& c, const Document& document) {
-  const std::uint64_t last = model::count_blocks(c.model, c.ballast.expert_ranks()) - 1;
+  const std::uint64_t last = model::count_blocks(c.model, c.rank_split()) - 1;
   for (std::size_t i = 0; i < c.ballast.placement.size(); ++i) {
     auto& rule = c.ballast.placement[i];
     if (rule.last_block == std::numeric_limits<std::uint64_t>::max()) rule.last_block = last;
@@ -346,8 +346,7 @@ bool Config::has_positions() const {
 model::Architecture model_of(
     const Config& config,
     const std::function<void(const std::string& path, const std::string& rule)>& fail) {
-  model::Architecture model =
-      model::build_architecture(config.model, config.ballast.expert_ranks());
+  model::Architecture model = model::build_architecture(config.model, config.rank_split());
   if (config.ballast.adapters) {
     const model::AdapterConfig& wanted = *config.ballast.adapters;
     model::adapt(model, wanted, [&](std::string_view key, const std::string& rule) {

@@ -17,6 +17,7 @@ struct ActionHandler {
 
 // Handlers in separate files.
 void run_pass(const CurrentOperation& at);
+void run_exchange(const CurrentOperation& at);
 void run_gate(const CurrentOperation& at);
 void run_update(const CurrentOperation& at);
 void run_update_on_device(const CurrentOperation& at);

@@ -85,7 +85,7 @@ Lanes::Channels Lanes::join_ranks(device::Device& device) const {
     channels.weight_copy = ranks.make_channel(device, group);
     channels.same_share = ranks.make_channel(device, share);
   }
-  if (modules_.blueprint.model.expert_ranks > 1) {
+  if (modules_.blueprint.model.split.experts > 1) {
     channels.rows = std::make_unique<ChannelExchange>(ranks.make_channel(device, all));
   }
   if (mesh.sequence > 1) {

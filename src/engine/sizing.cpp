@@ -20,18 +20,22 @@ step::BlockSizes sizes_of(const model::Architecture& model, DType type, std::siz
   const bool quantized = block.quantized_elements > 0;
   const Bytes stored =
       block.plain_elements() * size_of(type) + model::BlockCodes(model, block).bytes;
-  return {.weight_bytes = stored / block.experts,
+  return {.weight_bytes = stored / block.pieces,
           .dequantized_bytes = quantized ? block.elements * size_of(type) : 0,
           .gradient_bytes = block.own_trained_elements() * size_of(type),
           .replicated = block.parameters <= persistence_threshold || quantized ||
                         block.trained_elements() % block.elements > 0};
 }
 
-/// Returns the element ranges of exempt trained tensors, each with its padding, which is zero.
-std::vector<ElementRange> undecayed_elements(const model::Architecture& model) {
-  std::vector<ElementRange> ranges;
+/// Sets Blueprint::first_elements and Blueprint::undecayed: the exempt trained tensors, each with
+/// its padding, which is zero.
+void number_elements(Blueprint& blueprint) {
+  blueprint.first_elements.clear();
+  std::vector<ElementRange>& ranges = blueprint.undecayed;
+  ranges.clear();
   Elems start = 0;
-  for (const model::BlockSpec& block : model.blocks) {
+  for (const model::BlockSpec& block : model::whole_blocks(blueprint.model)) {
+    blueprint.first_elements.push_back(start);
     std::vector<ElementRange> own;
     for (const model::TensorSpec& tensor : block.tensors) {
       if (!tensor.undecayed || tensor.frozen) continue;
@@ -42,7 +46,6 @@ std::vector<ElementRange> undecayed_elements(const model::Architecture& model) {
     ranges.insert(ranges.end(), own.begin(), own.end());
     start += round_up(block.elements, cpu_adam::Codes::kBlock);
   }
-  return ranges;
 }
 
 /// Describes gathers of split weights in 8 bits or among fewer than all ranks; "" otherwise.
@@ -159,7 +162,7 @@ std::string describe_experts(const Blueprint& blueprint) {
     text += fmt::format("{}weights are prefetched before the router has chosen",
                         text.empty() ? "" : "; ");
   }
-  const std::uint64_t ranks = blueprint.model.expert_ranks;
+  const std::uint64_t ranks = blueprint.model.split.experts;
   if (ranks > 1) {
     text +=
         fmt::format("{}{} ranks share the experts of a layer; results differ from those without",
@@ -173,7 +176,8 @@ std::string describe_experts(const Blueprint& blueprint) {
 void size_problem(Blueprint& blueprint, const model::KernelSizes& kernels,
                   std::uint64_t evaluation_micro_batches, std::uint64_t persistence_threshold) {
   const model::Architecture& model = blueprint.model;
-  blueprint.undecayed = undecayed_elements(model);
+  blueprint.own = model::at_tensor_place(model, blueprint.mesh.tensor_place());
+  number_elements(blueprint);
   step::Problem& problem = blueprint.problem;
   const model::StepShape shape = {.micro_batch = blueprint.shape,
                                   .packed = blueprint.packed,

@@ -60,10 +60,6 @@ ShardRange sub_group_range(const Blueprint& blueprint, std::size_t block, std::u
 /// Returns the layout of one sub-group.
 StateLayout state_layout(const Blueprint& blueprint, std::size_t block, std::uint32_t sub_group);
 
-/// Returns the index of the block's first element among the elements of all blocks, each block
-/// aligned to cpu_adam::Codes::kBlock.
-Elems first_element(const model::Architecture& model, std::size_t block);
-
 /// Returns a sub-group of the shard that this rank updates. `weights` and `gradient` are those of
 /// the whole shard and have the same type; `states` are those of the sub-group. Null for arrays
 /// that are elsewhere.

@@ -197,7 +197,7 @@ model::MicroBatchShape shape_of(const config::Config& config) {
 engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
                           const memory::Budgets& budgets, const model::KernelSizes& kernels,
                           const Mesh& mesh) {
-  check_expert_parallel(model.expert_ranks, mesh.sharers());
+  check_expert_parallel(model.split.experts, mesh.sharers());
   engine::Blueprint blueprint;
   blueprint.model = model;
   blueprint.type = config.type;
@@ -213,6 +213,7 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
   static_assert(config::kMostStages == plan::kMostDevices);
   blueprint.problem.devices = config.devices();
   blueprint.problem.sharers = mesh.sharers();
+  blueprint.problem.tensor = mesh.tensor;
   blueprint.problem.stage = static_cast<std::uint32_t>(config.zero.stage);
   blueprint.problem.hpz_partition_size = hpz_partition_size(config.zero, mesh.sharers());
   if (config.zero.quantized_weights) blueprint.problem.qwz_weight_bytes = size_of(blueprint.type);

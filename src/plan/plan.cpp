@@ -28,7 +28,8 @@ constexpr std::array<Traits, kActionCount> kActions = {
      {Action::update_on_device, "update on the device", Lane::compute},
      {Action::initialize, "initialization", Lane::update},
      {Action::read, "reading", Lane::update},
-     {Action::pass, "pass", Lane::pass}}};
+     {Action::pass, "pass", Lane::pass},
+     {Action::exchange, "exchange", Lane::reduce}}};
 
 constexpr bool in_order() {
   std::size_t number = 0;

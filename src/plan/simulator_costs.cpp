@@ -28,21 +28,33 @@ double seconds_for(double amount, const Rate& rate, const Rates& rates) {
   return amount / rate.per_second;
 }
 
-/// Returns whether ranks of several nodes take part. Split weights are gathered within this rank's
-/// group.
+/// Returns whether ranks of several nodes take part. Ranks that share tiles are neighbours, and so
+/// are groups of them that share one copy of split weights.
 bool leaves_node(const Operation& operation, const Schedule& schedule, const Rates& rates) {
-  if (schedule.ranks <= rates.ranks_per_node) return false;
-  const bool in_group = operation.group == RankGroup::weight_copy;
-  return !in_group || rates.ranks_per_node % schedule.ranks_in_group != 0;
+  if (schedule.ranks * schedule.tensor <= rates.ranks_per_node) return false;
+  switch (operation.group) {
+    case RankGroup::tensor:
+      return rates.ranks_per_node % schedule.tensor != 0;
+    case RankGroup::weight_copy:
+      return rates.ranks_per_node % (schedule.ranks_in_group * schedule.tensor) != 0;
+    case RankGroup::all:
+    case RankGroup::same_share:
+      break;
+  }
+  return true;
 }
 
 /// Returns the bytes per second that one rank receives. A collective over several nodes also
-/// crosses the fabric of each node; the slower of the two bounds it.
+/// crosses the fabric of each node; the slower of the two bounds it. Ranks with other tiles do the
+/// same at the same time, over the same network.
 Rate between_ranks(const Operation& operation, const Schedule& schedule, const Rates& rates) {
   const Rate fabric = {rates.fabric_per_second, "fabric_gbps",
                        "the ranks of a node exchange weights or gradients"};
   if (!leaves_node(operation, schedule, rates)) return fabric;
-  const Rate network = {rates.network_per_second, "network_gbps",
+  const double sharing = operation.group == RankGroup::tensor
+                             ? 1.0
+                             : std::min<double>(schedule.tensor, rates.ranks_per_node);
+  const Rate network = {rates.network_per_second / sharing, "network_gbps",
                         "ranks of several nodes exchange weights or gradients"};
   const bool fabric_counts = rates.ranks_per_node > 1;
   return fabric_counts && fabric.per_second < network.per_second ? fabric : network;

@@ -32,7 +32,7 @@ std::vector<PlacementConstraint> read_constraints(const config::Config& config,
 }
 
 std::vector<PlacementConstraint> read_constraints(const config::Config& config) {
-  return read_constraints(config, model::count_blocks(config.model, config.ballast.expert_ranks()));
+  return read_constraints(config, model::count_blocks(config.model, config.rank_split()));
 }
 
 }  // namespace ballast::planner

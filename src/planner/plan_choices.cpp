@@ -159,7 +159,7 @@ step::Placement read_placement(const Json& list) {
 PlanChoices choices_of(const engine::Blueprint& blueprint) {
   const std::uint64_t sequences = blueprint.pairs ? 2 : 1;
   return {.micro_batch = blueprint.shape.sequences / sequences,
-          .expert_ranks = blueprint.model.expert_ranks,
+          .expert_ranks = blueprint.model.split.experts,
           .devices = blueprint.problem.devices,
           .sub_group_size = blueprint.sub_group_size,
           .budgets = blueprint.budgets,

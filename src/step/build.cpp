@@ -58,6 +58,7 @@ Schedule build(const Problem& problem, const Placement& placement, const Options
   schedule.evaluation = maker.write("evaluation", problem.evaluation_micro_batches).evaluation();
   Layout& layout = maker.layout();
   schedule.ranks = problem.sharers;
+  schedule.tensor = problem.tensor;
   schedule.ranks_in_group = RankSizes(problem).ranks_per_copy();
   schedule.micro_batch_tokens = problem.micro_batch_tokens;
   schedule.weight_staging = first_of(layout.weight_staging);

@@ -11,6 +11,7 @@ namespace {
 /// Returns whether the head multiplies with blocks of the embedding.
 bool is_tied(const model::StepProgram& program) {
   return std::any_of(program.passes.begin(), program.passes.end(), [&](const model::Pass& pass) {
+    if (pass.kernel == model::Kernel::head_scan && pass.block < program.first_layer) return true;
     return std::any_of(pass.operands.begin(), pass.operands.end(), [&](const auto& operand) {
       return operand.port == model::Port::output_weights && operand.number < program.first_layer;
     });
@@ -29,7 +30,8 @@ std::vector<std::uint8_t> deal(const model::StepProgram& program, std::uint32_t 
   const auto device_of = [&](BlockId b) -> std::uint32_t {
     if (program.is_layer(b)) return program.blocks[b].layer;
     if (b < program.first_layer) return b;
-    return tied ? 0 : layers + (b - program.head);
+    // The norm is on the device of the first tile.
+    return tied ? 0 : layers + (b == program.head ? 0 : b - program.head - 1);
   };
   std::vector<std::uint8_t> dealt;
   dealt.reserve(blocks);

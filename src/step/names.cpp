@@ -25,6 +25,7 @@ std::string_view object_of(const Operation& operation) {
 std::string OperationNames::kind_of(const Operation& operation) {
   switch (operation.action) {
     case Action::compute:
+    case Action::exchange:
       return std::string(model::work_of(kernel_of(operation)));
     case Action::gate:
     case Action::update:

@@ -155,7 +155,9 @@ void StepWriter::compute(const Stop& stop, const Group& group) {
 
 OpId StepWriter::compute(PassId id, std::uint32_t micro) {
   const model::Pass& pass = program_.passes[id];
-  Operation operation = {.action = Action::compute,
+  const bool exchange = model::is_between_ranks(pass.kernel);
+  Operation operation = {.action = exchange ? Action::exchange : Action::compute,
+                         .group = exchange ? RankGroup::tensor : RankGroup::all,
                          .block = pass.block,
                          .micro = micro,
                          .label = step::label_of(id, pass),

@@ -144,7 +144,7 @@ void check_finite(const checkpoint::Checkpoint& from, const engine::Blueprint& b
   if (range.kind != engine::StateKind::weights) return;
   const std::optional<Elems> bad = first_not_finite(bytes, blueprint.type);
   if (!bad) return;
-  const auto blocks = model::blocks_without_expert_parallelism(blueprint.model);
+  const auto blocks = model::whole_blocks(blueprint.model);
   const auto& tensors = blocks.at(range.block).tensors;
   const Elems at = range.first + *bad;
   const auto of = std::find_if(tensors.begin(), tensors.end(), [&](const model::TensorSpec& one) {

@@ -59,6 +59,7 @@ std::string_view pass_name(Kernel kernel) {
 std::string action_name(const Operation& operation) {
   switch (operation.action) {
     case Action::compute:
+    case Action::exchange:
       return std::string(pass_name(step::kernel_of(operation)));
     case Action::update:
       return "update_on_host";
@@ -90,6 +91,11 @@ std::string role_name(const Operation& operation, const plan::Use& use) {
                                                 "attention",
                                                 "rows",
                                                 "row_sums",
+                                                "normed_gradient",
+                                                "softmax_sums",
+                                                "all_softmax_sums",
+                                                "terms",
+                                                "received",
                                                 "routing",
                                                 "routing",
                                                 "router_totals",

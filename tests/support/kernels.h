@@ -167,7 +167,8 @@ class KernelCalls {
     call.weights(weights).needs(Port::input, written(in)).batch({{}, targets, {}});
     call.needs(Port::activation_gradient, dx).gradient(gradient);
     call.needs(Port::losses, bytes(losses)).needs(Port::kept, kept);
-    for (const OutputTile& tile : tiles.subspan(model_.config.tie_embeddings ? 0 : 1)) {
+    const bool in_head = !model_.config.tie_embeddings && tiles.size() == 1;
+    for (const OutputTile& tile : tiles.subspan(in_head ? 1 : 0)) {
       call.output_weights(tile.weights).output_gradient(tile.gradient);
     }
     call.arguments.scalars.accumulation = accumulation;

@@ -170,7 +170,15 @@ class ProblemDraw {
       if (kind == 3) experts();
     }
     add(Role::head);
-    for (std::uint64_t t = 1; t < tiles && !shape_.tied; ++t) add(Role::head_tile);
+    // With several tensor places a tile of the output matrix has a block of its own.
+    shape_.tensor = draw_.ranks && !has_experts() ? dice_.pick32(1, 3) : 1;
+    problem().tensor = shape_.tensor;
+    if (shape_.tied || !shape_.visits_tiles()) return;
+    for (std::uint64_t t = 0; t < tiles; ++t) add(Role::head_tile);
+  }
+  [[nodiscard]] bool has_experts() const {
+    return std::ranges::any_of(shape_.blocks,
+                               [](const auto& block) { return block.role == Role::router; });
   }
   void half(Role first, Role tile) {
     add(first);
@@ -200,7 +208,8 @@ class ProblemDraw {
     std::uint32_t first = count;
     for (std::uint32_t b = count; b-- > 0;) {
       model::BlockShape& block = shape_.blocks[b];
-      const bool has_output = shape_.tied ? block.role == Role::embedding : b >= shape_.head();
+      const bool has_output =
+          shape_.tied ? block.role == Role::embedding : b >= shape_.block_of_tile(0);
       const bool trained =
           !freezes || (has_output && output) || (b == 0 && first == count) ||
           (block.role != Role::head_tile && (b == chosen || (b > below && dice_.toss())));
@@ -239,7 +248,9 @@ class ProblemDraw {
         shape_.blocks.begin(), shape_.blocks.end(),
         [](const auto& block) { return block.role <= Role::layer || block.role >= Role::head; });
     const std::uint32_t first = shape_.first_differentiated;
-    shape_.pairs = whole && first > 0 && first < shape_.head() && dice_.toss();
+    shape_.row_sums = shape_.sum_scratch = 4096;
+    shape_.pairs =
+        shape_.tensor == 1 && whole && first > 0 && first < shape_.head() && dice_.toss();
     shape_.pair_results = shape_.pairs ? 256 : 0;
     for (std::size_t b = 0; b < problem().blocks.size(); ++b)
       size(shape_.blocks[b], problem().blocks[b]);

@@ -84,8 +84,7 @@ Bytes reset_peak_resident() {
 /// Trains `config`, with a calibration before each round of steps.
 Outcome train(const config::Config& config, const BenchPlanArguments& arguments) {
   Outcome outcome;
-  const model::Architecture model =
-      model::build_architecture(config.model, config.ballast.expert_ranks());
+  const model::Architecture model = model::build_architecture(config.model, config.rank_split());
   outcome.calibration = calibrate::calibrate(config, model);
   const Bytes before = reset_peak_resident();
   engine::Engine engine = planner::make_engine(config, &interrupted());
@@ -126,8 +125,7 @@ Outcome train(const config::Config& config, const BenchPlanArguments& arguments)
 /// Returns `config` with every "auto" decided by the planner for this machine's rates.
 config::Config decide(const config::Config& config) {
   planner::PlanRequest request = {
-      .config = config,
-      .model = model::build_architecture(config.model, config.ballast.expert_ranks())};
+      .config = config, .model = model::build_architecture(config.model, config.rank_split())};
   request.rates = calibrate::calibrate(config, request.model).rates;
   request.budgets = planner::budgets_of(config, request.rates);
   return planner::decide(request).config;

@@ -349,6 +349,10 @@ struct Config {
   [[nodiscard]] std::uint64_t ranks_per_batch_part() const {
     return sequence_parallel * tensor_parallel;
   }
+  /// Numbers of ranks among which the model is split, for model::build_architecture().
+  [[nodiscard]] model::RankSplit rank_split() const {
+    return {ballast.expert_ranks(), tensor_parallel};
+  }
   /// Sequences per micro-batch.
   [[nodiscard]] std::uint64_t micro_sequences() const {
     return batch.micro_batch * data.sequences_per_sample();

@@ -29,8 +29,9 @@ inline constexpr Elems kSubGroupUnit = 2048;
 
 /// All decisions that precede the allocation of memory.
 struct Blueprint {
-  model::Architecture model;
-  DType type = DType::bf16;  ///< type of weights, activations and packed gradients
+  model::Architecture model;  ///< with the tiles of all tensor places
+  model::Architecture own;    ///< model::at_tensor_place() of this rank, set by size_problem()
+  DType type = DType::bf16;   ///< type of weights, activations and packed gradients
   StateFormat states;
   /// Maximum elements whose states are moved and updated together; see size_problem().
   Elems sub_group_size = std::numeric_limits<Elems>::max();
@@ -39,10 +40,13 @@ struct Blueprint {
   /// EngineOptions::preference. Everything but the adapters is frozen.
   bool pairs = false;
   bool packed = false;  ///< several documents per sequence
-  /// Elements without weight decay, over all blocks, ascending.
+  /// Index of the first element of each of model::whole_blocks() among the elements of all, each
+  /// block aligned to cpu_adam::Codes::kBlock. By BlockSpec::number.
+  std::vector<Elems> first_elements;
+  /// Elements without weight decay, over all whole blocks, ascending.
   std::vector<ElementRange> undecayed;
   std::uint64_t micro_batches = 1;
-  Mesh mesh;  ///< only its rank differs by rank; the rest of a blueprint is equal on all ranks
+  Mesh mesh;  ///< only its rank and `own` differ by rank
   memory::Budgets budgets;
   step::Problem problem;
   step::Placement placement;

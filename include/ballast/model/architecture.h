@@ -46,13 +46,21 @@ struct ModelConfig {
   [[nodiscard]] bool flag(std::string_view key) const { return detail(key).flag(); }
 };
 
+/// Numbers of ranks among which blocks are split, each rank with one piece (BlockSpec::pieces).
+struct RankSplit {
+  std::uint64_t experts = 1;  ///< expert parallelism: ranks that share the experts of a layer
+  std::uint64_t tensor = 1;   ///< tensor parallelism: ranks that share the tiles of all matrices
+
+  friend bool operator==(const RankSplit&, const RankSplit&) = default;
+};
+
 /// Called with a key of the model section and the rule that its value breaks. Must throw.
 using Refuse = std::function<void(std::string_view key, const std::string& rule)>;
 
 /// Fills in defaults that depend on other keys, then checks the rules of all models and of the
-/// family. `expert_ranks` (see Architecture) matters because the default number of tiles depends on
-/// the size of blocks. Throws Error(config) for an unknown family.
-void complete(ModelConfig& config, const Refuse& refuse, std::uint64_t expert_ranks = 1);
+/// family. `split` matters because the default number of tiles depends on the size of blocks, and
+/// tensor places share the tiles equally. Throws Error(config) for an unknown family.
+void complete(ModelConfig& config, const Refuse& refuse, const RankSplit& split = {});
 
 enum class BlockKind { embedding, layer, head };
 enum class Init {
@@ -117,19 +125,21 @@ enum class LayerPart {
 };
 
 /// One block: the unit of placement, transfer and update. Tensors are padded so that each starts on
-/// a cache line in every kind of state (32 elements), the block to whole pages (2048 elements).
+/// a cache line in every kind of state (32 elements), the block to whole pages (2048 elements), and
+/// the tiles of a matrix or of half a layer to the size of the largest.
 /// Padding is zero and stays zero under the update.
 struct BlockSpec {
   BlockKind kind = BlockKind::layer;
   LayerPart part = LayerPart::whole;  ///< if it is part of a layer
   std::uint64_t layer = 0;            ///< number of the layer, if it is part of one
   std::uint64_t expert = 0;           ///< number of the expert in its layer, if it is one
-  /// Number of consecutive experts of equal size, from `expert` on, that the block stands for with
-  /// expert parallelism. Rank r of the run has only the r-th of them, which begins at element
-  /// elements / experts * r of the block.
-  std::uint64_t experts = 1;
-  /// Number of this block (or of its first expert) in the model without expert parallelism.
+  /// Number of pieces that the block stands for, each on another rank. With expert parallelism, a
+  /// piece is an expert, from `expert` on, and rank r has piece r. With tensor parallelism, it is a
+  /// tile, and tensor place p has piece p. Piece p begins at element own_elements() * p.
+  std::uint64_t pieces = 1;
+  /// Number of the first piece in whole_blocks(), and the distance to the number of the next piece.
   std::size_t number = 0;
+  std::size_t number_step = 1;
   /// "embedding", "layer 0", "head". Tiles: "embedding 0", "head 0", "layer 0 attention 3". Norms
   /// before tiles: "layer 0 attention", "layer 0 mlp". Layers with experts: "layer 0 attention",
   /// "layer 0 router", "layer 0 expert 5", "layer 0 experts 4-7".
@@ -156,9 +166,9 @@ struct BlockSpec {
 
   /// Elements with gradients and optimizer states: the first ones of the block, usually all.
   [[nodiscard]] Elems trained_elements() const { return elements - frozen_elements; }
-  /// Elements that one rank computes with: one expert, if the block has several.
-  [[nodiscard]] Elems own_elements() const { return elements / experts; }
-  [[nodiscard]] Elems own_trained_elements() const { return trained_elements() / experts; }
+  /// Elements that one rank computes with: those of one piece.
+  [[nodiscard]] Elems own_elements() const { return elements / pieces; }
+  [[nodiscard]] Elems own_trained_elements() const { return trained_elements() / pieces; }
   /// Elements stored in the training type, not quantised.
   [[nodiscard]] Elems plain_elements() const { return elements - quantized_elements; }
   /// Returns the tensor with this name, with or without the prefix, or nullptr.
@@ -187,33 +197,39 @@ struct VocabularyTile {
 
 /// A model as a list of blocks: embedding, layers, head. With tied embeddings the head has no
 /// output matrix and reads the embedding's. A large vocabulary is cut into tiles. Then the
-/// embedding has one block per tile, the last with the positions, and so has the head, the first
-/// with the norm (if tied, the head is one block with the norm). Wide layers are cut too. Each half
+/// embedding has one block per tile, the last with the positions, and so has the head, after a
+/// block with the norm (if tied, the head is only that block). Wide layers are cut too. Each half
 /// of a layer, attention or MLP, becomes a block with its norm and one block per tile; the half's
 /// result is the sum over its tiles. A half with experts begins with a block for norm and router,
 /// each expert is a tile, and attention before it is one block. With expert parallelism a block has
-/// one expert per rank.
+/// one expert per rank. With tensor parallelism it has one tile per tensor place: place p of t has
+/// the consecutive tiles [p T / t, (p + 1) T / t) of T.
 struct Architecture {
   ModelConfig config;  ///< after complete()
   OuterTensors outer;
   std::vector<BlockSpec> blocks;
   std::optional<AdapterConfig> adapters = std::nullopt;     ///< set by adapt()
   std::optional<Quantization> quantization = std::nullopt;  ///< set by quantize()
-  /// Number of ranks that share the experts of a layer, with one expert each per block. 1: each
-  /// rank has all experts.
-  std::uint64_t expert_ranks = 1;
+  RankSplit split;
+  /// The place whose tiles the blocks have, after at_tensor_place(). Blocks before that have the
+  /// tiles of all places.
+  std::uint64_t tensor_place = 0;
 
-  [[nodiscard]] std::size_t first_layer() const { return config.vocabulary_tiles; }
-  /// Index of the block with the final norm.
-  [[nodiscard]] std::size_t head() const {
-    return blocks.size() - (config.tie_embeddings ? 1 : config.vocabulary_tiles);
+  /// Number of vocabulary tiles of a tensor place: blocks of the embedding and, unless it is tied,
+  /// of the output matrix.
+  [[nodiscard]] std::size_t own_vocabulary_tiles() const {
+    return config.vocabulary_tiles / split.tensor;
   }
+  [[nodiscard]] std::size_t first_layer() const { return own_vocabulary_tiles(); }
+  /// Index of the block with the final norm.
+  [[nodiscard]] std::size_t head() const { return blocks.size() - 1 - output_blocks(); }
   /// Returns whether `block` is a tile of half a layer.
   [[nodiscard]] bool is_layer_tile(std::size_t block) const {
     const LayerPart part = blocks[block].part;
     return part == LayerPart::attention || part == LayerPart::mlp ||
            part == LayerPart::shared_expert || part == LayerPart::expert;
   }
+  /// Returns vocabulary tile `number` of this tensor place, below own_vocabulary_tiles().
   [[nodiscard]] VocabularyTile tile(std::size_t number) const;
   [[nodiscard]] std::uint64_t largest_tile() const;  ///< in rows
 
@@ -244,12 +260,18 @@ struct Architecture {
   [[nodiscard]] std::size_t first_differentiated() const;
   /// Elements of trained tensors without padding.
   [[nodiscard]] Elems trained_parameters() const;
+
+ private:
+  /// Number of blocks of the head after the norm's: one per tile of an output matrix in tiles.
+  [[nodiscard]] std::size_t output_blocks() const {
+    return config.tie_embeddings || config.vocabulary_tiles == 1 ? 0 : own_vocabulary_tiles();
+  }
 };
 
-/// Number of blocks of a model with a complete config. `expert_ranks`: see Architecture.
-std::size_t count_blocks(const ModelConfig& config, std::uint64_t expert_ranks = 1);
-/// Returns whether `block` of `blocks` (count_blocks()) is a layer or a part of one.
-bool is_layer(const ModelConfig& config, std::size_t block, std::size_t blocks);
+/// Number of blocks of a model with a complete config.
+std::size_t count_blocks(const ModelConfig& config, const RankSplit& split = {});
+/// Returns whether `block` of the blocks that count_blocks() counts is a layer or a part of one.
+bool is_layer(const ModelConfig& config, std::size_t block, const RankSplit& split = {});
 
 /// Number of vocabulary tiles for a model shape. It is 1 up to 2^27 elements or twice the largest
 /// block of a layer. Otherwise tiles have at most 2^22 elements or a quarter of that block, because
@@ -270,12 +292,17 @@ ModelConfig config_of_tile(const ModelConfig& config);
 /// experts, or of a dense layer if there is none. Configs of other families are returned unchanged.
 ModelConfig without_experts(const ModelConfig& config);
 
-/// Completes the config and lays out the blocks. `expert_ranks`: see Architecture. Throws
-/// Error(config) with the key and the broken rule, also if the ranks cannot share the experts.
-Architecture build_architecture(ModelConfig config, std::uint64_t expert_ranks = 1);
+/// Completes the config and lays out the blocks. Throws Error(config) with the key and the broken
+/// rule, also if the ranks cannot share the experts or the tiles.
+Architecture build_architecture(ModelConfig config, const RankSplit& split = {});
 
-/// Blocks of the same model without expert parallelism: one block per expert.
-std::vector<BlockSpec> blocks_without_expert_parallelism(const Architecture& model);
+/// Returns piece `piece` of `block` as a block. Its tensors begin at its first element.
+BlockSpec piece_of(const BlockSpec& block, std::uint64_t piece);
+/// Returns the blocks of the same model on one rank, in the order of their numbers: one block per
+/// piece.
+std::vector<BlockSpec> whole_blocks(const Architecture& model);
+/// Returns the model as tensor place `place` computes it: each block has this place's piece.
+Architecture at_tensor_place(const Architecture& model, std::uint64_t place);
 
 /// Freezes all tensors whose names match none of `patterns` (globs of fnmatch(3)). Without
 /// patterns, all tensors stay trained. In a block with both, the trained tensors come first, so

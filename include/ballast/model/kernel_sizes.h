@@ -22,6 +22,9 @@ struct MicroBatchShape {
 /// Number of losses that the last router of a micro-batch reports: load balancing and z.
 inline constexpr std::uint64_t kRouterLosses = 2;
 
+/// Bytes of the softmax sum of a row of logits (RowSum<float> of the kernels).
+inline constexpr Bytes kRowSumBytes = 16;
+
 /// Values per partial GradientStats of a measured gradient.
 inline constexpr std::uint64_t kStatsChunk = 65536;
 

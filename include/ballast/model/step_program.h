@@ -48,9 +48,18 @@ enum class Kernel : std::uint8_t {
   head_train,          ///< loss and gradients of all tiles of the vocabulary
   head_scan,           ///< one tile: accumulates the softmax sums of its logits
   head_differentiate,  ///< one tile: gradients, with recomputed logits
-  head_end             ///< the loss and, in training, the gradient of the norm
+  head_end,            ///< the loss and, in training, the gradient of the norm
+  // Tensor parallelism.
+  head_merge,     ///< merges the softmax sums of all tiles
+  sum_tiles,      ///< between ranks: adds what the tiles of all tensor places have computed
+  share_row_sums  ///< between ranks: gathers the softmax sums of all tiles
 };
-inline constexpr std::size_t kKernelCount = 21;
+inline constexpr std::size_t kKernelCount = 24;
+/// Returns whether a kernel exchanges data between the tensor places. The engine performs it with a
+/// collective, all others with model::Compute.
+constexpr bool is_between_ranks(Kernel kernel) noexcept {
+  return kernel == Kernel::sum_tiles || kernel == Kernel::share_row_sums;
+}
 /// Returns "layer backward" and the like, for messages, traces and to_text().
 std::string_view to_string(Kernel kernel) noexcept;
 /// Returns what an operation with this kernel does to its block: "forward", "backward", "loss".
@@ -64,10 +73,17 @@ enum class Port : std::uint8_t {
   input,
   output,
   activation_gradient,
-  kept,             ///< intermediates of the forward pass
-  kept_attention,   ///< the part of attention; see KernelSizes::attention
-  normed,           ///< result of the norm, followed by the router's choices or the head's row sums
-  partial_sums,     ///< fp32 sums over tiles: outputs, or gradients of the norm's result
+  kept,            ///< intermediates of the forward pass
+  kept_attention,  ///< the part of attention; see KernelSizes::attention
+  normed,          ///< result of the norm, followed by the router's choices or the head's row sums
+  /// fp32 sums over tiles: outputs, or gradients of the norm's result. With tensor parallelism what
+  /// each tile of this place adds, tile by tile.
+  partial_sums,
+  normed_gradient,  ///< with tensor parallelism: gradient of the norm's result, rounded
+  row_sums,         ///< with tensor parallelism: softmax sums of the rows, by tile of this place
+  all_row_sums,     ///< the same of all places, each place's in whole pages
+  terms,            ///< with tensor parallelism: what is added between ranks
+  received,         ///< memory for what other ranks send
   routing,          ///< on the device, written: where the rows of each expert begin
   routing_counts,   ///< on the host, read: the routing of all micro-batches and ranks
   router_totals,    ///< sums over all routers
@@ -77,7 +93,7 @@ enum class Port : std::uint8_t {
   output_gradient,  ///< fp32 gradient sum of a tile of the output matrix; one operand per tile
   workspace
 };
-inline constexpr std::size_t kPortCount = 18;
+inline constexpr std::size_t kPortCount = 23;
 std::string_view to_string(Port port) noexcept;
 
 /// The way in which values of a class get their buffers.
@@ -187,19 +203,14 @@ struct Operand {
 
 /// The measured curve that gives the rate of a pass.
 enum class CostCurve : std::uint8_t { forward, backward, head };
-enum class RunsOn : std::uint8_t {
-  device,
-  between_ranks  ///< the lane of reductions
-};
-
 /// One kernel call for one micro-batch.
 struct Pass {
   Kernel kernel = Kernel::layer;
   BlockId block = 0;
   std::uint8_t reference = 0;  ///< 0: the trained model, otherwise the number of a reference model
-  std::uint32_t number = 0;    ///< index of a vocabulary tile
+  /// Index of a vocabulary tile or, with tensor parallelism, of any tile among those of this place.
+  std::uint32_t number = 0;
   CostCurve curve = CostCurve::forward;
-  RunsOn where = RunsOn::device;
   PassCost cost;
   float token_share = 1.0F;  ///< share of the micro-batch's tokens, assuming balanced routing
   std::uint16_t shape = 0;   ///< equal for passes with the same kernels, for the warm-up
@@ -277,6 +288,7 @@ struct StepShape {
   bool packed = false;  ///< several documents per sequence
   bool pairs = false;   ///< sequences 2 i and 2 i + 1 are a preference pair
   std::uint32_t ranks = 1;
+  Bytes sum_scratch = 0;  ///< with tensor parallelism: device memory of a sum_tiles pass
 
   /// Whether a batch has the positions of its tokens, which layers read.
   [[nodiscard]] bool has_positions() const { return packed || micro_batch.parts > 1; }

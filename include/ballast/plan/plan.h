@@ -112,9 +112,10 @@ enum class Action : std::uint8_t {
   update_on_device,  ///< the optimizer on a block in device memory
   initialize,        ///< first values of data in host memory
   read,              ///< passes weights or states in host memory to a visitor
-  pass               ///< device to another device of the same rank
+  pass,              ///< device to another device of the same rank
+  exchange           ///< a pass between the ranks that share tensors' tiles
 };
-inline constexpr std::size_t kActionCount = 16;
+inline constexpr std::size_t kActionCount = 17;
 
 std::string_view to_string(Action action) noexcept;
 Lane lane_of(Action action) noexcept;
@@ -135,7 +136,8 @@ std::string_view to_string(Payload payload) noexcept;
 enum class RankGroup : std::uint8_t {
   all,
   weight_copy,  ///< ranks that share one copy of split weights (hpZ)
-  same_share    ///< ranks that keep the same share of split weights
+  same_share,   ///< ranks that keep the same share of split weights
+  tensor        ///< ranks that share the tiles of each matrix
 };
 
 /// The measured curve that gives the rate of an operation's matrix products; see Rates.
@@ -275,7 +277,7 @@ struct Operation {
   [[nodiscard]] BufferId buffer(Role role) const { return use(role).buffer; }
   /// Returns whether its amount of work depends on the number of tokens in a step.
   [[nodiscard]] bool grows_with_batch() const {
-    return action == Action::compute || payload == Payload::value;
+    return action == Action::compute || action == Action::exchange || payload == Payload::value;
   }
 };
 
@@ -375,7 +377,8 @@ std::vector<std::vector<OpId>> seam(const Plan& before, const Plan& next);
 /// A step whose gate decides otherwise is followed by rollback instead of the next step or flush,
 /// then by first or an evaluation.
 struct Schedule {
-  std::uint32_t ranks = 1;
+  std::uint32_t ranks = 1;               ///< with the same tensors
+  std::uint32_t tensor = 1;              ///< ranks with other tiles of the tensors, per such rank
   std::uint32_t devices = 1;             ///< per rank
   std::uint32_t ranks_in_group = 1;      ///< ranks in RankGroup::weight_copy
   std::uint64_t micro_batch_tokens = 0;  ///< tokens of one micro-batch on one rank

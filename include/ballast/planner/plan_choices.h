@@ -15,7 +15,7 @@ namespace ballast::planner {
 /// rule. Rank 0 sends them to the others, and saved plans contain them.
 struct PlanChoices {
   std::uint64_t micro_batch = 0;   ///< counted like BatchSection::micro_batch
-  std::uint64_t expert_ranks = 1;  ///< see model::Architecture
+  std::uint64_t expert_ranks = 1;  ///< see model::RankSplit
   std::uint32_t devices = 1;       ///< number for each rank
   Elems sub_group_size = 0;
   memory::Budgets budgets;  ///< budgets of one rank

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -19,6 +18,7 @@
 #include "src/model/compute/expert_exchange.h"
 #include "src/model/compute/experts.h"
 #include "src/model/compute/head.h"
+#include "src/model/compute/head_kernels.h"
 #include "src/model/compute/layer_makers.h"
 #include "src/model/compute/pass_check.h"
 #include "src/model/compute/pass_views.h"
@@ -41,9 +41,7 @@ class ComputeBy final : public Compute {
         tile_sums_(model_, shape.tokens(), ops_),
         head_(model_, shape, ops_, tile_sums_),
         experts_(model_, shape.tokens(), ops_),
-        layer_(make_layer(model_, attention_shape(config_of_tile(model_.config), shape), ops_)),
-        final_norm_(
-            find_norm(model_.blocks[model_.head()], model_.outer.norm, model_.outer.norm_offset)) {
+        layer_(make_layer(model_, attention_shape(config_of_tile(model_.config), shape), ops_)) {
     if (model_.outer.scales_tokens) {
       expects(model_.outer.positions.empty(), "an embedding with positions is not scaled");
       token_scale_ = rounded(std::sqrt(static_cast<double>(model_.config.hidden_size)));
@@ -242,7 +240,10 @@ class ComputeBy final : public Compute {
     const LayerSequences sequences = views_.sequences_of(args);
     const T* const normed = as<T>(args[Port::normed]);
     float* const sums = as<float>(args[Port::partial_sums]);
-    enqueue(stream, [=, this] { layer_->forward_tile(about, sequences, normed, sums); });
+    enqueue(stream, [=, this] {
+      tile_sums_.add_part(
+          sums, false, [&](float* part) { layer_->forward_tile(about, sequences, normed, part); });
+    });
     round_sums(stream, args);
   }
   void tile_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
@@ -251,8 +252,12 @@ class ComputeBy final : public Compute {
     const T* const normed = as<T>(args[Port::normed]);
     const T* const dy = as<T>(args[Port::activation_gradient]);
     float* const sums = as<float>(args[Port::partial_sums]);
-    const bool adds = !begins_backward(pass.block);
-    enqueue(stream, [=, this] { layer_->backward_tile(about, sequences, normed, dy, sums, adds); });
+    const bool begins = begins_backward(pass.block);
+    enqueue(stream, [=, this] {
+      tile_sums_.add_part(sums, begins, [&](float* part) {
+        layer_->backward_tile(about, sequences, normed, dy, part);
+      });
+    });
   }
 
   void shared_expert(device::Stream& stream, const Pass& pass, const PassArguments& args) {
@@ -335,66 +340,20 @@ class ComputeBy final : public Compute {
   }
 
   void head_evaluate(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    expects(model_.config.vocabulary_tiles == 1, "the head has several tiles: visit each");
-    const Norm<T> norm = weights_of<T>(args)[final_norm_];
-    const OutputRows<T> tile = views_.output_tiles(args).front();
-    const T* const in = as<T>(args[Port::input]);
-    const auto* const targets = args.batch.targets.raw();
-    enqueue(stream, [=, this, losses = views_.losses_of(pass, args)] {
-      ops_.check_tokens(targets, kLeastTarget);
-      head_.forward(norm, tile, in, targets, losses);
-    });
+    enqueue(stream, head_kernels_.evaluate(pass, args));
   }
   void head_train(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const Norm<T> norm = weights_of<T>(args)[final_norm_];
-    const T* const in = as<T>(args[Port::input]);
-    const auto* const targets = args.batch.targets.raw();
-    T* const dx = as<T>(args[Port::activation_gradient]);
-    std::byte* const kept = args[Port::kept].raw();
-    enqueue(stream,
-            [=, this, tiles = views_.output_tiles(args), losses = views_.losses_of(pass, args),
-             accumulation = args.scalars.accumulation, scale = args.scalars.loss_gradient] {
-              ops_.check_tokens(targets, kLeastTarget);
-              head_.train(norm, tiles, accumulation, in, targets, scale, dx, losses, kept);
-            });
+    enqueue(stream, head_kernels_.train(pass, args));
   }
   void head_scan(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const auto* const targets = args.batch.targets.raw();
-    std::byte* const rows = args[Port::normed].raw();
-    enqueue(stream, [=, this, tile = views_.output_tile(pass, args),
-                     losses = views_.losses_of(pass, args)] {
-      ops_.check_tokens(targets, kLeastTarget);
-      const HeadRows<T> known = head_.rows_at(rows);
-      head_.scan(tile, targets, known);
-      if (!losses.out.empty()) head_.report_losses(targets, known, losses);
-    });
+    enqueue(stream, head_kernels_.scan(pass, args));
   }
   void head_differentiate(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    HeadRows<T> known = head_.rows_at(args[Port::normed].raw());
-    known.dnormed = as<float>(args[Port::partial_sums]);
-    const bool pairs = !args[Port::pairs].empty();
-    const RowTargets row_targets = {args.batch.targets.raw(),
-                                    pairs ? views_.pairs_of(args).weights.raw() : nullptr};
-    enqueue(stream, [=, this, tile = views_.output_tile(pass, args),
-                     accumulation = args.scalars.accumulation, scale = args.scalars.loss_gradient] {
-      head_.differentiate(tile, accumulation, row_targets, scale, known);
-    });
+    enqueue(stream, head_kernels_.differentiate(pass, args));
   }
   void head_end(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const Norm<T> norm = weights_of<T>(args)[final_norm_];
-    const T* const in = as<T>(args[Port::input]);
-    const auto* const targets = args.batch.targets.raw();
-    T* const dx = as<T>(args[Port::activation_gradient]);
-    HeadRows<T> known = head_.rows_at(args[Port::normed].raw());
-    known.dnormed = as<float>(args[Port::partial_sums]);
-    enqueue(stream, [=, this, losses = views_.losses_of(pass, args)] {
-      if (!losses.out.empty()) head_.report_losses(targets, known, losses);
-      if (dx != nullptr) head_.end(norm, in, known, dx);
-    });
+    enqueue(stream, head_kernels_.end(pass, args));
   }
-
-  /// Lower bound for targets, because negative ones are valid.
-  static constexpr std::int32_t kLeastTarget = std::numeric_limits<std::int32_t>::min();
 
   static std::size_t code_blocks(Bytes weights, Bytes codes) {
     const Elems elements = weights / sizeof(T);
@@ -440,7 +399,7 @@ class ComputeBy final : public Compute {
   }
   /// Returns the norm that precedes the tiles of `block`.
   [[nodiscard]] NormAt norm_before_tiles(std::size_t block) const {
-    if (block == model_.head()) return final_norm_;
+    if (block == model_.head()) return head_kernels_.norm();
     return layer_->norm_of(block - model_.first_layer());
   }
   /// Views of the tables in an embedding block. Gradients of frozen tables are null.
@@ -467,6 +426,7 @@ class ComputeBy final : public Compute {
     std::byte* const rest = base == nullptr ? nullptr : base + before;
     Bump layer(rest);
     layer_->take_memory(layer);
+    tile_sums_.take_part(layer);
     Bump head(rest);
     tile_sums_.take_memory(head);
     Bump experts = head;
@@ -484,9 +444,9 @@ class ComputeBy final : public Compute {
   Ops ops_;
   TileSums<Ops> tile_sums_;
   Head<Ops> head_;
+  HeadKernels<Ops> head_kernels_{model_, shape_, ops_, head_};
   Experts<Ops> experts_;
   std::unique_ptr<Layer<Ops>> layer_;
-  NormAt final_norm_;
   float token_scale_ = 1.0F;  ///< a value of the training type
   std::size_t largest_block_ = 0;
   std::vector<std::vector<ElementRange>> cleared_;  ///< by block, in ascending order

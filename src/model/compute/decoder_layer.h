@@ -15,7 +15,7 @@ namespace ballast::model {
 
 /// Forward and backward passes of the layers that a DecoderSpec describes, and of their tiles. Both
 /// run the same steps. A layer writes rounded results to its own memory or to the residual stream;
-/// a tile adds to fp32 sums.
+/// a tile writes its part of the half's result in fp32.
 template <class Ops>
 class DecoderLayer final : public Layer<Ops> {
  public:
@@ -79,9 +79,9 @@ class DecoderLayer final : public Layer<Ops> {
   void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override;
   void differentiate_mlp(const BlockWeights<T>& block, const T* in, T* dy);
   void differentiate_attention(const BlockWeights<T>& block, const T* in, T* dy);
-  void add_tile(const BlockWeights<T>& block, const T* x, float* sums) override;
-  void differentiate_tile(const BlockWeights<T>& block, const T* x, const T* dy, float* sums,
-                          bool add_to_sums) override;
+  void compute_tile(const BlockWeights<T>& block, const T* x, float* part) override;
+  void differentiate_tile(const BlockWeights<T>& block, const T* x, const T* dy,
+                          float* part) override;
 
   // Steps of layers and tiles. `x` [N, H] is the input of the first maps. `dx` (training type or
   // fp32) receives the gradient of x, which is written or added.
@@ -454,35 +454,35 @@ void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T
 }
 
 template <class Ops>
-void DecoderLayer<Ops>::add_tile(const BlockWeights<T>& block, const T* x, float* sums) {
+void DecoderLayer<Ops>::compute_tile(const BlockWeights<T>& block, const T* x, float* part) {
   const Bound& b = bound_[block.layer];
   if (b.part == LayerPart::attention) {
     project_qkv(block, x);
     this->attend(b.window);
-    this->ops_.linear_sums(block[b.attention_out], this->memory_.attention, sums, this->rows_);
+    this->ops_.linear_part(block[b.attention_out], this->memory_.attention, part, this->rows_);
     return;
   }
   this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
     compute_mlp(block, chunk, x);
-    this->ops_.linear_sums(block[b.mlp_out], chunk.activated, sums + chunk.first * this->width_,
+    this->ops_.linear_part(block[b.mlp_out], chunk.activated, part + chunk.first * this->width_,
                            chunk.rows);
   });
 }
 
 template <class Ops>
 void DecoderLayer<Ops>::differentiate_tile(const BlockWeights<T>& block, const T* x, const T* dy,
-                                           float* sums, bool add_to_sums) {
+                                           float* part) {
   const Bound& b = bound_[block.layer];
   if (b.part == LayerPart::attention) {
     project_qkv(block, x);
     this->attend(b.window);
-    attention_backward(block, x, dy, sums, add_to_sums);
+    attention_backward(block, x, dy, part, false);
     return;
   }
   BlockWeights<T> weights = block;
   this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
     compute_mlp(weights, chunk, x);
-    mlp_backward(weights, chunk, x, dy + chunk.first * this->width_, sums, add_to_sums);
+    mlp_backward(weights, chunk, x, dy + chunk.first * this->width_, part, false);
     weights.accumulation = Accumulation::later;
   });
 }

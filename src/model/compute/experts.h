@@ -46,7 +46,7 @@ class Experts {
       if (shared) bound_[b].router = find_linear(block, spec.shared_gate);
       bind_maps(block, spec, shared ? spec.shared_prefix : spec.of_expert(block.expert, ""),
                 bound_[b]);
-      sharers_ = std::max<std::size_t>(sharers_, block.experts);
+      sharers_ = std::max<std::size_t>(sharers_, block.pieces);
     }
     if (routers_.empty()) return;
     const DecoderSpec spec = described->decoder(model.config, model.blocks[routers_.front()].layer);

@@ -87,7 +87,10 @@ class Head {
   void take_memory(Bump& bump) {
     losses_ = bump.take<double>(tokens_);
     logits_ = bump.take<float>(chunk_ * logit_row_);
-    if (tiles_.size() > 1) return;
+    if (tiles_.size() > 1) {
+      part_ = bump.take<float>(chunk_ * width_);
+      return;
+    }
     own_ = HeadRows<T>::take(bump, tokens_, width_);
     if (sums_in_fp32_) own_.dnormed = bump.take<float>(tokens_ * width_);
   }
@@ -246,10 +249,11 @@ class Head {
                          row_targets.weights == nullptr ? nullptr : row_targets.weights + first,
                          rows.sums + first);
     if (!sums_in_fp32_ || rows.dnormed != nullptr) {
+      const bool adds = tile.number + 1 < tiles_.size();
       ops_.multiply({count, width_, tokens}, matrix(dlogits, row), matrix(tile.weights, width_),
-                    sums_in_fp32_ ? matrix(rows.dnormed + at, width_)
-                                  : matrix(tile_sums_.rounded() + at, width_),
-                    tile.number + 1 < tiles_.size());
+                    sums_in_fp32_ ? matrix(adds ? part_ : rows.dnormed + at, width_)
+                                  : matrix(tile_sums_.rounded() + at, width_));
+      if (adds) ops_.accumulate(part_, rows.dnormed + at, count * width_);
     }
     if (tile.gradient != nullptr) {
       ops_.multiply({tokens, width_, count}, transposed(dlogits, row),
@@ -267,7 +271,8 @@ class Head {
   bool sums_in_fp32_ = false;  ///< whether the normed rows' gradient is summed in fp32
   Ops& ops_;
   TileSums<Ops>& tile_sums_;
-  HeadRows<T> own_;  ///< used if there is one tile
+  HeadRows<T> own_;        ///< used if there is one tile
+  float* part_ = nullptr;  ///< a tile's part of the gradient of a chunk of normed rows
   float* logits_ = nullptr;
   double* losses_ = nullptr;  ///< [tokens]
 };

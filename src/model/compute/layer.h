@@ -320,17 +320,17 @@ class Layer {
 
   /// Returns the norm of a block of LayerPart::norm or router. `layer` as in BlockWeights.
   [[nodiscard]] virtual NormAt norm_of(std::size_t /*layer*/) const { refuse_tiles(); }
-  /// Adds the tile's part of the output to `sums` [N, H]. `x` [N, H]: result of the norm.
+  /// Writes the tile's part of the output [N, H]. `x` [N, H]: result of the norm.
   void forward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
-                    float* sums) {
+                    float* part) {
     use(sequences, {}, LayerPart::whole);
-    add_tile(block, x, sums);
+    compute_tile(block, x, part);
   }
-  /// Adds the gradient of `x` to `sums`, or overwrites them.
+  /// Writes the tile's part of the gradient of `x` [N, H].
   void backward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
-                     const T* dy, float* sums, bool add_to_sums) {
+                     const T* dy, float* part) {
     use(sequences, {}, LayerPart::whole);
-    differentiate_tile(block, x, dy, sums, add_to_sums);
+    differentiate_tile(block, x, dy, part);
   }
 
  protected:
@@ -342,11 +342,11 @@ class Layer {
   /// Backward pass, from the results of compute() and, with kept_, the MlpChunks.
   virtual void differentiate(const BlockWeights<T>& block, const T* in, T* dy) = 0;
   /// Implement the functions of tiles above.
-  virtual void add_tile(const BlockWeights<T>& /*block*/, const T* /*x*/, float* /*sums*/) {
+  virtual void compute_tile(const BlockWeights<T>& /*block*/, const T* /*x*/, float* /*part*/) {
     refuse_tiles();
   }
   virtual void differentiate_tile(const BlockWeights<T>& /*block*/, const T* /*x*/, const T* /*dy*/,
-                                  float* /*sums*/, bool /*add_to_sums*/) {
+                                  float* /*part*/) {
     refuse_tiles();
   }
 

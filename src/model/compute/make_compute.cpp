@@ -50,9 +50,11 @@ KernelSizes kernel_memory(const Architecture& model, DType type, MicroBatchShape
   const bool cuda = is_cuda(device_kind);
   require_shape(model, shape);
   const int threads = compute_threads > 0 ? compute_threads : device::default_compute_threads();
+  // All tensor places need the same memory.
+  const Architecture own = at_tensor_place(model, 0);
   const auto compute =
-      cuda ? cuda::make_cuda_compute(model, type, shape, {.attention = AttentionBackend::own})
-           : host::make_host_compute(model, type, shape, static_cast<std::size_t>(threads));
+      cuda ? cuda::make_cuda_compute(own, type, shape, {.attention = AttentionBackend::own})
+           : host::make_host_compute(own, type, shape, static_cast<std::size_t>(threads));
   return compute->sizes();
 }
 

@@ -49,7 +49,7 @@ Bytes given(const PassArguments& arguments, Port port, std::size_t place) {
 bool is_head_kernel(Kernel kernel) {
   return kernel == Kernel::head_evaluate || kernel == Kernel::head_train ||
          kernel == Kernel::head_scan || kernel == Kernel::head_differentiate ||
-         kernel == Kernel::head_end;
+         kernel == Kernel::head_end || kernel == Kernel::head_merge;
 }
 
 }  // namespace
@@ -82,18 +82,22 @@ bool PassCheck::suits(const Pass& pass) const {
       return is(LayerPart::router);
     case Kernel::expert:
     case Kernel::expert_backward:
-      return is(LayerPart::expert) && block.experts == 1;
+      return is(LayerPart::expert) && block.pieces == 1;
     case Kernel::exchanged_expert:
     case Kernel::exchanged_expert_backward:
-      return is(LayerPart::expert) && block.experts > 1;
+      return is(LayerPart::expert) && block.pieces > 1;
     case Kernel::head_evaluate:
     case Kernel::head_train:
     case Kernel::head_end:
+    case Kernel::head_merge:
       return pass.block == model_.head();
     case Kernel::head_scan:
     case Kernel::head_differentiate:
-      return pass.number < model_.config.vocabulary_tiles &&
+      return pass.number < model_.own_vocabulary_tiles() &&
              pass.block == model_.tile(pass.number).block;
+    case Kernel::sum_tiles:
+    case Kernel::share_row_sums:
+      break;  // the engine performs them
   }
   return false;
 }
@@ -127,7 +131,17 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
     case Port::normed:
       return sizes_.rows;
     case Port::partial_sums:
-      return tokens * width * sizeof(float);
+      return (model_.split.tensor > 1 ? pass.number + 1 : 1) * tokens * width * sizeof(float);
+    case Port::normed_gradient:
+      return tokens * width * size_of(type_);
+    case Port::row_sums:
+      return model_.own_vocabulary_tiles() * tokens * kRowSumBytes;
+    case Port::all_row_sums:
+      return model_.split.tensor *
+             round_up(model_.own_vocabulary_tiles() * tokens * kRowSumBytes, kPage);
+    case Port::terms:
+    case Port::received:
+      return 0;  // arguments of the engine
     case Port::routing:
       return (sizes_.experts + 1) * sizeof(std::int32_t);
     case Port::routing_counts:
@@ -156,15 +170,17 @@ void PassCheck::check(const Pass& pass, const PassArguments& arguments) const {
   const std::uint32_t ranks = arguments.scalars.ranks;
   if (ranks == 0 || arguments.scalars.shard >= ranks)
     refuse(pass, "the rank is not below the number of ranks");
-  // For the whole head, the first tile is in the head's block unless the matrix is tied.
+  // For the whole head, the output matrix is in the head's block if it is neither tied nor in
+  // tiles.
   const bool whole = pass.kernel == Kernel::head_evaluate || pass.kernel == Kernel::head_train;
-  const std::size_t first = !whole ? pass.number : model_.config.tie_embeddings ? 0 : 1;
+  const bool in_head = !model_.config.tie_embeddings && model_.config.vocabulary_tiles == 1;
+  const std::size_t first = !whole ? pass.number : in_head ? 1 : 0;
   std::array<std::size_t, kPortCount> seen{};
   for (const Operand& operand : pass.operands) {
     const std::size_t place = seen[static_cast<std::size_t>(operand.port)]++;
     const Bytes bytes = given(arguments, operand.port, place);
     if (bytes == 0 && operand.optional) continue;
-    const std::size_t tile = std::min(first + place, model_.config.vocabulary_tiles - 1);
+    const std::size_t tile = std::min(first + place, model_.own_vocabulary_tiles() - 1);
     const Bytes needed = least(pass, operand.port, tile, ranks);
     if (bytes == 0 && needed > 0) {
       refuse(pass, fmt::format("the argument for {} is missing", to_string(operand.port)));

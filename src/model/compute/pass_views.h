@@ -67,10 +67,11 @@ class PassViews {
         args.output_gradient.empty() ? args[Port::gradient] : args.output_gradient.front();
     return output_rows(pass.number, as<T>(args[Port::weights]), as<float>(gradient));
   }
-  /// Returns all tiles. The first is in the block of the norm unless the matrix is tied; the others
-  /// have their own blocks.
+  /// Returns all tiles. One tile that is not tied is in the block of the norm; others have their
+  /// own blocks.
   [[nodiscard]] std::vector<OutputRows<T>> output_tiles(const PassArguments& args) const {
-    const std::size_t own = model_.config.tie_embeddings ? 0 : 1;
+    const bool whole = !model_.config.tie_embeddings && model_.config.vocabulary_tiles == 1;
+    const std::size_t own = whole ? 1 : 0;
     std::vector<OutputRows<T>> tiles;
     if (own > 0) {
       tiles.push_back(output_rows(0, as<T>(args[Port::weights]), as<float>(args[Port::gradient])));

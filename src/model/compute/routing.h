@@ -111,7 +111,7 @@ class RoutingCounts {
   }
   /// Returns the expert of `block` that the rank has.
   static std::uint64_t expert_in(const BlockSpec& block, std::uint32_t rank) {
-    return block.expert + (block.experts > 1 ? rank : 0);
+    return block.expert + (block.pieces > 1 ? rank : 0);
   }
   /// Returns the rank's choices for its own expert of `block`.
   [[nodiscard]] ExpertChoices own(const BlockSpec& block, std::uint32_t rank) const {
@@ -120,11 +120,11 @@ class RoutingCounts {
   /// Returns all choices for a block with one expert per rank, as rank `own` sees them.
   [[nodiscard]] SharedChoices shared(const BlockSpec& block, std::uint32_t own) const {
     SharedChoices shared;
-    for (std::uint32_t rank = 0; rank < block.experts; ++rank) {
+    for (std::uint32_t rank = 0; rank < block.pieces; ++rank) {
       const std::uint64_t expert = block.expert + rank;
       shared.sent.push_back(choices(own, expert));
       shared.received.push_back(choices(rank, expert_in(block, own)).count);
-      for (std::uint32_t other = 0; other < block.experts; ++other) {
+      for (std::uint32_t other = 0; other < block.pieces; ++other) {
         shared.most = std::max(shared.most, choices(other, expert).count);
       }
     }

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <limits>
 
+#include "ballast/model/kernel_sizes.h"
+
 namespace ballast::model {
 
 /// Softmax state of a row of logits, updated part by part: cross-entropy = log(total) + largest -
@@ -14,6 +16,8 @@ struct RowSum {
   A wanted = std::numeric_limits<A>::quiet_NaN();  ///< logit of the target
   double total = 0.0;                              ///< sum of exp(logit - largest)
 };
+
+static_assert(sizeof(RowSum<float>) == kRowSumBytes);
 
 /// Logits of some rows for a vocabulary tile. Their gradients, in the training type, overwrite
 /// them, starting at the start of each row.

@@ -20,6 +20,7 @@ class TileSums {
   TileSums(const Architecture& model, std::size_t tokens, Ops& ops)
       : tokens_(tokens),
         size_(tokens * model.config.hidden_size),
+        has_layer_tiles_(model.config.layer_tiles > 1),
         has_tiles_(std::any_of(model.blocks.begin(), model.blocks.end(),
                                [](const BlockSpec& block) {
                                  return block.part == LayerPart::router ||
@@ -33,12 +34,25 @@ class TileSums {
     return model.config.vocabulary_tiles > 1 || Ops::sums_in_parts(model.config.vocab_size);
   }
 
+  /// Takes the memory for the rows of one tile, in addition to that of a layer.
+  void take_part(Bump& bump) {
+    if (has_layer_tiles_) part_ = bump.take<float>(size_);
+  }
   void take_memory(Bump& bump) {
     rounded_ = bump.take<T>(size_);
     if (!has_tiles_) return;
     partial_ = bump.take<GradientStats>((size_ + kStatsChunk - 1) / kStatsChunk);
   }
 
+  /// Calls compute(float* part), which writes a tile's part [N, H], and adds the part to `sums`.
+  /// The tile that `begins` overwrites the sums. A part is complete before it is added, so that
+  /// sums do not depend on where it is computed.
+  template <class Compute>
+  void add_part(float* sums, bool begins, const Compute& compute) {
+    if (begins) return compute(sums);
+    compute(part_);
+    ops_.accumulate(part_, sums, size_);
+  }
   /// [N, H], sums in the training type.
   [[nodiscard]] T* rounded() const { return rounded_; }
   void round(const float* sums, T* to) {
@@ -55,8 +69,10 @@ class TileSums {
  private:
   std::size_t tokens_;
   std::size_t size_;
+  bool has_layer_tiles_;
   bool has_tiles_;
   Ops& ops_;
+  float* part_ = nullptr;
   T* rounded_ = nullptr;
   GradientStats* partial_ = nullptr;  ///< scratch of the rounding
 };

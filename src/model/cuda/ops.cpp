@@ -452,6 +452,11 @@ void Ops<T>::widen(const T* x, float* y, std::size_t size) const {
 }
 
 template <class T>
+void Ops<T>::accumulate(const float* part, float* sums, std::size_t size) const {
+  check(cuda::accumulate(queue_, part, sums, size), "sum of the tiles", {size});
+}
+
+template <class T>
 void Ops<T>::pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
                   std::size_t size, GradientStats* partial, GradientStats* stats) const {
   check(cuda::pack_gradient(queue_, gradient, tied, tied_size, packed, size, partial, stats),

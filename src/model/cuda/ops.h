@@ -89,9 +89,10 @@ class Ops {
 
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
   void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y, std::size_t rows);
-  void linear_sums(const Linear<T>& layer, const T* x, float* sums, std::size_t rows) {
-    const Product p = forward_product(layer, x, sums, layer.out, rows);
-    multiply(p.extents, p.a, p.b, p.c, true);
+  void linear_part(const Linear<T>& layer, const T* x, float* part, std::size_t rows) {
+    const Product p = forward_product(layer, x, part, layer.out, rows);
+    multiply(p.extents, p.a, p.b, p.c);
+    add_bias(layer.bias, part, rows, layer.out);
   }
   template <class D>
   void linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, D* dx,
@@ -148,6 +149,7 @@ class Ops {
 
   void zero(float* values, std::size_t size) const;
   void widen(const T* x, float* y, std::size_t size) const;
+  void accumulate(const float* part, float* sums, std::size_t size) const;
   void pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
             std::size_t size, GradientStats* partial, GradientStats* stats) const;
 

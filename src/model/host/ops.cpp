@@ -716,6 +716,12 @@ void Ops<T>::widen(const T* x, float* y, std::size_t size) const {
 }
 
 template <class T>
+void Ops<T>::accumulate(const float* part, float* sums, std::size_t size) const {
+  split(size, kPage / sizeof(float),
+        [&](Range r) { sum_kernels_.accumulate(sums + r.begin, part + r.begin, r.size()); });
+}
+
+template <class T>
 void Ops<T>::pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
                   std::size_t size, GradientStats* partial, GradientStats* stats) const {
   const GradientStats found =

@@ -103,10 +103,11 @@ class Ops {
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
   /// y = residual + x W (+ bias), rows without gaps.
   void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y, std::size_t rows);
-  /// sums += x W, rows without gaps; no bias.
-  void linear_sums(const Linear<T>& layer, const T* x, float* sums, std::size_t rows) {
-    const Product p = forward_product(layer, x, sums, layer.out, rows);
-    multiply(p.extents, p.a, p.b, p.c, true);
+  /// part = x W (+ bias) in fp32, rows without gaps.
+  void linear_part(const Linear<T>& layer, const T* x, float* part, std::size_t rows) {
+    const Product p = forward_product(layer, x, part, layer.out, rows);
+    multiply(p.extents, p.a, p.b, p.c);
+    add_bias(layer.bias, part, rows, layer.out);
   }
   /// dx = dy W^T (+ dx), with rows of dy `dy_row` apart. D: T or float.
   template <class D>
@@ -207,6 +208,8 @@ class Ops {
   void zero(device::Stream& stream, float* values, std::size_t size) const;
   /// Converts x to fp32.
   void widen(const T* x, float* y, std::size_t size) const;
+  /// sums += part.
+  void accumulate(const float* part, float* sums, std::size_t size) const;
   /// Arguments as for Compute::pack_gradient(); `stats` may be null.
   void pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
             std::size_t size, GradientStats* partial, GradientStats* stats) const;

@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -52,29 +54,59 @@ BlockSpec embedding_block(const ModelConfig& c, const OuterTensors& outer, std::
   return block.finish();
 }
 
-BlockSpec head_block(const ModelConfig& c, const OuterTensors& outer, std::uint64_t tile) {
-  BlockBuilder block(BlockKind::head, c.tie_embeddings ? "head" : name_of_tile(c, "head", tile),
-                     "");
-  if (tile == 0) {
-    block.add(outer.norm + ".weight", {c.hidden_size},
-              outer.norm_offset != 0.0F ? Init::zeros : Init::ones);
-    if (outer.norm_has_bias) block.add(outer.norm + ".bias", {c.hidden_size}, Init::zeros);
-  }
-  std::uint64_t rows = c.vocab_size;
-  if (!c.tie_embeddings) {
-    const VocabularyTile own = vocabulary_tile(c, tile);
-    rows = own.rows;
-    block.add(outer.output, {rows, c.hidden_size}, Init::normal, c.init_stddev);
-    block.rows_of(c.vocab_size, own.first);
-  }
+/// Adds rows of the output matrix.
+void add_output(BlockBuilder& block, const ModelConfig& c, const OuterTensors& outer,
+                const VocabularyTile& tile) {
+  block.add(outer.output, {tile.rows, c.hidden_size}, Init::normal, c.init_stddev);
+  block.rows_of(c.vocab_size, tile.first);
+}
+
+/// The norm and, unless it is tied or has other blocks, the output matrix.
+BlockSpec head_block(const ModelConfig& c, const OuterTensors& outer, const RankSplit& split) {
+  BlockBuilder block(BlockKind::head, "head", "");
+  block.add(outer.norm + ".weight", {c.hidden_size},
+            outer.norm_offset != 0.0F ? Init::zeros : Init::ones);
+  if (outer.norm_has_bias) block.add(outer.norm + ".bias", {c.hidden_size}, Init::zeros);
+  const bool whole = !c.tie_embeddings && c.vocabulary_tiles == 1;
+  if (whole) add_output(block, c, outer, vocabulary_tile(c, 0));
   BlockSpec head = block.finish();
-  head.product_elements = rows * c.hidden_size;
+  if (whole || c.tie_embeddings) {
+    head.product_elements = c.vocab_size * c.hidden_size / split.tensor;
+  }
   return head;
+}
+
+BlockSpec output_block(const ModelConfig& c, const OuterTensors& outer, std::uint64_t tile) {
+  BlockBuilder block(BlockKind::head, name_of_tile(c, "head", tile), "");
+  const VocabularyTile own = vocabulary_tile(c, tile);
+  add_output(block, c, outer, own);
+  BlockSpec output = block.finish();
+  output.product_elements = own.rows * c.hidden_size;
+  return output;
+}
+
+/// Returns a block per vocabulary tile, made by `make(tile)`, joined for the tensor places.
+template <class Make>
+std::vector<BlockSpec> vocabulary_blocks(const ModelConfig& c, const RankSplit& split, Make make) {
+  std::vector<BlockSpec> tiles;
+  for (std::uint64_t tile = 0; tile < c.vocabulary_tiles; ++tile) tiles.push_back(make(tile));
+  return join_tiles(std::move(tiles), split.tensor);
+}
+
+void number_blocks(std::vector<BlockSpec>& blocks) {
+  std::size_t number = 0;
+  for (std::size_t b = 0; b < blocks.size();) {
+    // Joined tiles of one group have numbers in turn.
+    const std::size_t run = blocks[b].number_step;
+    const std::size_t pieces = blocks[b].pieces;
+    for (std::size_t i = 0; i < run; ++i) blocks[b++].number = number + i;
+    number += run * pieces;
+  }
 }
 
 }  // namespace
 
-void complete(ModelConfig& c, const Refuse& refuse, std::uint64_t expert_ranks) {
+void complete(ModelConfig& c, const Refuse& refuse, const RankSplit& split) {
   const Family& described = family(c.family);
   for (const DetailKey& key : described.details()) c.details.try_emplace(key.name, key.standard);
   require(c.vocab_size, refuse, "vocab_size", "the number of token values");
@@ -94,37 +126,36 @@ void complete(ModelConfig& c, const Refuse& refuse, std::uint64_t expert_ranks) 
   if (!described.outer().positions.empty()) {
     require(c.max_sequence, refuse, "max_sequence", "the number of learned positions");
   }
-  complete_tiles(c, expert_ranks, refuse);
+  complete_tiles(c, split, refuse);
 }
 
-Architecture build_architecture(ModelConfig config, std::uint64_t expert_ranks) {
+Architecture build_architecture(ModelConfig config, const RankSplit& split) {
   const auto refuse = [](std::string_view key, const std::string& rule) {
     throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
   };
-  complete(config, refuse, expert_ranks);
+  complete(config, refuse, split);
   const OuterTensors outer = family(config.family).outer();
-  Architecture model = {.config = std::move(config), .outer = outer, .expert_ranks = expert_ranks};
+  Architecture model = {.config = std::move(config), .outer = outer, .split = split};
   const ModelConfig& c = model.config;
-  for (std::uint64_t tile = 0; tile < c.vocabulary_tiles; ++tile) {
-    model.blocks.push_back(embedding_block(c, model.outer, tile));
-  }
+  model.blocks = vocabulary_blocks(
+      c, split, [&](std::uint64_t tile) { return embedding_block(c, outer, tile); });
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
-    for (BlockSpec& block : layer_blocks(c, index, expert_ranks)) {
+    for (BlockSpec& block : layer_blocks(c, index, split)) {
       model.blocks.push_back(std::move(block));
     }
   }
-  const std::uint64_t heads = c.tie_embeddings ? 1 : c.vocabulary_tiles;
-  for (std::uint64_t tile = 0; tile < heads; ++tile) {
-    model.blocks.push_back(head_block(c, model.outer, tile));
+  model.blocks.push_back(head_block(c, outer, split));
+  if (!c.tie_embeddings && c.vocabulary_tiles > 1) {
+    for (BlockSpec& block : vocabulary_blocks(
+             c, split, [&](std::uint64_t tile) { return output_block(c, outer, tile); })) {
+      model.blocks.push_back(std::move(block));
+    }
   }
-  std::size_t number = 0;
-  bool shares = expert_ranks == 1;
-  for (BlockSpec& block : model.blocks) {
-    block.number = number;
-    number += block.experts;
-    shares = shares || block.experts > 1;
-  }
-  if (shares) return model;
+  number_blocks(model.blocks);
+  const bool shares = std::ranges::any_of(model.blocks, [](const BlockSpec& block) {
+    return block.part == LayerPart::expert && block.pieces > 1;
+  });
+  if (shares || split.experts == 1) return model;
   throw Error(ErrorCategory::config,
               "ballast.expert_parallel: the model has no experts; leave the key out");
 }

@@ -63,7 +63,7 @@ bool is_mixed(const BlockSpec& block) {
 }  // namespace
 
 void arrange(BlockSpec& block) {
-  if (block.experts > 1) {
+  if (block.pieces > 1) {
     block.frozen_elements = block.tensors.front().frozen ? block.elements : 0;
     return;
   }
@@ -81,7 +81,8 @@ void arrange(BlockSpec& block) {
     tensor->offset = end;
     end += round_up(tensor->size, kTensorStep);
   }
-  block.elements = round_up(end, kBlockStep);
+  // Tiles keep the size of the largest.
+  block.elements = std::max(block.elements, round_up(end, kBlockStep));
   if (frozen != block.tensors.end()) block.frozen_elements = block.elements - trained;
   if (quantized != block.tensors.end()) block.quantized_elements = block.elements - plain;
 }
@@ -106,11 +107,13 @@ void freeze(Architecture& model, std::span<const std::string> patterns,
       tied_frozen = tied_frozen || tensor.name == model.outer.tokens;
     }
     arrange(block);
-    if (block.experts == 1 || !is_mixed(block)) continue;
+    if (block.pieces == 1 || !is_mixed(block)) continue;
+    const bool experts = block.part == LayerPart::expert;
     throw Error(ErrorCategory::config,
-                fmt::format("ballast.expert_parallel: only some tensors of '{}' are trained; train "
-                            "all tensors of experts or none, or set it to 1",
-                            block.name));
+                fmt::format("{}: only some tensors of '{}' are trained; train all tensors of {} or "
+                            "none, or set it to 1",
+                            experts ? "ballast.expert_parallel" : "tensor_parallel.autotp_size",
+                            block.name, experts ? "experts" : "a tile"));
   }
   if (model.config.tie_embeddings && tied_frozen) {
     BlockSpec& head = model.blocks[model.head()];

@@ -46,13 +46,24 @@ class StopWriter {
     const bool differs = draft_.kept[b] != kNone || draft_.kept_attention[b] != kNone ||
                          shape_.blocks[b].role == BlockRole::router;
     const PassId evaluation = differs ? forward_pass(b, false) : training;
+    const PassId sum = sum_after(b);
     const auto stop = [&](PassId pass) {
       Stop one = {.passes = reference};
       one.passes.push_back(pass);
+      if (sum != kNone) one.passes.push_back(sum);
       return one;
     };
     draft_.program.training.push_back(stop(training));
     draft_.program.evaluation.push_back(stop(evaluation));
+  }
+
+  /// Returns a pass that adds what the tensor places have computed for the half of a layer or the
+  /// embedding that ends with `b`; kNone if there is none.
+  PassId sum_after(BlockId b) {
+    if (shape_.tensor == 1 || shape_.last_of(b) != b) return kNone;
+    const BlockRole role = shape_.blocks[b].role;
+    if (role == BlockRole::embedding) return passes::sum_embeddings(draft_, b);
+    return role == BlockRole::tile ? passes::sum_outputs(draft_, shape_.first_of(b)) : kNone;
   }
 
   PassId forward_pass(BlockId b, bool training) {
@@ -98,6 +109,13 @@ class StopWriter {
     const bool embedding = shape_.blocks[b].role == BlockRole::embedding;
     // No pass reads the gradient of the tokens.
     if (!embedding || !shape_.blocks[b].is_frozen()) stop.passes = {backward_pass(b)};
+    const BlockId half = shape_.first_of(b);
+    if (shape_.tensor > 1 && shape_.blocks[b].role == BlockRole::tile && b == half + 1) {
+      stop.passes.push_back(passes::sum_gradients(draft_, half, shape_.tiles_of_half(half)));
+    }
+    if (embedding && shape_.tensor > 1 && shape_.trains_tied()) {
+      stop.passes.push_back(passes::differentiate_tied(draft_, b));
+    }
     const bool two_forms = embedding && shape_.trains_tied() && draft_.program.one_pass.has_value();
     if (!two_forms) return draft_.program.training.push_back(std::move(stop));
     stop.form = HeadForm::one_pass;

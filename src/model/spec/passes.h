@@ -37,6 +37,12 @@ class ProgramDraft {
   ValueId pairs = kNone;
   ValueId reference_rows = kNone;
   ValueId logits = kNone;
+  // With tensor parallelism.
+  ValueId embedded = kNone;  ///< rows of the embedding that this place has, other rows zero
+  std::vector<ValueId> normed_gradient;  ///< of halves and of the head, rounded, of all places
+  ValueId row_sums = kNone;              ///< softmax sums of this place's tiles
+  ValueId all_row_sums = kNone;
+  ValueId received = kNone;
   BlockId first_router = kNone;
   BlockId last_router = kNone;
   // Sums, by block.
@@ -64,6 +70,7 @@ class ProgramDraft {
   void add_head();
   void add_reference();
   void add_sums();
+  void add_exchanges();
 
   std::map<std::vector<std::uint32_t>, std::uint16_t> shapes_;
 };
@@ -92,6 +99,11 @@ inline Operand adds_to(SumId sum, Port port = Port::gradient) {
   return {
       .port = port, .kind = OperandKind::gradient, .number = sum, .access = OperandAccess::updates};
 }
+/// The gradient of the norm's result in `block`, for the backward pass of the norm.
+inline Operand gradient_of_rows(const ProgramDraft& draft, BlockId block) {
+  return draft.shape.tensor > 1 ? reads(Port::normed_gradient, draft.normed_gradient[block])
+                                : reads(Port::partial_sums, draft.rows_gradient[block]);
+}
 /// Adds the gradient sum of `block` to the operands, unless the block is frozen.
 inline void add_gradient(Pass& pass, const ProgramDraft& draft, BlockId block) {
   if (draft.gradient[block] != kNone) pass.operands.push_back(adds_to(draft.gradient[block]));
@@ -115,6 +127,12 @@ PassId norm_backward(ProgramDraft& draft, BlockId block);
 /// A tile of a layer, or a shared expert.
 PassId tile(ProgramDraft& draft, BlockId block);
 PassId tile_backward(ProgramDraft& draft, BlockId block);
+
+/// Tensor parallelism: sums over the tiles of all places. The result of half a layer, the gradient
+/// of the rows of a half or of the head with `tiles` tiles of this place, and the embedding.
+PassId sum_outputs(ProgramDraft& draft, BlockId half);
+PassId sum_gradients(ProgramDraft& draft, BlockId half, std::uint32_t tiles);
+PassId sum_embeddings(ProgramDraft& draft, BlockId block);
 
 /// Passes of any kind of tile, including experts, with the arguments that all tiles have.
 Pass forward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel);

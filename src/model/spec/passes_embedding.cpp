@@ -5,7 +5,7 @@ namespace ballast::model::passes {
 PassId embed(ProgramDraft& draft, BlockId block) {
   const ProgramShape& shape = draft.shape;
   // All tiles write to the same activation. The first one begins its life.
-  const ValueId out = draft.output(block);
+  const ValueId out = shape.tensor > 1 ? draft.embedded : draft.output(block);
   return draft.add(
       {.kernel = Kernel::embed,
        .block = block,

@@ -53,7 +53,14 @@ class HeadPasses {
 
   /// Adds a tile's logits to the row sums.
   PassId scan(std::uint32_t tile, Whose whose) {
-    Pass pass = visit(Kernel::head_scan, tile, updates(Port::normed, rows_of(whose)));
+    const bool shares = shape_.tensor > 1;
+    Pass pass = visit(Kernel::head_scan, tile,
+                      value(Port::normed, rows_of(whose),
+                            shares ? OperandAccess::reads : OperandAccess::updates));
+    if (shares) {
+      pass.operands.push_back(tile == 0 ? writes(Port::row_sums, draft_.row_sums)
+                                        : updates(Port::row_sums, draft_.row_sums));
+    }
     pass.reference = number_of(whose);
     pass.cost.flops = flops_of(tile);
     // Gradients of pairs depend on the losses, so these are needed before the end.
@@ -66,7 +73,8 @@ class HeadPasses {
   PassId differentiate(std::uint32_t tile) {
     Pass pass = visit(Kernel::head_differentiate, tile, reads(Port::normed, draft_.rows[head_]));
     const BlockId block = pass.block;
-    // The last tile runs first and overwrites the sums.
+    // The last tile runs first and overwrites the sums. With tensor parallelism each tile has its
+    // own.
     const ValueId sums = draft_.rows_gradient[head_];
     pass.operands.push_back(tile + 1 == tiles_ ? writes(Port::partial_sums, sums)
                                                : updates(Port::partial_sums, sums));
@@ -96,11 +104,31 @@ class HeadPasses {
     if (!shape_.pairs) pass.operands.push_back(writes(Port::losses, draft_.losses));
     if (training) {
       pass.operands.push_back(reads(Port::input, draft_.input[head_]));
-      pass.operands.push_back(reads(Port::partial_sums, draft_.rows_gradient[head_]));
+      pass.operands.push_back(gradient_of_rows(draft_, head_));
       pass.operands.push_back(writes(Port::activation_gradient, draft_.flow));
       add_gradient(pass, draft_, head_);
     }
     return draft_.add(std::move(pass));
+  }
+
+  /// Gathers the softmax sums of the tiles of all tensor places and merges them.
+  std::vector<PassId> share_sums() {
+    const Bytes others = shape_.row_sums * (shape_.tensor - 1);
+    const PassId share =
+        draft_.add({.kernel = Kernel::share_row_sums,
+                    .block = head_,
+                    .curve = CostCurve::head,
+                    .cost = {.exchanged = others},
+                    .operands = {reads(Port::row_sums, draft_.row_sums),
+                                 writes(Port::all_row_sums, draft_.all_row_sums)}});
+    const PassId merge =
+        draft_.add({.kernel = Kernel::head_merge,
+                    .block = head_,
+                    .curve = CostCurve::head,
+                    .cost = {.traffic = shape_.row_sums + others},
+                    .operands = {updates(Port::normed, draft_.rows[head_]),
+                                 reads(Port::all_row_sums, draft_.all_row_sums), workspace()}});
+    return {share, merge};
   }
 
   /// Appends one stop for the norm and one per tile.
@@ -110,6 +138,8 @@ class HeadPasses {
       stops.push_back(
           {.passes = both([this, t](Whose whose) { return scan(t, whose); }), .form = form});
     }
+    if (shape_.tensor == 1) return;
+    for (const PassId pass : share_sums()) stops.back().passes.push_back(pass);
   }
 
   /// The reference model's losses, in one stop with the trained model's pass that reads them.
@@ -200,24 +230,27 @@ class HeadPasses {
 };
 
 /// Visits each tile twice: first for the sums of its logits, then for its gradients.
-void visit_tiles(ProgramDraft& draft, std::vector<Stop>& stops) {
+void visit_tiles(ProgramDraft& draft, std::vector<Stop>& stops, HeadForm form) {
   HeadPasses head(draft);
-  head.scan_all(stops, HeadForm::visits);
+  head.scan_all(stops, form);
   const BlockId norm = draft.program.head;
   for (std::uint32_t t = draft.shape.tiles(); t-- > 0;) {
-    Stop stop = {.passes = {head.differentiate(t)}, .form = HeadForm::visits, .backward = true};
+    Stop stop = {.passes = {head.differentiate(t)}, .form = form, .backward = true};
+    if (t == 0 && draft.shape.tensor > 1) {
+      stop.passes.push_back(sum_gradients(draft, norm, draft.shape.tiles()));
+    }
     // The block with the norm finishes below, and a tied head has no other block.
     const BlockId block = draft.shape.block_of_tile(t);
     if (!draft.shape.tied && block != norm) stop.finishes = {block};
     stops.push_back(std::move(stop));
   }
-  stops.push_back(
-      {.passes = {head.end(true)}, .finishes = {norm}, .form = HeadForm::visits, .backward = true});
+  stops.push_back({.passes = {head.end(true)}, .finishes = {norm}, .form = form, .backward = true});
 }
 
 }  // namespace
 
 void train_head(ProgramDraft& draft, std::vector<Stop>& stops) {
+  if (draft.shape.tensor > 1) return visit_tiles(draft, stops, HeadForm::any);
   const bool choice = draft.program.one_pass.has_value();
   HeadPasses head(draft);
   Stop one = {.passes = head.whole_reference(),
@@ -226,12 +259,12 @@ void train_head(ProgramDraft& draft, std::vector<Stop>& stops) {
               .backward = true};
   one.passes.push_back(head.train());
   stops.push_back(std::move(one));
-  if (choice) visit_tiles(draft, stops);
+  if (choice) visit_tiles(draft, stops, HeadForm::visits);
 }
 
 void evaluate_head(ProgramDraft& draft, std::vector<Stop>& stops) {
   HeadPasses head(draft);
-  if (draft.shape.tiles() == 1) {
+  if (!draft.shape.visits_tiles()) {
     Stop one = {.passes = head.whole_reference()};
     one.passes.push_back(head.evaluate(Whose::trained));
     return stops.push_back(std::move(one));

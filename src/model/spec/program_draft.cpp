@@ -18,6 +18,7 @@ ProgramDraft::ProgramDraft(const ProgramShape& model)
       rows_gradient(model.blocks.size(), kNone),
       routing(model.blocks.size(), kNone),
       reference(model.blocks.size(), kNone),
+      normed_gradient(model.blocks.size(), kNone),
       gradient(model.blocks.size(), kNone),
       tied_gradient(model.blocks.size(), kNone) {
   program.first_layer = model.first_layer();
@@ -37,6 +38,7 @@ ProgramDraft::ProgramDraft(const ProgramShape& model)
   add_head();
   add_reference();
   add_sums();
+  if (shape.tensor > 1) add_exchanges();
 }
 
 /// Adds the activations between blocks and their gradient.
@@ -116,7 +118,7 @@ void ProgramDraft::add_halves() {
   const auto add = [&](BlockId b, Waits waits) {
     if (of_rows == kNone) {
       of_rows = add_class({.name = "rows between tiles", .word = "rows", .bytes = shape.rows});
-      of_sums = add_class({.name = "sums over tiles", .word = "sums", .bytes = shape.partial_sums});
+      of_sums = add_class({.name = "sums over tiles", .word = "sums", .bytes = shape.sums()});
     }
     const std::string& name = block(b).name;
     rows[b] = add_value(
@@ -134,7 +136,7 @@ void ProgramDraft::add_halves() {
       continue;
     add(b, shape.is_differentiated(b) ? Waits::again : Waits::no);
   }
-  if (shape.tiles() > 1) add(program.head, Waits::no);
+  if (shape.visits_tiles()) add(program.head, Waits::no);
 }
 
 void ProgramDraft::add_routing() {
@@ -172,7 +174,7 @@ void ProgramDraft::add_head() {
   };
   losses = reported("losses", shape.losses);
   if (last_router != kNone) router_losses = reported("losses of routers", shape.router_losses);
-  if (shape.tiles() == 1) return;
+  if (!shape.visits_tiles() || shape.tensor > 1) return;
   program.one_pass = OnePassHead{.keeper = program.head};
   for (std::uint32_t t = 0; t < shape.tiles(); ++t) {
     program.one_pass->on_device.push_back(shape.block_of_tile(t));
@@ -214,6 +216,40 @@ void ProgramDraft::add_reference() {
        .of = add_class(
            {.name = "rows of the reference", .word = "rows of the reference", .bytes = shape.rows}),
        .owner = program.head});
+}
+
+/// Adds the values that tensor places exchange.
+void ProgramDraft::add_exchanges() {
+  embedded = add_value(
+      {.name = "rows of the embedding of this place",
+       .of = add_class(
+           {.name = "rows of the embedding", .word = "rows", .bytes = shape.activation})});
+  const ClassId gradients = add_class({.name = "gradients of rows between places",
+                                       .word = "gradient of rows",
+                                       .bytes = shape.activation});
+  for (BlockId b = 0; b <= program.head; ++b) {
+    if (rows_gradient[b] == kNone) continue;
+    normed_gradient[b] =
+        add_value({.name = fmt::format("gradient of rows of {}, summed", block(b).name),
+                   .of = gradients,
+                   .owner = b});
+  }
+  row_sums = add_value(
+      {.name = "softmax sums of this place",
+       .of = add_class(
+           {.name = "softmax sums of a place", .word = "softmax sums", .bytes = shape.row_sums}),
+       .owner = program.head});
+  all_row_sums = add_value({.name = "softmax sums of all places",
+                            .of = add_class({.name = "softmax sums of all places",
+                                             .word = "softmax sums",
+                                             .bytes = shape.tensor * shape.row_sums}),
+                            .owner = program.head});
+  received = add_value({.name = "terms of other places",
+                        .of = add_class({.name = "terms of other places",
+                                         .word = "terms of other places",
+                                         .bytes = shape.sum_scratch,
+                                         .slots = SlotRule::scratch}),
+                        .owner = program.head});
 }
 
 void ProgramDraft::add_sums() {

@@ -33,7 +33,7 @@ BlockRole role_of(const Architecture& model, std::size_t block) {
     case LayerPart::shared_expert:
       return BlockRole::shared_expert;
     case LayerPart::expert:
-      return spec.experts > 1 ? BlockRole::exchanged_expert : BlockRole::expert;
+      return model.split.experts > 1 ? BlockRole::exchanged_expert : BlockRole::expert;
   }
   return BlockRole::layer;
 }
@@ -131,7 +131,19 @@ std::uint32_t ProgramShape::tiles() const {
 }
 
 BlockId ProgramShape::head() const {
-  return static_cast<BlockId>(blocks.size()) - (tied ? 1 : tiles());
+  auto head = static_cast<BlockId>(blocks.size());
+  while (blocks[--head].role == BlockRole::head_tile) {
+  }
+  return head;
+}
+
+Bytes ProgramShape::sums() const {
+  if (tensor == 1) return partial_sums;
+  std::uint32_t most = tiles();
+  for (BlockId b = first_layer(); b < head(); ++b) {
+    if (!continues(b)) most = std::max(most, tiles_of_half(b));
+  }
+  return most * partial_sums;
 }
 
 bool ProgramShape::continues(BlockId block) const {
@@ -179,7 +191,13 @@ ProgramShape shape_of(const Architecture& model, DType type, const StepShape& sh
       .rows = sizes.rows,
       .partial_sums = tokens * width * size_of(DType::f32),
       .losses = losses_of_head(shape),
-      .ranks = shape.ranks};
+      .ranks = shape.ranks,
+      .tensor = static_cast<std::uint32_t>(model.split.tensor),
+      .sum_scratch = shape.sum_scratch};
+  if (program.tensor > 1) {
+    program.row_sums =
+        round_up(program.tiles() * tokens * kRowSumBytes, kPage);  // gathers move whole pages
+  }
   const TensorSpec* const table = model.blocks.front().find(model.outer.tokens);
   if (program.tied && (table == nullptr || !table->frozen)) {
     program.tied_gradient = model.largest_tile() * width * size_of(DType::f32);

@@ -23,8 +23,8 @@ enum class BlockRole : std::uint8_t {
   shared_expert,
   expert,
   exchanged_expert,  ///< expert parallelism: each rank has a different expert in the block
-  head,              ///< the norm and, unless the vocabulary is tied, the first tile of its output
-  head_tile          ///< another tile of the output matrix
+  head,              ///< the norm and, if it is neither tied nor in tiles, the output matrix
+  head_tile          ///< a tile of the output matrix
 };
 
 /// Sizes and work of one block, for one micro-batch.
@@ -98,15 +98,25 @@ struct ProgramShape {
   Bytes router_losses = 0;
   Bytes pair_results = 0;  ///< reference losses and row weights
   std::uint32_t ranks = 1;
+  std::uint32_t tensor = 1;  ///< tensor places; the blocks have the tiles of one of them
+  Bytes row_sums = 0;        ///< softmax sums of the rows for this place's vocabulary tiles
+  Bytes sum_scratch = 0;     ///< StepShape::sum_scratch
 
-  /// Number of vocabulary tiles: blocks of the embedding and, unless tied, of the head.
+  /// Number of vocabulary tiles: blocks of the embedding and, unless tied, of the output matrix.
   [[nodiscard]] std::uint32_t tiles() const;
   [[nodiscard]] BlockId first_layer() const { return tiles(); }
   [[nodiscard]] BlockId head() const;
+  /// Returns whether the head has passes for each of its tiles.
+  [[nodiscard]] bool visits_tiles() const { return tiles() > 1 || tensor > 1; }
   /// Returns the block with tile `number` of the output matrix.
   [[nodiscard]] BlockId block_of_tile(std::uint32_t number) const {
-    return tied ? number : head() + number;
+    return tied ? number : head() + number + (visits_tiles() ? 1 : 0);
   }
+  /// Returns the bytes of the sums over tiles: one sum of all tiles or, with tensor parallelism,
+  /// one per tile of this place.
+  [[nodiscard]] Bytes sums() const;
+  /// Returns the number of tiles of the half that `block` begins.
+  [[nodiscard]] std::uint32_t tiles_of_half(BlockId block) const { return last_of(block) - block; }
   [[nodiscard]] bool is_differentiated(BlockId block) const {
     return block >= first_differentiated;
   }

@@ -32,7 +32,7 @@ void quantize(Architecture& model, const Quantization& how,
       tensor.quantized = can_be_quantized(block, tensor);
       any = any || tensor.quantized;
     }
-    if (any && block.experts > 1) {
+    if (any && block.pieces > 1) {
       refuse(
           "expert parallelism does not support quantised experts; set ballast.expert_parallel to "
           "1");

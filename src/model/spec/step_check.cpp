@@ -243,8 +243,11 @@ class Walk {
         if (operand.kind == OperandKind::value && operand.access == OperandAccess::writes &&
             bound) {
           // A second pass that adds to a gradient must not begin it anew.
-          breaches_.require(recipe || !written_[operand.number], "{} of {} writes '{}' again",
-                            kernel(id), name(pass.block), program_.values[operand.number].name);
+          const ValueClass& of = program_.classes[program_.values[operand.number].of];
+          const bool scratch = of.slots == SlotRule::scratch;
+          breaches_.require(recipe || scratch || !written_[operand.number],
+                            "{} of {} writes '{}' again", kernel(id), name(pass.block),
+                            program_.values[operand.number].name);
           write(operand.number);
         }
       }

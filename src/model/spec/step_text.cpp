@@ -40,16 +40,36 @@ constexpr std::array<KernelWords, kKernelCount> kKernels = {{
     {"head scan", "sums of logits"},
     {"head differentiate", "backward of logits"},
     {"head end", "loss"},
+    {"head merge", "sums of logits"},
+    {"sum tiles", "sum over ranks"},
+    {"share row sums", "sums of logits over ranks"},
 }};
-static_assert(static_cast<std::size_t>(Kernel::head_end) + 1 == kKernelCount);
+static_assert(static_cast<std::size_t>(Kernel::share_row_sums) + 1 == kKernelCount);
 
 constexpr std::array<std::string_view, kPortCount> kPortNames = {
-    "weights",       "output weights",  "batch",
-    "input",         "output",          "activation gradient",
-    "kept",          "kept attention",  "normed",
-    "partial sums",  "routing",         "routing counts",
-    "router totals", "losses",          "pairs",
-    "gradient",      "output gradient", "workspace",
+    "weights",
+    "output weights",
+    "batch",
+    "input",
+    "output",
+    "activation gradient",
+    "kept",
+    "kept attention",
+    "normed",
+    "partial sums",
+    "normed gradient",
+    "row sums",
+    "all row sums",
+    "terms",
+    "received",
+    "routing",
+    "routing counts",
+    "router totals",
+    "losses",
+    "pairs",
+    "gradient",
+    "output gradient",
+    "workspace",
 };
 static_assert(static_cast<std::size_t>(Port::workspace) + 1 == kPortCount);
 
@@ -269,7 +289,7 @@ class ProgramText {
     if (pass.token_share != 1.0F) notes += fmt::format(", {:.4g} of the tokens", pass.token_share);
     const Bytes received = pass.cost.exchanged;
     if (received > 0) notes += fmt::format(", {} bytes received", grouped(received));
-    if (pass.where == RunsOn::between_ranks) notes += ", between ranks";
+    if (is_between_ranks(pass.kernel)) notes += ", between ranks";
     return notes;
   }
   static bool is_tile(const Pass& pass) {

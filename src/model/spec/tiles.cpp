@@ -15,11 +15,38 @@ std::uint64_t steps_of(std::uint64_t size) {
   return (size + kTileStep - 1) / kTileStep;
 }
 
-void complete_layer_tiles(ModelConfig& c, const Family& described, const Refuse& refuse) {
+/// Returns `tiles`, or the next number of which tensor places can share the tiles equally.
+std::uint64_t shared_layer_tiles(ModelConfig c, std::uint64_t tiles, std::uint64_t places) {
+  if (places == 1) return tiles;
+  const std::uint64_t first = round_up(tiles, places);
+  for (c.layer_tiles = first; c.layer_tiles < first + c.num_kv_heads * places;
+       c.layer_tiles += places) {
+    if (attention_tiles(c) % places == 0) return c.layer_tiles;
+  }
+  return first;
+}
+
+void check_tensor_places(const ModelConfig& c, std::uint64_t places, const Refuse& refuse) {
+  const auto require = [&](std::string_view key, std::uint64_t tiles, const std::string& what) {
+    if (tiles % places == 0) return;
+    refuse(key, fmt::format("tensor_parallel.autotp_size {} does not divide the {} {}", places,
+                            tiles, what));
+  };
+  require("layer_tiles", c.layer_tiles,
+          fmt::format("tiles of an MLP; give a multiple of {}, or \"auto\"", places));
+  require("layer_tiles", attention_tiles(c),
+          fmt::format("tiles of attention, which has {} heads of keys", c.num_kv_heads));
+  require("vocabulary_tiles", c.vocabulary_tiles,
+          fmt::format("tiles of the vocabulary; give a multiple of {}, or \"auto\"", places));
+}
+
+void complete_layer_tiles(ModelConfig& c, const Family& described, std::uint64_t places,
+                          const Refuse& refuse) {
   const bool cuts = described.cuts_layers(c);
   if (c.layer_tiles == 0) {
     const Elems layer = cuts ? described.layer(c, 0).elements : 0;
-    c.layer_tiles = std::min(usual_layer_tiles(layer, c.num_layers), steps_of(c.intermediate_size));
+    const std::uint64_t usual = usual_layer_tiles(layer, c.num_layers);
+    c.layer_tiles = shared_layer_tiles(c, std::min(usual, steps_of(c.intermediate_size)), places);
   }
   if (c.layer_tiles == 1) return;
   if (!cuts) {
@@ -36,21 +63,22 @@ void complete_layer_tiles(ModelConfig& c, const Family& described, const Refuse&
 }
 
 /// Size of the largest block of a layer, in elements.
-Elems largest_block(const ModelConfig& c, std::uint64_t expert_ranks) {
+Elems largest_block(const ModelConfig& c, const RankSplit& split) {
   Elems largest = 0;
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
-    for (const BlockSpec& block : layer_blocks(c, index, expert_ranks)) {
+    for (const BlockSpec& block : layer_blocks(c, index, {.experts = split.experts})) {
       largest = std::max(largest, block.elements);
     }
   }
   return largest;
 }
 
-void complete_vocabulary_tiles(ModelConfig& c, std::uint64_t expert_ranks, const Refuse& refuse) {
+void complete_vocabulary_tiles(ModelConfig& c, const RankSplit& split, const Refuse& refuse) {
   if (c.vocabulary_tiles == 0) {
     const bool small = usual_vocabulary_tiles(c.vocab_size, c.hidden_size, 0) == 1;
-    c.vocabulary_tiles = usual_vocabulary_tiles(c.vocab_size, c.hidden_size,
-                                                small ? 0 : largest_block(c, expert_ranks));
+    const std::uint64_t usual =
+        usual_vocabulary_tiles(c.vocab_size, c.hidden_size, small ? 0 : largest_block(c, split));
+    c.vocabulary_tiles = round_up(usual, split.tensor);
   }
   const std::uint64_t most = steps_of(c.vocab_size);
   if (c.vocabulary_tiles <= most) return;
@@ -58,12 +86,15 @@ void complete_vocabulary_tiles(ModelConfig& c, std::uint64_t expert_ranks, const
                                          c.vocab_size, most, kTileStep, c.vocabulary_tiles));
 }
 
-std::size_t blocks_of_layers(const ModelConfig& c, std::uint64_t expert_ranks) {
+std::size_t blocks_of_layers(const ModelConfig& c, const RankSplit& split) {
   const Family& described = family(c.family);
   std::size_t count = 0;
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
     const std::uint64_t experts = described.experts_of_layer(c, index);
-    count += described.count_blocks_of_layer(c, index) - experts + experts / expert_ranks;
+    const std::uint64_t all = described.count_blocks_of_layer(c, index);
+    const std::uint64_t tiles =
+        split.tensor == 1 ? 0 : attention_tiles(c) + c.layer_tiles;  // models without experts
+    count += all - experts + experts / split.experts - tiles + tiles / split.tensor;
   }
   return count;
 }
@@ -77,10 +108,11 @@ TileRange tile_range(std::uint64_t size, std::uint64_t tiles, std::uint64_t numb
   return {begin(number), begin(number + 1) - begin(number)};
 }
 
-void complete_tiles(ModelConfig& config, std::uint64_t expert_ranks, const Refuse& refuse) {
+void complete_tiles(ModelConfig& config, const RankSplit& split, const Refuse& refuse) {
   const Family& described = family(config.family);
-  complete_layer_tiles(config, described, refuse);
-  complete_vocabulary_tiles(config, expert_ranks, refuse);
+  complete_layer_tiles(config, described, split.tensor, refuse);
+  complete_vocabulary_tiles(config, split, refuse);
+  if (split.tensor > 1) check_tensor_places(config, split.tensor, refuse);
 }
 
 VocabularyTile vocabulary_tile(const ModelConfig& config, std::uint64_t number) {
@@ -133,8 +165,9 @@ ModelConfig config_of_tile(const ModelConfig& config) {
 }
 
 VocabularyTile Architecture::tile(std::size_t number) const {
-  VocabularyTile tile = vocabulary_tile(config, number);
-  tile.block = (config.tie_embeddings ? 0 : head()) + number;
+  VocabularyTile tile = vocabulary_tile(config, tensor_place * own_vocabulary_tiles() + number);
+  const std::size_t first = output_blocks() == 0 ? head() : head() + 1;
+  tile.block = (config.tie_embeddings ? 0 : first) + number;
   return tile;
 }
 
@@ -151,14 +184,15 @@ std::size_t Family::count_blocks_of_layer(const ModelConfig& config,
   return config.layer_tiles == 1 ? 1 : 2 + attention_tiles(config) + config.layer_tiles;
 }
 
-std::size_t count_blocks(const ModelConfig& config, std::uint64_t expert_ranks) {
-  const std::uint64_t tiles = config.vocabulary_tiles;
-  return tiles + blocks_of_layers(config, expert_ranks) + (config.tie_embeddings ? 1 : tiles);
+std::size_t count_blocks(const ModelConfig& config, const RankSplit& split) {
+  const std::uint64_t tiles = config.vocabulary_tiles / split.tensor;
+  const bool output = !config.tie_embeddings && config.vocabulary_tiles > 1;
+  return tiles + blocks_of_layers(config, split) + 1 + (output ? tiles : 0);
 }
 
-bool is_layer(const ModelConfig& config, std::size_t block, std::size_t blocks) {
-  const std::uint64_t heads = config.tie_embeddings ? 1 : config.vocabulary_tiles;
-  return block >= config.vocabulary_tiles && block + heads < blocks;
+bool is_layer(const ModelConfig& config, std::size_t block, const RankSplit& split) {
+  const std::uint64_t first = config.vocabulary_tiles / split.tensor;
+  return block >= first && block < first + blocks_of_layers(config, split);
 }
 
 }  // namespace ballast::model

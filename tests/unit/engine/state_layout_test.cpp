@@ -145,9 +145,12 @@ TEST(StateLayout, TheShardPointsToTheArraysThatAreKept) {
     blueprint.type = layout.type;
     blueprint.states = layout.format;
     for (const Elems elements : {Elems{300}, layout.elements}) {
-      blueprint.model.blocks.emplace_back().elements = elements;
+      model::BlockSpec& block = blueprint.own.blocks.emplace_back();
+      block.elements = elements;
+      block.number = blueprint.own.blocks.size() - 1;
       blueprint.problem.blocks.emplace_back();
     }
+    blueprint.first_elements = {0, 512};
     const auto shard = make_shard(blueprint, 1, 0, weights.data(), states.data(), gradient.data());
     const auto place = [&](const StateArray& array) -> const void* {
       return array.bytes == 0 ? nullptr : states.data() + array.offset;
@@ -180,7 +183,7 @@ Blueprint cut_block(std::uint32_t world, std::uint32_t rank, Elems sub_group_siz
   blueprint.sub_group_size = sub_group_size;
   blueprint.model.config.vocabulary_tiles = 1;
   blueprint.model.blocks = {{.kind = model::BlockKind::embedding, .elements = 100'000},
-                            {.kind = model::BlockKind::head}};
+                            {.kind = model::BlockKind::head, .number = 1}};
   blueprint.problem.sharers = world;
   blueprint.problem.stage = 1;
   size_problem(blueprint, {});
@@ -246,11 +249,12 @@ model::ModelConfig small_experts() {
 /// Whether each element's tensor is exempt from weight decay, by element of the model. Padding is
 /// not checked.
 std::vector<int> exempt_elements(const model::Architecture& model) {
-  std::vector<int> exempt(first_element(model, model.blocks.size()), -1);
-  for (std::size_t b = 0; b < model.blocks.size(); ++b) {
-    for (const model::TensorSpec& tensor : model.blocks[b].tensors) {
-      const auto start =
-          exempt.begin() + static_cast<std::ptrdiff_t>(first_element(model, b) + tensor.offset);
+  std::vector<int> exempt;
+  for (const model::BlockSpec& block : model::whole_blocks(model)) {
+    const std::size_t first = exempt.size();
+    exempt.resize(first + round_up(block.elements, cpu_adam::Codes::kBlock), -1);
+    for (const model::TensorSpec& tensor : block.tensors) {
+      const auto start = exempt.begin() + static_cast<std::ptrdiff_t>(first + tensor.offset);
       std::fill_n(start, tensor.size, tensor.undecayed ? 1 : 0);
     }
   }
@@ -259,7 +263,7 @@ std::vector<int> exempt_elements(const model::Architecture& model) {
 
 TEST(StateLayout, AShardNamesItsElementsWithoutWeightDecay) {
   for (const std::uint64_t sharing : {1U, 3U}) {
-    model::Architecture model = model::build_architecture(small_experts(), sharing);
+    model::Architecture model = model::build_architecture(small_experts(), {.experts = sharing});
     const std::vector<std::string> patterns = {"transformers", "lm_head.weight"};
     exempt_from_decay(model, patterns, [](std::size_t, const std::string&) { FAIL(); });
     const std::vector<int> exempt = exempt_elements(model);
@@ -293,17 +297,6 @@ TEST(StateLayout, AShardNamesItsElementsWithoutWeightDecay) {
       }
     }
   }
-}
-
-TEST(StateLayout, BlocksAreNumberedOneAfterTheOtherFromWholeCodeBlocks) {
-  model::Architecture model;
-  for (const Elems elements : {Elems{300}, Elems{256}, Elems{1}, Elems{1000}}) {
-    model.blocks.emplace_back().elements = elements;
-  }
-  EXPECT_EQ(first_element(model, 0), 0U);
-  EXPECT_EQ(first_element(model, 1), 512U);
-  EXPECT_EQ(first_element(model, 2), 768U);
-  EXPECT_EQ(first_element(model, 3), 1024U);
 }
 
 }  // namespace

@@ -42,9 +42,9 @@ void expect_equal(const BlockSpec& one, const BlockSpec& other) {
 TEST(ExpertParallelism, PutsAnExpertOfEachRankIntoOneBlock) {
   for (const std::string family : {"qwen2_moe", "gpt_oss"}) {
     for (const bool frozen : {false, true}) {
-      Architecture whole = build_architecture(with_experts(family), 1);
-      Architecture shared = build_architecture(with_experts(family), 3);
-      EXPECT_EQ(count_blocks(shared.config, 3), shared.blocks.size());
+      Architecture whole = build_architecture(with_experts(family), {.experts = 1});
+      Architecture shared = build_architecture(with_experts(family), {.experts = 3});
+      EXPECT_EQ(count_blocks(shared.config, {.experts = 3}), shared.blocks.size());
       EXPECT_EQ(shared.blocks.size(), whole.blocks.size() - 2 * (6 - 2));
       const std::vector<std::string> attention = {"*self_attn*"};
       for (Architecture* const model : {&whole, &shared}) {
@@ -52,7 +52,7 @@ TEST(ExpertParallelism, PutsAnExpertOfEachRankIntoOneBlock) {
       }
       EXPECT_EQ(shared.parameters(), whole.parameters());
       EXPECT_EQ(shared.trained_parameters(), whole.trained_parameters());
-      const std::vector<BlockSpec> blocks = blocks_without_expert_parallelism(shared);
+      const std::vector<BlockSpec> blocks = whole_blocks(shared);
       ASSERT_EQ(blocks.size(), whole.blocks.size());
       for (std::size_t b = 0; b < blocks.size(); ++b) expect_equal(blocks[b], whole.blocks[b]);
       const BlockSpec& last = shared.blocks[shared.head() - 1];
@@ -64,7 +64,8 @@ TEST(ExpertParallelism, PutsAnExpertOfEachRankIntoOneBlock) {
 }
 
 TEST(ExpertParallelism, NeedsExpertsOfEqualSize) {
-  const ModelConfig dense = without_experts(build_architecture(with_experts("gpt_oss"), 3).config);
+  const ModelConfig dense =
+      without_experts(build_architecture(with_experts("gpt_oss"), {.experts = 3}).config);
   EXPECT_EQ(build_architecture(dense).blocks.size(), 4U);
 }
 
@@ -72,7 +73,7 @@ TEST(ExpertParallelism, RefusesExpertsThatRanksCannotShare) {
   const auto refusal = [](const ModelConfig& config, std::uint64_t ranks,
                           const std::vector<std::string>& trained) {
     try {
-      Architecture model = build_architecture(config, ranks);
+      Architecture model = build_architecture(config, {.experts = ranks});
       freeze(model, trained, [](std::size_t, const std::string& rule) {
         throw Error(ErrorCategory::config, rule);
       });

@@ -85,8 +85,21 @@ Case quantised() {
 }
 
 Case shared_experts() {
-  Case one = {"experts_of_two_ranks", build_architecture(with_experts(), 2)};
+  Case one = {"experts_of_two_ranks", build_architecture(with_experts(), {.experts = 2})};
   one.shape.ranks = 2;
+  return one;
+}
+
+/// Two tensor places, each with one tile of attention, two of the MLP and two of the vocabulary.
+Case tensor_places(bool tied) {
+  ModelConfig c = config_of("llama", 1);
+  c.num_kv_heads = 2;
+  c.tie_embeddings = tied;
+  c.layer_tiles = 4;
+  c.vocabulary_tiles = 4;
+  Case one = {tied ? "tied_tiles_of_two_tensor_places" : "tiles_of_two_tensor_places",
+              build_architecture(c, {.tensor = 2})};
+  one.shape.sum_scratch = 8192;
   return one;
 }
 
@@ -98,6 +111,8 @@ std::vector<Case> cases() {
           tiles_of_the_vocabulary(true),
           {"experts", build_architecture(with_experts())},
           shared_experts(),
+          tensor_places(false),
+          tensor_places(true),
           pairs(),
           quantised()};
 }
@@ -111,7 +126,7 @@ KernelSizes sizes_of(const Case& one) {
                        .rows = activation + 1024,
                        .cleared = std::vector<Bytes>(blocks, 256)};
   for (const BlockSpec& block : one.model.blocks) {
-    if (block.part == LayerPart::expert) sizes.experts = block.expert + block.experts;
+    if (block.part == LayerPart::expert) sizes.experts = block.expert + block.pieces;
   }
   sizes.router_totals = 2 * sizes.experts;
   return sizes;

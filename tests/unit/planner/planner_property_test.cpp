@@ -91,7 +91,7 @@ class OpenPlacements {
   explicit OpenPlacements(const PlanRequest& request)
       : constraints_(read_constraints(request.config, request.model.blocks.size())) {
     for (std::size_t b = 0; b < constraints_.size(); ++b) {
-      const bool layer = model::is_layer(request.model.config, b, constraints_.size());
+      const bool layer = model::is_layer(request.model.config, b);
       add(b, &BlockPlacement::weights, constraints_[b].weights);
       add(b, &BlockPlacement::optimizer, constraints_[b].optimizer);
       if (layer) add(b, &BlockPlacement::activations, constraints_[b].activations);

@@ -60,13 +60,13 @@ TEST(Deal, TilesOfTheVocabularyGoRound) {
     std::vector<std::pair<Role, std::uint32_t>> blocks(4, {Role::embedding, 0});
     for (std::uint32_t layer = 0; layer < 3; ++layer) blocks.emplace_back(Role::layer, layer);
     blocks.emplace_back(Role::head, 0);
-    for (int tile = 1; tile < 4 && !tied; ++tile) blocks.emplace_back(Role::head_tile, 0);
+    for (int tile = 0; tile < 4 && !tied; ++tile) blocks.emplace_back(Role::head_tile, 0);
     return shape_of(blocks, tied);
   };
-  // The head begins after the last layer.
-  EXPECT_EQ(dealt(model(false), 2), (Devices{0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0}));
-  EXPECT_EQ(dealt(model(false), 3), (Devices{0, 1, 2, 0, 0, 1, 2, 0, 1, 2, 0}));
-  EXPECT_EQ(dealt(model(false), 8), (Devices{0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6}));
+  // The head begins after the last layer, with its norm and the first tile.
+  EXPECT_EQ(dealt(model(false), 2), (Devices{0, 1, 0, 1, 0, 1, 0, 1, 1, 0, 1, 0}));
+  EXPECT_EQ(dealt(model(false), 3), (Devices{0, 1, 2, 0, 0, 1, 2, 0, 0, 1, 2, 0}));
+  EXPECT_EQ(dealt(model(false), 8), (Devices{0, 1, 2, 3, 0, 1, 2, 3, 3, 4, 5, 6}));
   // Tied tiles are those of the embedding.
   EXPECT_EQ(dealt(model(true), 4), (Devices{0, 1, 2, 3, 0, 1, 2, 0}));
 }
@@ -144,8 +144,9 @@ BuildArguments pipeline(const Model& of, std::uint32_t devices, std::uint32_t mi
   for (std::uint32_t t = 0; t < of.tiles; ++t) add(Role::embedding, 0.0, 0);
   for (std::uint32_t layer = 0; layer < of.layers; ++layer) add(Role::layer, 1.0, layer);
   // Visits compute the logits twice: 4 times the forward pass.
-  for (std::uint32_t t = 0; t < of.tiles; ++t) {
-    add(t == 0 ? Role::head : Role::head_tile, of.tile() / 4.0, 0);
+  add(Role::head, of.tiles == 1 ? of.tile() / 4.0 : 0.0, 0);
+  for (std::uint32_t t = 0; t < of.tiles && of.tiles > 1; ++t) {
+    add(Role::head_tile, of.tile() / 4.0, 0);
   }
   made.problem.table = std::make_shared<const ProgramTable>(model::write_program(shape));
   made.problem.micro_batches = micro_batches;

@@ -120,6 +120,7 @@ class Interpreter {
     if (is_idle(op)) return rest(op);
     switch (op.action) {
       case Action::compute:
+      case Action::exchange:
         return compute(op);
       case Action::decode:
         return decode(op);

@@ -206,6 +206,17 @@ __global__ void widened(const T* x, float* y, std::size_t size) {
   write(values, y + at);
 }
 
+__global__ void accumulated(const float* x, float* y, std::size_t size) {
+  const std::size_t at = first_of_mine();
+  if (at >= size) return;
+  float values[kEight];
+  float sums[kEight];
+  read(x + at, values);
+  read(y + at, sums);
+  for (unsigned i = 0; i < kEight; ++i) sums[i] += values[i];
+  write(sums, y + at);
+}
+
 /// Launches one thread per eight elements.
 device::LaunchConfig over(cudaStream_t stream, std::size_t size) {
   constexpr std::size_t kTogether = std::size_t{kElementThreads} * kEight;
@@ -272,6 +283,11 @@ template <class T>
 cudaError_t widen(cudaStream_t stream, const T* x, float* y, std::size_t size) {
   if (size == 0) return cudaSuccess;
   return device::launch(over(stream, size), &widened<T>, x, y, size);
+}
+
+cudaError_t accumulate(cudaStream_t stream, const float* x, float* y, std::size_t size) {
+  if (size == 0) return cudaSuccess;
+  return device::launch(over(stream, size), &accumulated, x, y, size);
 }
 
 template cudaError_t activate(cudaStream_t, Activation, const float*, float*, std::size_t);

@@ -116,6 +116,8 @@ cudaError_t gate_backward(cudaStream_t stream, const Gating& how, T* gate, T* up
 /// Converts x to fp32, `size` elements.
 template <class T>
 cudaError_t widen(cudaStream_t stream, const T* x, float* y, std::size_t size);
+/// y += x, `size` elements.
+cudaError_t accumulate(cudaStream_t stream, const float* x, float* y, std::size_t size);
 
 /// Rotary positions.
 struct Rotation {
