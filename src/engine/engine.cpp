@@ -76,7 +76,12 @@ std::uint64_t count_targets(const Blueprint& blueprint, comm::Ranks* ranks,
   if (ranks == nullptr) return count;
   std::vector<std::uint64_t> all(ranks->world());
   ranks->all_gather(std::as_bytes(std::span(&count, 1)), std::as_writable_bytes(std::span(all)));
-  return std::accumulate(all.begin(), all.end(), std::uint64_t{0});
+  // All tensor places have the same rows.
+  std::uint64_t sum = 0;
+  for (std::uint32_t sharer = 0; sharer < blueprint.mesh.sharers(); ++sharer) {
+    sum += all[blueprint.mesh.rank_of(sharer, 0)];
+  }
+  return sum;
 }
 
 }  // namespace
