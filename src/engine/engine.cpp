@@ -319,7 +319,8 @@ std::string Engine::arithmetic() const {
     alike = alike && kind == arithmetic_of(devices_.front());
     all += all.empty() ? kind : " and " + kind;
   }
-  const std::uint32_t ranks = blueprint_.mesh.ranks();
+  // The bits do not depend on the number of tensor places.
+  const std::uint32_t ranks = blueprint_.mesh.sharers();
   return fmt::format("{} rank{}, {}", ranks, ranks == 1 ? "" : "s",
                      alike ? arithmetic_of(devices_.front()) : all);
 }
