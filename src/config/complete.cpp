@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <filesystem>
-#include <numeric>
 #include <vector>
 
 #include <fmt/format.h>
@@ -16,97 +15,6 @@
 namespace ballast::config {
 namespace {
 
-/// DeepSpeed's rule: train = micro x accumulation x world. Missing values are derived. `world`:
-/// number of data places, each with `sequence_parallel` ranks.
-void complete_batch(BatchSection& b, const Document& document, std::uint64_t world,
-                    std::uint64_t sequence_parallel, std::vector<std::string>& log) {
-  const auto ranks = sequence_parallel == 1
-                         ? fmt::format("{} rank{}", world, world == 1 ? "" : "s")
-                         : fmt::format("{} group{} of {} ranks (sequence_parallel_size)", world,
-                                       world == 1 ? "" : "s", sequence_parallel);
-  const auto divide = [&](std::uint64_t count, std::string_view key) {
-    const std::uint64_t share = b.train_batch / world / count;
-    if (share == 0 || share * count * world != b.train_batch) {
-      document.fail("train_batch_size", fmt::format("{} is not divisible by {} {} x {}",
-                                                    b.train_batch, key, count, ranks));
-    }
-    return share;
-  };
-  constexpr std::string_view kMicro = "train_micro_batch_size_per_gpu";
-  constexpr std::string_view kAccumulation = "gradient_accumulation_steps";
-  if (b.train_batch == 0 && b.micro_batch == 0 && b.automatic) {
-    constexpr std::uint64_t kSequences = 8;
-    (b.accumulation == 0 ? b.train_batch : b.micro_batch) =
-        b.accumulation == 0 ? kSequences * world : kSequences;
-    log.push_back(
-        fmt::format("{}: \"auto\" is {} sequences, the default of transformers; a step "
-                    "has this number on each rank{}",
-                    kMicro, kSequences, b.accumulation == 0 ? "" : " and accumulation step"));
-  }
-  if (b.train_batch == 0 && b.micro_batch == 0) {
-    document.fail("train_batch_size", fmt::format("missing; give it, {} or both", kMicro));
-  }
-  // Derives the third value from train_batch and one of the other two.
-  b.automatic = b.automatic && b.micro_batch == 0 && b.accumulation == 0;
-  if (b.accumulation == 0) {
-    b.accumulation = b.train_batch == 0 || b.micro_batch == 0 ? 1 : divide(b.micro_batch, kMicro);
-  }
-  if (b.micro_batch == 0) b.micro_batch = divide(b.accumulation, kAccumulation);
-  std::uint64_t product = 0;
-  if (__builtin_mul_overflow(b.micro_batch, b.accumulation, &product) ||
-      __builtin_mul_overflow(product, world, &product)) {
-    document.fail(std::string(kMicro), fmt::format("{} x {} {} x {} is too large", b.micro_batch,
-                                                   kAccumulation, b.accumulation, ranks));
-  }
-  if (b.train_batch == 0) b.train_batch = product;
-  if (b.train_batch != product) {
-    document.fail(
-        "train_batch_size",
-        fmt::format("{} is not {} {} x {} {} x {} = {}; leave one of them out", b.train_batch,
-                    kMicro, b.micro_batch, kAccumulation, b.accumulation, ranks, product));
-  }
-}
-
-/// Checks that `ranks` ranks (0: unknown) can share sequences and heads, and that all parts of the
-/// model can compute with a part of each sequence.
-void check_sequence_parallel(const Config& c, const Document& document, std::uint64_t ranks) {
-  const std::uint64_t size = c.sequence_parallel;
-  if (size == 1) return;
-  const auto fail = [&](const std::string& rule) { document.fail("sequence_parallel_size", rule); };
-  const std::uint64_t heads = c.model.num_kv_heads;
-  const std::uint64_t length = c.data.sequence_length;
-  const auto check = [&](std::uint64_t number, const std::string& what) {
-    if (number % size == 0) return;
-    std::string divisors = "1";
-    const std::uint64_t common = std::gcd(std::gcd(heads, length), ranks);
-    for (std::uint64_t i = 2; i <= common; ++i) {
-      if (common % i == 0) divisors += fmt::format(", {}", i);
-    }
-    fail(
-        fmt::format("{} does not divide the {}; it must divide the heads of keys ({}), "
-                    "data.sequence_length ({}) and the ranks; possible: {}",
-                    size, what, heads, length, divisors));
-  };
-  if (ranks > 0) check(ranks, fmt::format("{} rank{} of this run", ranks, ranks == 1 ? "" : "s"));
-  check(heads, fmt::format("{} head{} of keys", heads, heads == 1 ? "" : "s"));
-  check(length, fmt::format("{} tokens of data.sequence_length", length));
-  if (!c.data.pairs.empty()) {
-    fail("the loss of a preference pair needs its whole sequences on one rank; set it to 1");
-  }
-  if (c.model.layer_tiles > 1) {
-    fail(
-        fmt::format("attention in tiles is not shared by ranks, but model.layer_tiles is {}; set "
-                    "one of them to 1",
-                    c.model.layer_tiles));
-  }
-  if (model::family(c.model.family).depends_on_documents(c.model, length)) {
-    fail(
-        "the rope_scaling of this model depends on the length of each document, of which a rank "
-        "has only a part; set it to 1, or data.sequence_length to at most the length that the "
-        "model was trained for");
-  }
-}
-
 void require(bool given, const Document& document, const std::string& path, std::string_view what) {
   if (!given) document.fail(path, fmt::format("missing; give {}", what));
 }
@@ -115,8 +23,8 @@ void complete_model(Config& config, const Document& document) {
   model::ModelConfig& m = config.model;
   const std::uint64_t sequence_length = config.data.sequence_length;
   if (m.max_sequence == 0) m.max_sequence = sequence_length;
-  const auto refuse = [&document](std::string_view key, const std::string& rule) {
-    document.fail(fmt::format("model.{}", key), rule);
+  const auto refuse = [&](std::string_view key, const std::string& rule) {
+    refuse_model(config, document, key, rule);
   };
   model::complete(m, refuse, config.rank_split());
   check_stages(config, document);
@@ -466,16 +374,20 @@ model::Architecture model_of(
 }
 
 void complete(Config& config, const Document& document, std::uint64_t world) {
-  if (config.sequence_parallel == 0) config.sequence_parallel = 1;  // off, as in DeepSpeed
+  // 0 is off, as in DeepSpeed.
+  config.sequence_parallel = std::max<std::uint64_t>(config.sequence_parallel, 1);
+  config.tensor_parallel = std::max<std::uint64_t>(config.tensor_parallel, 1);
   check_data(config, document);
+  check_cuttable(config, document);
   complete_layer_tiles(config, document);
   complete_devices(config, document);
   complete_model(config, document);
   if (world == 0 && config.batch.micro_batch > 0) config.batch.train_batch = 0;
   check_sequence_parallel(config, document, world);
+  check_tensor_parallel(config, document, world);
   world = std::max<std::uint64_t>(world, 1);
-  const std::uint64_t data_places = std::max<std::uint64_t>(world / config.sequence_parallel, 1);
-  complete_batch(config.batch, document, data_places, config.sequence_parallel, config.notes);
+  complete_batch(config, document,
+                 std::max<std::uint64_t>(world / config.ranks_per_batch_part(), 1));
   complete_optimizer(config, document);
   check_scheduler(config.scheduler, document);
   note_optimizer_defaults(config, document);

@@ -66,8 +66,6 @@ constexpr auto kGroups = std::to_array<KeyGroup>({
      "data_efficiency"},
     {"", on_section, "would change training results and is not supported in Ballast; remove it",
      "weight_quantization"},
-    {"", one, "splits the model inside a layer, which is not in Ballast; set it to 1 or remove it",
-     "tensor_parallel"},
     {"", off_section,
      "is a key of this program's own section; remove it and give ballast.expert_parallel",
      "expert_parallel"},
@@ -125,6 +123,21 @@ constexpr auto kGroups = std::to_array<KeyGroup>({
      "stale updates are not in Ballast: every update uses all gradients of its step; "
      "remove it",
      "zenflow"},
+    {"tensor_parallel", ignored,
+     "sums between ranks overlap with the products of other micro-batches", "tp_overlap_comm"},
+    {"tensor_parallel", ignored, "each family of models describes how its layers are cut",
+     "preset_model"},
+    {"tensor_parallel", ignored, "bf16.enabled and fp16.enabled give the type", "dtype"},
+    {"tensor_parallel", ignored, "a rank reads only its tiles", "keep_module_on_host"},
+    {"tensor_parallel", ignored, "Ballast has its own kernels",
+     "kernel_inject replace_with_kernel_inject"},
+    {"tensor_parallel", refused,
+     "each family of models describes how its layers are cut; remove it",
+     "partition_config injection_policy_tuple injection_policy"},
+    {"tensor_parallel", one,
+     "has no effect on training in DeepSpeed; set it to 1 or remove it, and give "
+     "tensor_parallel.autotp_size",
+     "tp tensor_parallel"},
     {"pipeline", ignored, "layers are dealt to the devices in turn; see ballast.recompute",
      "partition seed_layers activation_checkpoint_interval pipe_partitioned grad_partitioned "
      "use_reentrant"},
@@ -184,18 +197,15 @@ bool is_enabled(const Value& value, bool otherwise) {
   return value.member("enabled").flag();
 }
 
-/// Fails for a size above 1: `value`, or a size among its members or those of its section `tp`.
+/// Fails for a size above 1: `value`, or the size in the section.
 void require_one(const Value& value, std::string_view sentence) {
   if (!value.json().is_object()) {
     constexpr WholeRange kRanks = {0, 1U << 20U};
     if (value.whole(kRanks) > 1) value.fail(std::string(sentence));
     return;
   }
-  constexpr std::array kSizes = {"autotp_size", "tp_size", "tp", "tensor_parallel"};
-  for (const char* name : kSizes) {
-    const Json* const found = value.json().find(name);
-    if (found != nullptr && !found->is_null()) require_one(value.member(name), sentence);
-  }
+  const Json* const size = value.json().find("tp_size");
+  if (size != nullptr && !size->is_null()) require_one(value.member("tp_size"), sentence);
 }
 
 void read(const Value& value, const KeyGroup& group, std::vector<std::string>& log) {

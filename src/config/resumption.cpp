@@ -40,7 +40,8 @@ constexpr auto kRoles = std::to_array<RoleKeys>({
     {kFree,
      "model.weights model.init_stddev model.vocabulary_tiles model.layer_tiles "
      "data.token_type data.eval data.as_is train_micro_batch_size_per_gpu "
-     "gradient_accumulation_steps sequence_parallel_size steps_per_print tensorboard.* "
+     "gradient_accumulation_steps sequence_parallel_size tensor_parallel.autotp_size "
+     "steps_per_print tensorboard.* "
      "csv_monitor.* "
      "zero_optimization.stage zero_optimization.stage3_param_persistence_threshold "
      "zero_optimization.zero_hpz_partition_size zero_optimization.sub_group_size "

@@ -450,6 +450,8 @@ Section all_keys(Config& c) {
        section("scheduler", [&c] { return scheduler_keys(c.scheduler); }),
        also_called(whole("sequence_parallel_size", c.sequence_parallel, {0, 1U << 16U}),
                    {"sp_size", "context_parallel_size", "ulysses_sequence_parallel_size"}),
+       section("tensor_parallel",
+               [&c] { return tensor_parallel_keys(c.tensor_parallel, c.ignored); }),
        real("gradient_clipping", c.gradient_clipping, kNotNegative),
        steps_per_print_key(c.steps_per_print),
        switched_section(

@@ -19,6 +19,7 @@ Section optimizer_keys(OptimizerSection& optimizer, std::vector<std::string>& lo
 Section scheduler_keys(SchedulerSection& scheduler);
 Section zero_keys(ZeroSection& zero, step::BufferCounts& buffers, std::vector<std::string>& log);
 Section pipeline_keys(PipelineSection& pipeline, std::vector<std::string>& log);
+Section tensor_parallel_keys(std::uint64_t& size, std::vector<std::string>& log);
 Section aio_keys(AioSection& aio, std::vector<std::string>& log);
 /// The key at `path`, one of kBufferKinds.
 Key buffers_key(std::string_view path, step::BufferCounts& buffers);
@@ -36,6 +37,21 @@ Key devices_key(std::vector<std::uint32_t>& devices);
 void complete_devices(Config& config, const Document& document);
 /// Throws Error(config) if the complete model has too few blocks for pipeline.stages.
 void check_stages(const Config& config, const Document& document);
+/// Applies DeepSpeed's rule: train = micro x accumulation x data places. Derives missing values and
+/// throws Error(config) if the three contradict each other.
+void complete_batch(Config& config, const Document& document, std::uint64_t places);
+/// Throws Error(config) unless `ranks` ranks (0: unknown) can share sequences and heads, and all
+/// parts of the model can compute with a part of each sequence.
+void check_sequence_parallel(const Config& config, const Document& document, std::uint64_t ranks);
+/// Throws Error(config) for a key of the model section, or for tensor_parallel if it is the reason
+/// why the model has tiles. `rule` is the rule that the value breaks.
+[[noreturn]] void refuse_model(const Config& config, const Document& document, std::string_view key,
+                               const std::string& rule);
+/// Throws Error(config) for settings with which ranks cannot share the tiles of a layer.
+void check_cuttable(const Config& config, const Document& document);
+/// Throws Error(config) unless `ranks` ranks (0: unknown) can share the tiles of the complete
+/// model.
+void check_tensor_parallel(const Config& config, const Document& document, std::uint64_t ranks);
 /// preference: the loss of data.pairs, with names of TRL's DPOConfig.
 Key preference_key(model::Preference& preference);
 /// Throws Error(config) for settings that data.pairs needs or cannot have, and notes where TRL

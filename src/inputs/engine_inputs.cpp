@@ -180,9 +180,9 @@ std::size_t named_speculation(const config::Config& config) {
 Mesh mesh_of(const config::Config& config, std::uint32_t ranks, std::uint32_t rank) {
   const auto sequence = static_cast<std::uint32_t>(config.sequence_parallel);
   const auto tensor = static_cast<std::uint32_t>(config.tensor_parallel);
-  expects(ranks % (sequence * tensor) == 0, "the config was checked for another number of ranks");
-  return {
-      .data = ranks / (sequence * tensor), .sequence = sequence, .tensor = tensor, .rank = rank};
+  const std::uint32_t each = sequence * tensor;
+  expects(ranks % each == 0, "the config was checked for another number of ranks");
+  return {.data = ranks / each, .sequence = sequence, .tensor = tensor, .rank = rank};
 }
 
 model::MicroBatchShape shape_of(const config::Config& config, std::uint64_t sequences) {

@@ -101,7 +101,7 @@ inline constexpr auto kChoices<SchedulerSection::Type> =
          {"WarmupCosineLR", SchedulerSection::Type::warmup_cosine}});
 
 /// Derived and checked like in DeepSpeed: train = micro x accumulation x data places (ranks /
-/// sequence_parallel_size), where any one may be missing.
+/// (sequence_parallel_size x tensor_parallel.autotp_size)), where any one may be missing.
 struct BatchSection {
   std::uint64_t train_batch = 0;
   std::uint64_t micro_batch = 0;
@@ -336,7 +336,7 @@ struct Config {
   Fp16Section fp16;
   /// `sequence_parallel_size`: number of ranks that share each sequence; 1: none.
   std::uint64_t sequence_parallel = 1;
-  /// `tensor_parallel.autotp_size`: number of ranks that share the tiles of each matrix; 1: none.
+  /// `tensor_parallel.autotp_size`: number of ranks that share the tiles of each layer; 1: none.
   std::uint64_t tensor_parallel = 1;
   double gradient_clipping = 1.0;     ///< 0: no clipping
   std::uint64_t steps_per_print = 1;  ///< number of steps, or kNoProgressLines
@@ -345,6 +345,10 @@ struct Config {
   BallastSection ballast;
   /// Devices of each rank; 1 while the planner has not chosen.
   [[nodiscard]] std::uint32_t devices() const { return pipeline.stages == 0 ? 1 : pipeline.stages; }
+  /// Ranks that together have one part of the batch: number of ranks per data place.
+  [[nodiscard]] std::uint64_t ranks_per_batch_part() const {
+    return sequence_parallel * tensor_parallel;
+  }
   /// Numbers of ranks among which the model is split, for model::build_architecture().
   [[nodiscard]] model::RankSplit rank_split() const {
     return {ballast.expert_ranks(), tensor_parallel};

@@ -132,8 +132,8 @@ TEST(DeepSpeedConfig, KeysThatChangeResultsAreRefused) {
       {"data_efficiency={\"enabled\": true}", "would change training results"},
       {"weight_quantization={}", "would change training results"},
       {"expert_parallel={\"enabled\": true}", "give ballast.expert_parallel"},
-      {"tensor_parallel={\"autotp_size\": 2}", "splits the model inside a layer"},
-      {"tensor_parallel={\"tp\": {\"tp_size\": 2}}", "splits the model inside a layer"},
+      {"tensor_parallel={\"autotp_size\": 2}", "2 does not divide the 1 rank of this run"},
+      {"tensor_parallel={\"tp\": {\"tp_size\": 2}}", "give tensor_parallel.autotp_size"},
       {"sequence_parallel_size=4", "4 does not divide the 1 rank of this run"},
       {"optimizer.params.maximize=true", "the loss is minimised"},
       {"optimizer.params.amsgrad=1", "expected true or false, got 1"}};

@@ -439,7 +439,8 @@ TEST(ShippedConfigs, AreValidAndIgnoreNothing) {
     if (read(entry.path()).find(R"("model": {"path")") != std::string::npos) {
       other_model = {R"(model={"hidden_size": 64, "num_layers": 1, "num_heads": 4})"};
     }
-    const Config config = load(entry.path(), other_model);
+    constexpr std::uint64_t kUnknownRanks = 0;
+    const Config config = load(entry.path(), other_model, kUnknownRanks);
     EXPECT_TRUE(config.ignored.empty()) << entry.path();
     EXPECT_GT(config.ballast.steps, 0U) << entry.path();
   }

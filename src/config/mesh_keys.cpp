@@ -1,0 +1,198 @@
+// The ranks of a run by what they share: sequence_parallel_size, tensor_parallel and the batch
+// triple.
+
+#include <algorithm>
+#include <numeric>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "ballast/model/family.h"
+
+#include "src/config/json_values.h"
+#include "src/config/sections.h"
+
+namespace ballast::config {
+namespace {
+
+constexpr std::string_view kSequence = "sequence_parallel_size";
+constexpr std::string_view kTensor = "tensor_parallel.autotp_size";
+
+std::string count_of(std::uint64_t number, std::string_view what) {
+  return fmt::format("{} {}{}", number, what, number == 1 ? "" : "s");
+}
+
+std::string divisors_of(std::uint64_t number) {
+  std::vector<std::uint64_t> divisors = {1};
+  for (std::uint64_t i = 2; i <= number; ++i) {
+    if (number % i == 0) divisors.push_back(i);
+  }
+  return fmt::format("{}", fmt::join(divisors, ", "));
+}
+
+/// Describes the data places of a run for messages: "4 ranks", or "2 groups of 4 ranks (KEYS)".
+std::string describe_places(const Config& c, std::uint64_t places) {
+  const std::uint64_t each = c.ranks_per_batch_part();
+  if (each == 1) return count_of(places, "rank");
+  std::vector<std::string_view> keys;
+  if (c.sequence_parallel > 1) keys.push_back(kSequence);
+  if (c.tensor_parallel > 1) keys.push_back(kTensor);
+  return fmt::format("{} of {} ranks ({})", count_of(places, "group"), each,
+                     fmt::join(keys, " x "));
+}
+
+}  // namespace
+
+Section tensor_parallel_keys(std::uint64_t& size, std::vector<std::string>& log) {
+  return with_deepspeed_keys(
+      {also_called(whole("autotp_size", size, {0, 1U << 16U}),
+                   {"tp_size", "tensor_parallel_size", "tensor_model_parallel_size",
+                    "model_parallel_size", "tensor_parallel_degree", "tp_degree"})},
+      "tensor_parallel", log);
+}
+
+void complete_batch(Config& config, const Document& document, std::uint64_t places) {
+  BatchSection& b = config.batch;
+  const std::string ranks = describe_places(config, places);
+  const auto divide = [&](std::uint64_t count, std::string_view key) {
+    const std::uint64_t share = b.train_batch / places / count;
+    if (share == 0 || share * count * places != b.train_batch) {
+      document.fail("train_batch_size", fmt::format("{} is not divisible by {} {} x {}",
+                                                    b.train_batch, key, count, ranks));
+    }
+    return share;
+  };
+  constexpr std::string_view kMicro = "train_micro_batch_size_per_gpu";
+  constexpr std::string_view kAccumulation = "gradient_accumulation_steps";
+  if (b.train_batch == 0 && b.micro_batch == 0 && b.automatic) {
+    constexpr std::uint64_t kSequences = 8;
+    (b.accumulation == 0 ? b.train_batch : b.micro_batch) =
+        b.accumulation == 0 ? kSequences * places : kSequences;
+    config.notes.push_back(
+        fmt::format("{}: \"auto\" is {} sequences, the default of transformers; a step "
+                    "has this number on each rank{}",
+                    kMicro, kSequences, b.accumulation == 0 ? "" : " and accumulation step"));
+  }
+  if (b.train_batch == 0 && b.micro_batch == 0) {
+    document.fail("train_batch_size", fmt::format("missing; give it, {} or both", kMicro));
+  }
+  // Derives the third value from train_batch and one of the other two.
+  b.automatic = b.automatic && b.micro_batch == 0 && b.accumulation == 0;
+  if (b.accumulation == 0) {
+    b.accumulation = b.train_batch == 0 || b.micro_batch == 0 ? 1 : divide(b.micro_batch, kMicro);
+  }
+  if (b.micro_batch == 0) b.micro_batch = divide(b.accumulation, kAccumulation);
+  std::uint64_t product = 0;
+  if (__builtin_mul_overflow(b.micro_batch, b.accumulation, &product) ||
+      __builtin_mul_overflow(product, places, &product)) {
+    document.fail(std::string(kMicro), fmt::format("{} x {} {} x {} is too large", b.micro_batch,
+                                                   kAccumulation, b.accumulation, ranks));
+  }
+  if (b.train_batch == 0) b.train_batch = product;
+  if (b.train_batch != product) {
+    document.fail(
+        "train_batch_size",
+        fmt::format("{} is not {} {} x {} {} x {} = {}; leave one of them out", b.train_batch,
+                    kMicro, b.micro_batch, kAccumulation, b.accumulation, ranks, product));
+  }
+}
+
+void check_sequence_parallel(const Config& c, const Document& document, std::uint64_t ranks) {
+  const std::uint64_t size = c.sequence_parallel;
+  if (size == 1) return;
+  const auto fail = [&](const std::string& rule) { document.fail(std::string(kSequence), rule); };
+  const std::uint64_t heads = c.model.num_kv_heads;
+  const std::uint64_t length = c.data.sequence_length;
+  const auto check = [&](std::uint64_t number, const std::string& what) {
+    if (number % size == 0) return;
+    fail(fmt::format(
+        "{} does not divide the {}; it must divide the heads of keys ({}), "
+        "data.sequence_length ({}) and the ranks; possible: {}",
+        size, what, heads, length, divisors_of(std::gcd(std::gcd(heads, length), ranks))));
+  };
+  if (ranks > 0) check(ranks, count_of(ranks, "rank") + " of this run");
+  check(heads, count_of(heads, "head") + " of keys");
+  check(length, fmt::format("{} tokens of data.sequence_length", length));
+  if (!c.data.pairs.empty()) {
+    fail("the loss of a preference pair needs its whole sequences on one rank; set it to 1");
+  }
+  if (c.tensor_parallel > 1) {
+    fail(
+        fmt::format("ranks that share sequences cannot share layers, too, but {} is {}; set one of "
+                    "them to 1",
+                    kTensor, c.tensor_parallel));
+  }
+  if (c.model.layer_tiles > 1) {
+    fail(
+        fmt::format("attention in tiles is not shared by ranks, but model.layer_tiles is {}; set "
+                    "one of them to 1",
+                    c.model.layer_tiles));
+  }
+  if (model::family(c.model.family).depends_on_documents(c.model, length)) {
+    fail(
+        "the rope_scaling of this model depends on the length of each document, of which a rank "
+        "has only a part; set it to 1, or data.sequence_length to at most the length that the "
+        "model was trained for");
+  }
+}
+
+void refuse_model(const Config& c, const Document& document, std::string_view key,
+                  const std::string& rule) {
+  const std::string path = fmt::format("model.{}", key);
+  const bool tiles = key == "layer_tiles" || key == "vocabulary_tiles";
+  const Json* const given = find_given(document.root(), path);
+  if (!tiles || c.tensor_parallel == 1 || (given != nullptr && *given != "auto")) {
+    document.fail(path, rule);
+  }
+  const model::Family& family = model::family(c.model.family);
+  for (std::uint64_t layer = 0; layer < c.model.num_layers; ++layer) {
+    if (family.experts_of_layer(c.model, layer) == 0) continue;
+    document.fail(
+        std::string(kTensor),
+        "layers with experts are not cut into tiles; set it to 1. Ranks can share experts "
+        "with ballast.expert_parallel");
+  }
+  document.fail(std::string(kTensor), rule);
+}
+
+void check_cuttable(const Config& c, const Document& document) {
+  if (c.tensor_parallel == 1) return;
+  const auto refuse_if = [&](bool refused, std::string_view rule) {
+    if (refused) document.fail(std::string(kTensor), std::string(rule));
+  };
+  refuse_if(c.ballast.adapters.has_value(),
+            "layers with adapters are not cut into tiles; set it to 1");
+  const QuantizedBase base = c.ballast.quantized_base;
+  refuse_if(base == QuantizedBase::nf4 || base == QuantizedBase::int8,
+            "layers with a ballast.quantized_base are not cut into tiles; set it to 1");
+  refuse_if(!c.data.pairs.empty(),
+            "preference pairs are not trained on layers in tiles; set it to 1");
+}
+
+void check_tensor_parallel(const Config& c, const Document& document, std::uint64_t ranks) {
+  const std::uint64_t size = c.tensor_parallel;
+  if (size == 1) return;
+  const std::uint64_t heads = c.model.num_kv_heads;
+  const auto check = [&](std::uint64_t number, const std::string& what) {
+    if (number % size == 0) return;
+    document.fail(
+        std::string(kTensor),
+        fmt::format("{} does not divide the {}; it must divide the heads of keys ({}) and "
+                    "the ranks; possible: {}",
+                    size, what, heads, divisors_of(std::gcd(heads, ranks))));
+  };
+  if (ranks > 0) check(ranks, count_of(ranks, "rank") + " of this run");
+  check(heads, count_of(heads, "head") + " of keys");
+  const auto check_tiles = [&](std::uint64_t tiles, std::string_view key, std::string_view what) {
+    if (tiles % size == 0) return;
+    document.fail(std::string(key),
+                  fmt::format("gives {} of {}, which {} {} does not divide; give a multiple of {} "
+                              "or leave it out",
+                              count_of(tiles, "tile"), what, kTensor, size, size));
+  };
+  check_tiles(c.model.layer_tiles, "model.layer_tiles", "a layer's MLP");
+  check_tiles(model::attention_tiles(c.model), "model.layer_tiles", "a layer's attention");
+  check_tiles(c.model.vocabulary_tiles, "model.vocabulary_tiles", "the vocabulary");
+}
+
+}  // namespace ballast::config
