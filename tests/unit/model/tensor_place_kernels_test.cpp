@@ -267,10 +267,10 @@ class Step {
 ModelConfig config_in_tiles(const std::string& family, bool tied) {
   ModelConfig c = default_config(family);
   c.vocab_size = 61;
-  c.hidden_size = 32;
+  c.hidden_size = 64;
   c.num_layers = 2;
   c.num_heads = 8;
-  c.num_kv_heads = 4;
+  c.num_kv_heads = family == "gpt2" ? 8 : 4;
   c.head_dim = 8;
   c.intermediate_size = 120;
   c.max_sequence = 32;
@@ -307,9 +307,28 @@ TEST_P(TensorPlaceKernels, HaveTheBitsOfOne) {
   }
 }
 
+TEST(TensorPlaceMemory, IsForTheSameChunksOfRows) {
+  // Sums over rows depend on the chunks of logits, which fill most of this workspace.
+  ModelConfig config = config_in_tiles("llama", false);
+  config.vocab_size = 163840;
+  const auto workspace = [&](std::uint64_t places) {
+    const Architecture model = build_architecture(config, {.tensor = places});
+    return kernel_memory(model, DType::bf16, {.sequences = 64, .length = 64}, "host", 1).workspace;
+  };
+  const Bytes one = workspace(1);
+  EXPECT_GT(one, 32 * kMiB);
+  for (const std::uint64_t places : {2U, 4U}) {
+    // Only the scratch for the parts of tiles is not there.
+    EXPECT_LT(workspace(places), one);
+    EXPECT_GT(workspace(places), one - kMiB);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, TensorPlaceKernels,
                          testing::Values(Case{"llama"}, Case{"llama", true},
-                                         Case{"qwen2", false, DType::bf16},
+                                         Case{"qwen2", false, DType::bf16}, Case{"gpt2", true},
+                                         Case{"gpt2", false, DType::bf16},
+                                         Case{"phi3", false, DType::f16},
                                          Case{"llama", true, DType::bf16}),
                          [](const auto& info) {
                            return info.param.family + (info.param.tied ? "_tied_" : "_") +
