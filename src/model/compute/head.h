@@ -272,7 +272,7 @@ class Head {
   std::size_t length_;  ///< tokens per sequence
   std::size_t width_;
   bool in_tiles_;
-  std::vector<VocabularyTile> tiles_;  ///< those of this tensor place
+  std::vector<VocabularyTile> tiles_;  ///< tiles of this tensor place
   std::size_t logit_row_ = 0;          ///< stride of a tile's logits, in floats
   std::size_t chunk_ = 0;              ///< rows per chunk
   bool sums_in_fp32_ = false;          ///< whether the normed rows' gradient is summed in fp32
