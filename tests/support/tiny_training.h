@@ -139,7 +139,8 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
   train::LossScaler loss_scaler(config);
   const std::size_t tokens = engine.blueprint().problem.tokens_per_step();
   const std::size_t evaluated = engine.evaluation_micro_batches() *
-                                engine.blueprint().shape.tokens() * engine.blueprint().mesh.ranks();
+                                engine.blueprint().shape.tokens() *
+                                engine.blueprint().mesh.sharers();
   const auto batch_of = [&](std::size_t size, std::uint64_t number) {
     const engine::Blueprint& blueprint = engine.blueprint();
     Batch batch = data(size, number);
