@@ -285,7 +285,8 @@ Sample make_sample(const config::Config& config, const model::Architecture& mode
   one_sequence.batch.micro_batch = one_sequence.batch.accumulation = 1;
   one_sequence.data.pairs.clear();
   one_sequence.data.sequence_length = inputs::shape_of(config).length;
-  one_sequence.sequence_parallel = one_sequence.tensor_parallel = 1;
+  one_sequence.sequence_parallel = 1;
+  one_sequence.tensor_parallel = 1;
   engine::Blueprint blueprint = inputs::outline(one_sequence, one_layer(model, config.type),
                                                 {.device = kNoLimit, .host = kNoLimit}, {}, {});
   const step::BlockPlacement on_host = {Tier::host, Tier::host, Tier::device};

@@ -44,6 +44,10 @@ Members::Members(std::span<const std::uint32_t> ranks, std::uint32_t rank, std::
   all_in_order_ = ranks_.size() == world && std::is_sorted(ranks_.begin(), ranks_.end());
 }
 
+Bytes OrderedSum::scratch(std::uint32_t members) const {
+  return Bytes{members} * terms * SumParts(elements, members).longest() * size_of(term_type);
+}
+
 std::string to_text(const Collective& what) {
   if (what.bytes == 0) return std::string(what.name);
   return fmt::format("{} of {}", what.name, format_bytes(what.bytes));
@@ -115,6 +119,16 @@ void check_all_to_all(ConstDeviceBytes input, std::span<const Bytes> input_parts
   };
   expects(fills(input_parts, input.size()) && fills(output_parts, output.size()),
           "all_to_all: a buffer must hold one part per rank");
+}
+
+void check_sum_terms(const OrderedSum& sum, ConstDeviceBytes terms, ConstDeviceBytes first,
+                     DeviceBytes out, DeviceBytes scratch, std::uint32_t world) {
+  expects(sum.term_type == DType::f32 || sum.term_type == sum.type,
+          "sum_terms: terms are in fp32 or in the type of the result");
+  expects(terms.size() == sum.bytes_of_terms() && out.size() == sum.bytes() &&
+              (first.empty() || first.size() == sum.bytes()),
+          "sum_terms: the sizes do not match");
+  expects(scratch.size() >= sum.scratch(world), "sum_terms: the scratch memory is too small");
 }
 
 void check_broadcast(DeviceBytes data, std::uint32_t root, std::uint32_t world) {

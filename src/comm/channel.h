@@ -67,6 +67,32 @@ class Shards {
   std::uint64_t longest_;
 };
 
+/// The part of the elements of an OrderedSum that each member adds. Parts begin at multiples of a
+/// cache line; the last ones may be shorter or empty.
+class SumParts {
+ public:
+  SumParts(std::uint64_t elements, std::uint32_t members)
+      : elements_(elements),
+        longest_(round_up((elements + members - 1) / members, std::uint64_t{kCacheLine})) {}
+
+  [[nodiscard]] std::uint64_t longest() const { return longest_; }
+  [[nodiscard]] std::uint64_t first(std::uint32_t member) const {
+    return std::min(member * longest_, elements_);
+  }
+  [[nodiscard]] std::uint64_t count(std::uint32_t member) const {
+    return first(member + 1) - first(member);
+  }
+  /// Returns the part of `member` in an array of elements of `width` bytes.
+  template <class T>
+  [[nodiscard]] DeviceView<T> of(DeviceView<T> array, std::uint32_t member, Bytes width) const {
+    return array.subview(first(member) * width, count(member) * width);
+  }
+
+ private:
+  std::uint64_t elements_;
+  std::uint64_t longest_;
+};
+
 /// A collective, for messages.
 struct Collective {
   std::string_view name;
@@ -108,6 +134,8 @@ void check_reduce_scatter(DeviceBytes whole, DeviceBytes shard, DeviceBytes scra
 void check_all_reduce(DeviceBytes whole, DeviceBytes scratch, std::uint32_t world);
 void check_all_to_all(ConstDeviceBytes input, std::span<const Bytes> input_parts,
                       DeviceBytes output, std::span<const Bytes> output_parts, std::uint32_t world);
+void check_sum_terms(const OrderedSum& sum, ConstDeviceBytes terms, ConstDeviceBytes first,
+                     DeviceBytes out, DeviceBytes scratch, std::uint32_t world);
 void check_broadcast(DeviceBytes data, std::uint32_t root, std::uint32_t world);
 
 using device::as_host;

@@ -203,6 +203,29 @@ class NcclCommunicator final : public Communicator {
       return ncclSuccess;
     });
   }
+  void sum_terms(device::Stream& stream, const OrderedSum& sum, ConstDeviceBytes terms,
+                 ConstDeviceBytes first, DeviceBytes out, DeviceBytes scratch) override {
+    check_sum_terms(sum, terms, first, out, scratch, world_);
+    device::CudaStream& cuda = device::as_cuda(stream);
+    const Collective what = {"sum_terms", out.size()};
+    const SumParts parts(sum.elements, world_);
+    if (world_ > 1) exchange_terms(cuda, what, sum, terms, scratch);
+    const Bytes begin = parts.first(rank_) * size_of(sum.type);
+    const OrderedTerms ordered = {
+        .first = first.empty() ? nullptr : first.raw() + begin,
+        .own = terms.raw() + parts.first(rank_) * size_of(sum.term_type),
+        .own_distance = sum.elements,
+        .received = scratch.raw(),
+        .received_distance = parts.longest(),
+        .member = rank_,
+        .members = world_,
+        .per_member = sum.terms,
+        .descending = sum.descending};
+    const int code = enqueue_ordered_sum(cuda.native(), ordered, out.raw() + begin,
+                                         parts.count(rank_), sum.term_type, sum.type);
+    device::check_cuda(static_cast<cudaError_t>(code), what.name);
+    if (world_ > 1) gather_parts_of_sum(cuda, what, sum, out);
+  }
   void broadcast(device::Stream& stream, DeviceBytes data, std::uint32_t root) override {
     check_broadcast(data, root, world_);
     device::CudaStream& cuda = device::as_cuda(stream);
@@ -279,6 +302,41 @@ class NcclCommunicator final : public Communicator {
             rank, queue,
             {whole.raw() + shards.at(rank, page) * kPage, shards.count(rank, page, piece) * kPage},
             {scratch.raw() + members_.turn(rank) * piece * kPage, received});
+        if (!accepted(code)) return code;
+      }
+      return ncclSuccess;
+    });
+  }
+
+  /// Sends each member its part of this member's terms, and receives theirs, by member and term.
+  void exchange_terms(device::CudaStream& stream, const Collective& what, const OrderedSum& sum,
+                      ConstDeviceBytes terms, DeviceBytes scratch) {
+    const Bytes width = size_of(sum.term_type);
+    const SumParts parts(sum.elements, world_);
+    run(stream, what, [&](cudaStream_t queue) {
+      for (std::uint32_t i = 0; i < world_ * sum.terms; ++i) {
+        const std::uint32_t member = i / sum.terms;
+        if (member == rank_) continue;  // the sum reads it in place
+        const ConstDeviceBytes term =
+            terms.subview(i % sum.terms * sum.elements * width, sum.elements * width);
+        const ncclResult_t code = exchange_with(
+            member, queue, parts.of(term, member, width),
+            scratch.subview(i * parts.longest() * width, parts.count(rank_) * width));
+        if (!accepted(code)) return code;
+      }
+      return ncclSuccess;
+    });
+  }
+
+  void gather_parts_of_sum(device::CudaStream& stream, const Collective& what,
+                           const OrderedSum& sum, DeviceBytes out) {
+    const Bytes width = size_of(sum.type);
+    const SumParts parts(sum.elements, world_);
+    run(stream, what, [&](cudaStream_t queue) {
+      for (std::uint32_t member = 0; member < world_; ++member) {
+        if (member == rank_) continue;
+        const ncclResult_t code = exchange_with(member, queue, parts.of(out, rank_, width),
+                                                parts.of(out, member, width));
         if (!accepted(code)) return code;
       }
       return ncclSuccess;

@@ -1,12 +1,15 @@
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
 
 #include "src/comm/channel.h"
+#include "src/comm/sum.h"
 
 namespace ballast::comm {
 namespace {
@@ -38,6 +41,19 @@ class SelfCommunicator final : public Communicator {
     check_all_to_all(input, input_parts, output, output_parts, 1);
     const Bytes bytes = input_parts.front();
     as_host(stream).enqueue([=] { copy_bytes(output.raw(), input.raw(), bytes); });
+  }
+  void sum_terms(device::Stream& stream, const OrderedSum& sum, ConstDeviceBytes terms,
+                 ConstDeviceBytes first, DeviceBytes out, DeviceBytes scratch) override {
+    check_sum_terms(sum, terms, first, out, scratch, 1);
+    as_host(stream).enqueue([=] {
+      std::vector<const std::byte*> sources;
+      for (std::uint32_t number = 0; number < sum.terms; ++number) {
+        sources.push_back(terms.raw() + number * sum.elements * size_of(sum.term_type));
+      }
+      if (sum.descending) std::reverse(sources.begin(), sources.end());
+      add_in_order(first.empty() ? nullptr : first.raw(), sources, out.raw(), sum.elements,
+                   sum.term_type, sum.type);
+    });
   }
   void broadcast(device::Stream& stream, DeviceBytes data, std::uint32_t root) override {
     check_broadcast(data, root, 1);

@@ -34,28 +34,41 @@ void add(Tile& sum, const Tile& term, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) sum[i] += term[i];
 }
 
-template <class T>
-void sum(std::span<const std::byte* const> sources, std::byte* out, std::size_t elements) {
+/// Sum of terms of type A, after a first one of type T if it is not null.
+template <class A, class T>
+void add_terms(const std::byte* first, std::span<const std::byte* const> sources, std::byte* out,
+               std::size_t elements) {
   Tile sum;
   Tile term;
   for (std::size_t done = 0; done < elements; done += kTile) {
     const std::size_t count = std::min(kTile, elements - done);
-    const std::size_t at = done * sizeof(T);
-    load<T>(sum, sources[0] + at, count);
-    for (const std::byte* source : sources.subspan(1)) {
-      load<T>(term, source + at, count);
+    if (first != nullptr) {
+      load<T>(sum, first + done * sizeof(T), count);
+    } else {
+      load<A>(sum, sources[0] + done * sizeof(A), count);
+    }
+    for (const std::byte* source : sources.subspan(first == nullptr ? 1 : 0)) {
+      load<A>(term, source + done * sizeof(A), count);
       add(sum, term, count);
     }
-    store<T>(out + at, sum, count);
+    store<T>(out + done * sizeof(T), sum, count);
   }
 }
 
 }  // namespace
 
+void add_in_order(const std::byte* first, std::span<const std::byte* const> sources, std::byte* out,
+                  std::uint64_t elements, DType term_type, DType type) {
+  with_training_type(type, [&](auto value) {
+    using T = decltype(value);
+    if (term_type == DType::f32) return add_terms<float, T>(first, sources, out, elements);
+    add_terms<T, T>(first, sources, out, elements);
+  });
+}
+
 void sum_in_order(std::span<const std::byte* const> sources, std::byte* out, Bytes bytes,
                   DType type) {
-  with_training_type(
-      type, [&](auto value) { sum<decltype(value)>(sources, out, bytes / sizeof(value)); });
+  add_in_order(nullptr, sources, out, bytes / size_of(type), type, type);
 }
 
 }  // namespace ballast::comm

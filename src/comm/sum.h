@@ -18,6 +18,25 @@ namespace ballast::comm {
 void sum_in_order(std::span<const std::byte* const> sources, std::byte* out, Bytes bytes,
                   DType type);
 
+/// `out` = ((first + s0) + s1) + ... in fp32 for `elements` elements, rounded to `type` once. The
+/// sources have `term_type`, which is fp32 or `type`; `first` has `type`, or is null.
+void add_in_order(const std::byte* first, std::span<const std::byte* const> sources, std::byte* out,
+                  std::uint64_t elements, DType term_type, DType type);
+
+/// Addresses of one member's part of the elements of an OrderedSum in device memory: of its own
+/// terms, and of received ones, by member and term.
+struct OrderedTerms {
+  const std::byte* first;  ///< null: none
+  const std::byte* own;
+  std::uint64_t own_distance;  ///< elements from one own term to the next
+  const std::byte* received;
+  std::uint64_t received_distance;
+  std::uint32_t member;
+  std::uint32_t members;
+  std::uint32_t per_member;
+  bool descending;
+};
+
 /// Addresses of the terms of a sum in device memory.
 struct SumTerms {
   const std::byte* own;     ///< term number `turn`
@@ -36,5 +55,9 @@ int load_sum();
 /// cudaError_t.
 int enqueue_sum(CUstream_st* stream, const SumTerms& terms, std::byte* out, Bytes bytes,
                 DType type);
+
+/// Enqueues add_in_order of `terms` in the order of an OrderedSum. Returns a cudaError_t.
+int enqueue_ordered_sum(CUstream_st* stream, const OrderedTerms& terms, std::byte* out,
+                        std::uint64_t elements, DType term_type, DType type);
 
 }  // namespace ballast::comm

@@ -79,8 +79,8 @@ model::PassScalars scalars_of(const CurrentOperation& at, const model::Pass& pas
           .ranks = ranks};
 }
 
-/// Returns the arguments that the operation binds to the ports of its pass, cut to the sizes of the
-/// operands.
+}  // namespace
+
 model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass& pass) {
   model::PassArguments arguments = {
       .scalars = scalars_of(at, pass),
@@ -116,8 +116,6 @@ model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass&
   }
   return arguments;
 }
-
-}  // namespace
 
 void run_pass(const CurrentOperation& at) {
   const model::Pass& pass = at.problem().program().passes[step::pass_id(at.operation)];

@@ -76,7 +76,12 @@ std::uint64_t count_targets(const Blueprint& blueprint, comm::Ranks* ranks,
   if (ranks == nullptr) return count;
   std::vector<std::uint64_t> all(ranks->world());
   ranks->all_gather(std::as_bytes(std::span(&count, 1)), std::as_writable_bytes(std::span(all)));
-  return std::accumulate(all.begin(), all.end(), std::uint64_t{0});
+  // All tensor places have the same rows.
+  std::uint64_t sum = 0;
+  for (std::uint32_t sharer = 0; sharer < blueprint.mesh.sharers(); ++sharer) {
+    sum += all[blueprint.mesh.rank_of(sharer, 0)];
+  }
+  return sum;
 }
 
 }  // namespace
@@ -122,7 +127,8 @@ void Engine::check_blueprint() const {
   expects(problem.sharers == mesh.sharers() &&
               mesh.ranks() == (ranks_ == nullptr ? 1 : ranks_->world()) &&
               mesh.rank == (ranks_ == nullptr ? 0 : ranks_->rank()) &&
-              mesh.sequence == blueprint_.shape.parts,
+              mesh.sequence == blueprint_.shape.parts && mesh.tensor == problem.tensor &&
+              mesh.tensor == blueprint_.model.split.tensor,
           "engine: the blueprint's mesh differs from the run's ranks");
   const model::StepProgram& program = problem.program();
   bool enough = true;
@@ -314,7 +320,8 @@ std::string Engine::arithmetic() const {
     alike = alike && kind == arithmetic_of(devices_.front());
     all += all.empty() ? kind : " and " + kind;
   }
-  const std::uint32_t ranks = blueprint_.mesh.ranks();
+  // The bits do not depend on the number of tensor places.
+  const std::uint32_t ranks = blueprint_.mesh.sharers();
   return fmt::format("{} rank{}, {}", ranks, ranks == 1 ? "" : "s",
                      alike ? arithmetic_of(devices_.front()) : all);
 }

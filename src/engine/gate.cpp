@@ -46,11 +46,39 @@ model::PairResult mean_of(const model::PairResult& sum, double count) {
   return mean;
 }
 
-/// Sums over all ranks: losses in rank order, squares by block in the order of shards. `own`:
-/// statistics of this rank's shard of each block's gradient. Exchanges them if there are several
-/// ranks; with one rank, `ranks` may be null. Throws Error(comm).
+/// Where the ranks' messages have the statistics of one whole block: at an index among the blocks
+/// with a gradient, from the ranks of one tensor place.
+struct StatisticsAt {
+  std::size_t number = 0;  ///< BlockSpec::number
+  std::size_t index = 0;
+  std::uint32_t place = 0;
+};
+
+/// Returns the places of all whole blocks with a gradient, in the order of their numbers. Tensor
+/// places have equal statistics of blocks without tiles.
+std::vector<StatisticsAt> statistics_in_order(const Blueprint& blueprint) {
+  std::vector<StatisticsAt> order;
+  std::size_t index = 0;
+  for (std::size_t b = 0; b < blueprint.model.blocks.size(); ++b) {
+    if (blueprint.problem.blocks[b].is_frozen()) continue;
+    const model::BlockSpec& block = blueprint.model.blocks[b];
+    const bool in_tiles = blueprint.mesh.tensor > 1 && block.pieces > 1;
+    for (std::uint32_t place = 0; place < (in_tiles ? blueprint.mesh.tensor : 1); ++place) {
+      order.push_back({block.number + place * block.number_step, index, place});
+    }
+    ++index;
+  }
+  std::ranges::sort(order, {}, &StatisticsAt::number);
+  return order;
+}
+
+/// Sums over all ranks: losses in rank order, squares by whole block in the order of shards. `own`:
+/// statistics of this rank's shard of each block's gradient; empty in an evaluation. Exchanges them
+/// if there are several ranks; with one rank, `ranks` may be null. Throws Error(comm).
 GateInputs sum_over_ranks(const model::PairResult& losses, const std::vector<GradientStats>& own,
-                          const step::RankSizes& sizes, const Mesh& mesh, comm::Ranks* ranks) {
+                          const Blueprint& blueprint, comm::Ranks* ranks) {
+  const step::RankSizes sizes(blueprint.problem);
+  const Mesh& mesh = blueprint.mesh;
   // Each rank sends one message: the losses, then the statistics by block.
   const std::size_t bytes = sizeof losses + own.size() * sizeof(GradientStats);
   std::vector<std::byte> sent(bytes);
@@ -66,14 +94,17 @@ GateInputs sum_over_ranks(const model::PairResult& losses, const std::vector<Gra
     return value;
   };
   GateInputs sums;
-  for (std::uint32_t rank = 0; rank < mesh.ranks(); ++rank) {
-    const auto one = read(rank * bytes, model::PairResult());
+  // All tensor places have the losses.
+  for (std::uint32_t sharer = 0; sharer < mesh.sharers(); ++sharer) {
+    const auto one = read(mesh.rank_of(sharer, 0) * bytes, model::PairResult());
     for (const auto member : kLosses) sums.losses.*member += one.*member;
   }
-  for (std::size_t block = 0; block < own.size(); ++block) {
+  if (own.empty()) return sums;
+  for (const StatisticsAt& at : statistics_in_order(blueprint)) {
     for (std::uint32_t shard = 0; shard < mesh.sharers(); ++shard) {
-      const std::size_t begin = mesh.rank_of(sizes.owner_of(shard)) * bytes + sizeof losses;
-      const auto one = read(begin + block * sizeof(GradientStats), GradientStats());
+      const std::size_t rank = mesh.rank_of(sizes.owner_of(shard), at.place);
+      const auto one = read(rank * bytes + sizeof losses + at.index * sizeof(GradientStats),
+                            GradientStats());
       sums.squares += one.sum_of_squares;
       sums.non_finite += one.non_finite;
     }
@@ -111,8 +142,8 @@ GradientStats statistics_in(const CurrentOperation& at, plan::BufferId buffer) {
 void run_gate(const CurrentOperation& at) {
   StepContext& context = at.context;
   if (at.has(Role::counts)) report_routing(at);
-  const GateInputs all = sum_over_ranks(own_losses(at), own_statistics(at), at.sizes(),
-                                        at.blueprint().mesh, at.modules().ranks);
+  const GateInputs all =
+      sum_over_ranks(own_losses(at), own_statistics(at), at.blueprint(), at.modules().ranks);
   context.result.pairs = mean_of(all.losses, context.divisor());
   context.result.loss = context.result.pairs.loss;
   if (!at.has(Role::statistics)) return;

@@ -3,6 +3,8 @@
 #include <array>
 
 #include "ballast/core/gradient_stats.h"
+#include "ballast/model/pass_arguments.h"
+#include "ballast/model/step_program.h"
 #include "ballast/plan/plan.h"
 
 #include "src/engine/current_operation.h"
@@ -22,6 +24,9 @@ void run_gate(const CurrentOperation& at);
 void run_update(const CurrentOperation& at);
 void run_update_on_device(const CurrentOperation& at);
 
+/// Returns the arguments that the operation binds to the ports of its pass, cut to the sizes of the
+/// operands.
+model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass& pass);
 /// Returns the statistics of a gradient in host memory.
 GradientStats statistics_in(const CurrentOperation& at, plan::BufferId buffer);
 

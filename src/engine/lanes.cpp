@@ -92,6 +92,7 @@ Lanes::Channels Lanes::join_ranks(device::Device& device) const {
     channels.heads =
         std::make_unique<ChannelExchange>(ranks.make_channel(device, mesh.sequence_ranks()));
   }
+  if (mesh.tensor > 1) channels.tensor = ranks.make_channel(device, mesh.tensor_ranks());
   channels.stream = device.make_stream("device-collectives");
   return channels;
 }

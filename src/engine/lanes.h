@@ -127,6 +127,9 @@ class Lanes {
     /// With sequence parallelism: exchange of rows against heads among the ranks that share
     /// sequences, on the same stream.
     std::unique_ptr<model::RowExchange> heads;
+    /// With tensor parallelism: the ranks that share the tiles of each matrix, by tensor place, on
+    /// the stream of gathers and reductions.
+    std::unique_ptr<comm::Communicator> tensor;
 
     /// Returns the channel for gathers between the ranks of `group`.
     [[nodiscard]] comm::Communicator& gathering(plan::RankGroup group) const;

@@ -38,6 +38,9 @@ std::vector<HeldArray> own_arrays(const Blueprint& blueprint, const HeldBlock& h
                                   std::size_t block, bool states) {
   const ShardRange own = even_shard(blueprint, block, states);
   std::vector<HeldArray> arrays;
+  // All tensor places have the blocks without tiles; the first one saves them.
+  const bool in_tiles = blueprint.model.blocks[block].pieces > 1;
+  if (blueprint.mesh.tensor_place() > 0 && !in_tiles) return arrays;
   for (const HeldArray& array : held_arrays(held, states)) {
     const ShardRange entries = array.kind == StateKind::codes ? own_codes(blueprint, held, block)
                                                               : entries_of(array.kind, own);

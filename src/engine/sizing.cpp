@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/comm/communicator.h"
 #include "ballast/core/gradient_stats.h"
 #include "ballast/engine/blueprint.h"
 
@@ -171,6 +172,19 @@ std::string describe_experts(const Blueprint& blueprint) {
   return text;
 }
 
+/// Returns the device memory of the largest sum over the tiles of all tensor places: 0 without
+/// tensor parallelism.
+Bytes sum_scratch(const Blueprint& blueprint) {
+  const model::ModelConfig& config = blueprint.model.config;
+  const std::uint64_t places = blueprint.mesh.tensor;
+  if (places == 1) return 0;
+  const comm::OrderedSum sum = {
+      .elements = blueprint.shape.tokens() * config.hidden_size,
+      .terms = static_cast<std::uint32_t>(
+          std::max(config.layer_tiles, config.vocabulary_tiles) / places)};
+  return sum.scratch(blueprint.mesh.tensor);
+}
+
 }  // namespace
 
 void size_problem(Blueprint& blueprint, const model::KernelSizes& kernels,
@@ -182,7 +196,8 @@ void size_problem(Blueprint& blueprint, const model::KernelSizes& kernels,
   const model::StepShape shape = {.micro_batch = blueprint.shape,
                                   .packed = blueprint.packed,
                                   .pairs = blueprint.pairs,
-                                  .ranks = problem.sharers};
+                                  .ranks = problem.sharers,
+                                  .sum_scratch = sum_scratch(blueprint)};
   problem.table = std::make_shared<const step::ProgramTable>(
       model::write_program(model, blueprint.type, shape, kernels));
   problem.statistics_bytes = sizeof(GradientStats);

@@ -378,6 +378,9 @@ class StateHash {
   state::RunningChecksum common_;
 };
 
+/// Maximum elements of each rank that are gathered at once.
+constexpr Elems kGathered = Elems{1} << 24U;
+
 plan::Plan reading_plan(const Blueprint& blueprint, std::size_t first, std::size_t count) {
   return step::build_read(blueprint.problem, blueprint.placement, blueprint.options,
                           static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(count));
@@ -392,8 +395,12 @@ void fill_states(const Blueprint& blueprint, WeightSource& source, const cpu_ada
           [&filler](HomePiece& piece) { filler.fill(piece); });
 }
 
-std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, std::size_t block,
-                               Elems first, Elems count, const Perform& perform) {
+namespace {
+
+/// read_master() for elements of this rank's block, which the ranks with the same tensors share.
+std::vector<float> read_own_master(const Blueprint& blueprint, comm::Ranks* ranks,
+                                   std::size_t block, Elems first, Elems count,
+                                   const Perform& perform) {
   const step::RankSizes sizes(blueprint.problem);
   const bool part_of_weights = sizes.keeps_part_of_weights(static_cast<std::uint32_t>(block));
   const bool part_of_states = sizes.keeps_part_of_states(static_cast<std::uint32_t>(block));
@@ -423,6 +430,33 @@ std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, s
   return values;
 }
 
+}  // namespace
+
+std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, std::size_t block,
+                               Elems first, Elems count, const Perform& perform) {
+  const model::BlockSpec& spec = blueprint.model.blocks[block];
+  if (blueprint.mesh.tensor == 1 || spec.pieces == 1) {
+    return read_own_master(blueprint, ranks, block, first, count, perform);
+  }
+  const Elems size = spec.own_elements();
+  const std::vector<float> own = read_own_master(blueprint, ranks, block, 0, size, perform);
+  std::vector<float> values(count);
+  std::vector<float> all;
+  for (Elems at = 0; at < size; at += kGathered) {
+    const auto part = std::span(own).subspan(at, std::min(kGathered, size - at));
+    all.resize(blueprint.mesh.ranks() * part.size());
+    ranks->all_gather(std::as_bytes(part), std::as_writable_bytes(std::span(all)));
+    for (std::uint32_t place = 0; place < blueprint.mesh.tensor; ++place) {
+      const std::size_t from = blueprint.mesh.rank_of(0, place) * part.size();
+      const Elems piece = place * size + at;
+      const Elems begin = std::max(first, piece);
+      const Elems end = std::min(first + count, piece + part.size());
+      for (Elems e = begin; e < end; ++e) values[e - first] = all[from + e - piece];
+    }
+  }
+  return values;
+}
+
 std::uint64_t hash_states(const Blueprint& blueprint, comm::Ranks* ranks, const Perform& perform) {
   StateHash hash(blueprint);
   perform(reading_plan(blueprint, 0, blueprint.own.blocks.size()),
@@ -433,10 +467,12 @@ std::uint64_t hash_states(const Blueprint& blueprint, comm::Ranks* ranks, const 
   ranks->all_gather(std::as_bytes(std::span(found)), std::as_writable_bytes(std::span(all)));
   state::RunningChecksum together;
   const step::RankSizes sizes(blueprint.problem);
-  for (std::uint32_t p = 0; p < blueprint.mesh.sharers(); ++p) {
-    const std::size_t r = blueprint.mesh.rank_of(sizes.owner_of(p));
+  const Mesh& mesh = blueprint.mesh;
+  for (std::uint32_t p = 0; p < mesh.ranks(); ++p) {
+    const std::uint32_t place = p / mesh.sharers();
+    const std::size_t r = mesh.rank_of(sizes.owner_of(p % mesh.sharers()), place);
     together.add(std::as_bytes(std::span(&all[2 * r], 1)));
-    if (all[2 * r + 1] == found[1]) continue;
+    if (place != mesh.tensor_place() || all[2 * r + 1] == found[1]) continue;
     throw Error(ErrorCategory::state,
                 "rank " + std::to_string(r) + " has different weights than this rank");
   }

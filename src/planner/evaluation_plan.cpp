@@ -38,10 +38,13 @@ engine::Blueprint place_weights(engine::Blueprint blueprint, const config::Confi
 
 engine::Blueprint draw_evaluation(const config::Config& run) {
   config::Config config = run;
-  // One rank has all experts and tiles, so block numbers differ.
-  if (config.rank_split() != model::RankSplit()) config.ballast.placement.clear();
-  config.sequence_parallel = config.tensor_parallel = 1;
-  config.ballast.expert_parallel = 1;
+  config.sequence_parallel = 1;
+  if (config.rank_split() != model::RankSplit()) {
+    // One rank has all experts and tiles, so block numbers differ.
+    config.ballast.expert_parallel = 1;
+    config.tensor_parallel = 1;
+    config.ballast.placement.clear();
+  }
   const model::Architecture model = inputs::model_of(config);
   const memory::Budgets budgets = inputs::resolve_budgets(
       config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory());

@@ -87,6 +87,10 @@ class ThreadChannels {
                     std::span<const Bytes>) override {
       throw Error(ErrorCategory::comm, "these channels have no all_to_all");
     }
+    void sum_terms(device::Stream&, const comm::OrderedSum&, ConstDeviceBytes, ConstDeviceBytes,
+                   DeviceBytes, DeviceBytes) override {
+      throw Error(ErrorCategory::comm, "these channels have no sum_terms");
+    }
     void broadcast(device::Stream&, DeviceBytes, std::uint32_t) override {
       throw Error(ErrorCategory::comm, "these channels have no broadcast");
     }

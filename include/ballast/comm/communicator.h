@@ -14,14 +14,32 @@
 
 namespace ballast::comm {
 
+/// A sum over the terms of all members of a channel, element by element: ((first + t0) + t1) + ...
+/// in fp32, rounded to `type` once. The terms are ordered by member and then by number, or in the
+/// opposite order.
+struct OrderedSum {
+  std::uint64_t elements = 0;
+  std::uint32_t terms = 1;        ///< per member
+  DType term_type = DType::f32;   ///< fp32 or `type`
+  DType type = DType::f32;        ///< type of the result and of `first`
+  bool descending = false;
+
+  /// Returns the size of the result.
+  [[nodiscard]] Bytes bytes() const { return elements * size_of(type); }
+  /// Returns the size of the terms of one member.
+  [[nodiscard]] Bytes bytes_of_terms() const { return terms * elements * size_of(term_type); }
+  /// Returns the device memory that a member of a channel of `members` needs for received terms.
+  [[nodiscard]] Bytes scratch(std::uint32_t members) const;
+};
+
 /// Collectives on device buffers over the members of a channel, which are all or some ranks of a
 /// run. Every member makes the same calls in the same order. On the CUDA device this also holds for
 /// the calls of all channels of a rank together, and two threads must not call one channel at the
 /// same time. Calls enqueue on `stream` and return; views must stay valid and unchanged until the
 /// stream is synchronised. The call or the synchronisation throws Error(comm), for example after a
 /// timeout, or Error(interrupted); no collective of the run works after that. All sizes are whole
-/// pages (kPage) and the same on every member, except in all_to_all. Violated preconditions throw
-/// Error(state) at the call.
+/// pages (kPage) and the same on every member, except in all_to_all and sum_terms. Violated
+/// preconditions throw Error(state) at the call.
 ///
 /// With n members a shard is one of n equal parts of a buffer; part p belongs to member p. In a
 /// channel of all ranks, rank r is member r unless the channel was made with another order.
@@ -55,6 +73,14 @@ class Communicator {
   virtual void all_to_all(device::Stream& stream, ConstDeviceBytes input,
                           std::span<const Bytes> input_parts, DeviceBytes output,
                           std::span<const Bytes> output_parts) = 0;
+
+  /// `out` = the sum of the terms of all members: `terms` holds this member's, one after the other.
+  /// `first` has out's size and is equal on all members, or is empty. Each member adds a part of the
+  /// elements, and all gather the rounded parts: with n members, a member receives (n - 1) / n of
+  /// its own terms' size and of out's size. The buffers do not overlap. `scratch`: at least
+  /// sum.scratch(n).
+  virtual void sum_terms(device::Stream& stream, const OrderedSum& sum, ConstDeviceBytes terms,
+                         ConstDeviceBytes first, DeviceBytes out, DeviceBytes scratch) = 0;
 
   /// `data` = member `root`'s `data`.
   virtual void broadcast(device::Stream& stream, DeviceBytes data, std::uint32_t root) = 0;

@@ -32,7 +32,11 @@ struct Mesh {
 
   /// Returns the rank with this rank's tensors that has place `sharer` among them.
   [[nodiscard]] std::uint32_t rank_of(std::uint32_t sharer) const {
-    return sharer * tensor + tensor_place();
+    return rank_of(sharer, tensor_place());
+  }
+  /// Returns the rank at place `sharer` among those with the tensors of `place`.
+  [[nodiscard]] std::uint32_t rank_of(std::uint32_t sharer, std::uint32_t place) const {
+    return sharer * tensor + place;
   }
   /// Returns the ranks, by place, that have this rank's tensors; its sequences; its rows.
   [[nodiscard]] std::vector<std::uint32_t> sharer_ranks() const {

@@ -209,6 +209,7 @@ struct Pass {
   BlockId block = 0;
   std::uint8_t reference = 0;  ///< 0: the trained model, otherwise the number of a reference model
   /// Index of a vocabulary tile or, with tensor parallelism, of any tile among those of this place.
+  /// For Kernel::sum_tiles the number of terms of each place.
   std::uint32_t number = 0;
   CostCurve curve = CostCurve::forward;
   PassCost cost;

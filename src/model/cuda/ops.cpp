@@ -309,6 +309,11 @@ void Ops<T>::sum_logits(const LogitTile& tile, const std::int32_t* targets, bool
 }
 
 template <class T>
+void Ops<T>::merge_row_sums(const RowSumsOfTiles& tiles, RowSum<float>* sums) const {
+  check(cuda::merge_row_sums(queue_, tiles, sums), "sums of the vocabulary tiles", {tiles.rows});
+}
+
+template <class T>
 void Ops<T>::logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,
                              const float* weights, const RowSum<float>* sums) const {
   check(cuda::logit_gradients<T>(queue_, tile, targets, scale, weights, sums),

@@ -113,6 +113,7 @@ class Ops {
                       std::byte* scratch) const;
   void sum_logits(const LogitTile& tile, const std::int32_t* targets, bool first,
                   RowSum<float>* sums) const;
+  void merge_row_sums(const RowSumsOfTiles& tiles, RowSum<float>* sums) const;
   void logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,
                        const float* weights, const RowSum<float>* sums) const;
   void row_losses(const RowSum<float>* sums, const std::int32_t* targets, std::size_t rows,

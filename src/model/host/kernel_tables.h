@@ -95,8 +95,8 @@ struct RowKernels {
   void (*attention_softmax_backward)(const A* scores, const A* dp, T* probabilities, T* dscores,
                                      Size stride, Size first, Size rows, const KeyRange& keys,
                                      A scale, const A* log_sum, const A* delta);
-  /// Adds a part of a row of logits to the sum of the row. `target` counts from the part's first
-  /// logit; `size` or more: it is in another part.
+  /// Writes the sum of a part of a row of logits. `target` counts from the part's first logit;
+  /// `size` or more: it is in another part.
   void (*sum_logits)(const A* logits, Size size, Size target, RowSum<A>* row);
   /// gradient = scale * (softmax - one-hot) of a part of a row, given the sum over the whole row;
   /// it may start where `logits` starts.

@@ -439,11 +439,20 @@ void Ops<T>::sum_logits(const LogitTile& tile, const std::int32_t* targets, bool
                         RowSum<float>* sums) const {
   split(tile.rows, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
-      if (targets[i] < 0) continue;
-      if (first) sums[i] = {};
-      kernels_.sum_logits(tile.logits + i * tile.stride, tile.width, column_of(tile, targets[i]),
-                          &sums[i]);
+      RowSum<float> own;
+      if (targets[i] >= 0) {
+        kernels_.sum_logits(tile.logits + i * tile.stride, tile.width, column_of(tile, targets[i]),
+                            &own);
+      }
+      sums[i] = first ? own : merged(sums[i], own);
     }
+  });
+}
+
+template <class T>
+void Ops<T>::merge_row_sums(const RowSumsOfTiles& tiles, RowSum<float>* sums) const {
+  split(tiles.rows, 1, [&](Range r) {
+    for (std::size_t i = r.begin; i < r.end; ++i) sums[i] = tiles.merged_row(i);
   });
 }
 

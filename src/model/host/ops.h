@@ -135,10 +135,12 @@ class Ops {
   /// Adds dy to the rows of the tokens, in token order, and to the rows of their positions.
   void embed_backward(const Ids& ids, const T* dy, const Embedding<float>& gradients,
                       std::byte* scratch) const;
-  /// Adds a tile of logits to the sums of its rows; the `first` tile resets them. Rows with
-  /// negative targets have no sums.
+  /// Computes the sums of a tile of logits and merges them with `sums`; the `first` tile overwrites
+  /// these. Rows with negative targets have the sums of no logits.
   void sum_logits(const LogitTile& tile, const std::int32_t* targets, bool first,
                   RowSum<float>* sums) const;
+  /// Merges the sums of all tiles: the result of sum_logits() for one tile after the other.
+  void merge_row_sums(const RowSumsOfTiles& tiles, RowSum<float>* sums) const;
   /// Replaces logits by gradients of the rows' losses times `scale` and their `weights` (null: 1).
   /// 0 for negative targets.
   void logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,

@@ -108,12 +108,10 @@ inline double sum_of_exponentials(const A* logits, Size size, A largest) {
 
 template <class A>
 void sum_logits(const A* logits, Size size, Size target, RowSum<A>* row) {
+  *row = {};
   const A largest = row_max(logits, size);
-  if (!(row->largest >= largest)) {
-    row->total *= ::exp(static_cast<double>(row->largest) - static_cast<double>(largest));
-    row->largest = largest;
-  }
-  row->total += sum_of_exponentials(logits, size, row->largest);
+  if (!(row->largest >= largest)) row->largest = largest;
+  row->total = sum_of_exponentials(logits, size, row->largest);
   if (target < size) row->wanted = logits[target];
 }
 

@@ -14,8 +14,8 @@ void own_part(Pass& pass, const ProgramDraft& draft, BlockId block, bool first) 
   }
 }
 
-/// Cost of adding `terms` values per place and element, which have `width` bytes: each place
-/// receives its share of the elements of all terms, and the sums of the other shares.
+/// Cost of adding terms of `terms` bytes per place: each place receives its share of the elements
+/// of all others' terms, and the sums of the other shares.
 PassCost cost_of_sum(const ProgramShape& shape, Bytes terms) {
   const Bytes others = shape.tensor - 1;
   return {.traffic = 2 * terms + 2 * shape.activation,
@@ -29,6 +29,7 @@ PassId sum_outputs(ProgramDraft& draft, BlockId half) {
   return draft.add(
       {.kernel = Kernel::sum_tiles,
        .block = half,
+       .number = draft.shape.tiles_of_half(half),
        .curve = CostCurve::forward,
        .cost = cost_of_sum(draft.shape, terms),
        .operands = {reads(Port::terms, draft.sums[half]), reads(Port::input, draft.input[half]),
@@ -39,6 +40,7 @@ PassId sum_outputs(ProgramDraft& draft, BlockId half) {
 PassId sum_gradients(ProgramDraft& draft, BlockId half, std::uint32_t tiles) {
   return draft.add({.kernel = Kernel::sum_tiles,
                     .block = half,
+                    .number = tiles,
                     .curve = CostCurve::backward,
                     .cost = cost_of_sum(draft.shape, tiles * draft.shape.partial_sums),
                     .operands = {reads(Port::terms, draft.rows_gradient[half]),
@@ -50,6 +52,7 @@ PassId sum_embeddings(ProgramDraft& draft, BlockId block) {
   return draft.add(
       {.kernel = Kernel::sum_tiles,
        .block = block,
+       .number = 1,
        .curve = CostCurve::forward,
        .cost = cost_of_sum(draft.shape, draft.shape.activation),
        .operands = {reads(Port::terms, draft.embedded), writes(Port::output, draft.output(block)),

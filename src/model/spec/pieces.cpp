@@ -2,6 +2,8 @@
 #include <array>
 #include <cstdint>
 #include <iterator>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -41,6 +43,17 @@ void add_expert(BlockSpec& block, const BlockSpec& next) {
                            block.expert + block.pieces - 1);
 }
 
+/// Ends the name of a block of tiles, after the name of the first one.
+constexpr std::string_view kPerPlace = " per place";
+
+/// Returns the name of the tile that is `distance` tiles after the first one of a block of tiles.
+std::string name_of_piece(std::string_view block, std::uint64_t distance) {
+  const std::string_view first = block.substr(0, block.size() - kPerPlace.size());
+  const std::size_t number = first.rfind(' ') + 1;
+  return fmt::format("{}{}", first.substr(0, number),
+                     std::stoull(std::string(first.substr(number))) + distance);
+}
+
 bool is_tile(const BlockSpec& block) {
   return block.part == LayerPart::attention || block.part == LayerPart::mlp;
 }
@@ -73,7 +86,7 @@ std::vector<BlockSpec> join_tiles(std::vector<BlockSpec> tiles, std::uint64_t pl
   std::vector<BlockSpec> joined;
   for (std::size_t i = 0; i < per_place; ++i) {
     BlockSpec block = tiles[i];
-    block.name += " per place";
+    block.name += kPerPlace;
     block.number_step = per_place;
     for (std::size_t next = i + per_place; next < tiles.size(); next += per_place) {
       add_piece(block, tiles[next]);
@@ -127,7 +140,11 @@ BlockSpec piece_of(const BlockSpec& block, std::uint64_t piece) {
     one.parameters += tensor.size;
     one.tensors.push_back(std::move(tensor));
   }
-  if (block.part != LayerPart::expert) return one;
+  if (block.part != LayerPart::expert) {
+    one.name = name_of_piece(block.name, piece * block.number_step);
+    one.number_step = 1;
+    return one;
+  }
   one.name = fmt::format("layer {} expert {}", block.layer, block.expert + piece);
   one.expert += piece;
   for (const auto sum : kExpertSums) one.*sum /= block.pieces;

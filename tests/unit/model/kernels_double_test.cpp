@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -314,8 +315,10 @@ TEST(DoubleKernels, SoftmaxIgnoresKeysOutsideTheWindow) {
 RowSum<double> sum_of(const Values& logits, std::size_t target, std::size_t part) {
   RowSum<double> sum;
   for (std::size_t at = 0; at < logits.size(); at += part) {
+    RowSum<double> own;
     in_double::sum_logits(logits.data() + at, std::min(part, logits.size() - at), target - at,
-                          &sum);
+                          &own);
+    sum = merged(sum, own);
   }
   return sum;
 }
@@ -343,6 +346,53 @@ TEST(DoubleKernels, CrossEntropysGradientIsItsDerivativeTimesTheScale) {
       }
       expect_gradient(loss, logits, in_place, "logits", size / 100 + 1);
     }
+  }
+}
+
+TEST(DoubleKernels, PartsOfARowCountAsTheirLogitsDo) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const auto loss = [](const Values& logits, std::size_t part) {
+    const RowSum<double> row = sum_of(logits, 3, part);
+    return std::log(row.total) + row.largest - row.wanted;
+  };
+  // A part of which all logits are -infinity counts as nothing, wherever it is.
+  const Values rest = {1.0, -2.0, 0.5, 3.0};
+  for (const std::size_t at : {std::size_t{0}, std::size_t{4}}) {
+    Values logits = rest;
+    logits.insert(logits.begin() + static_cast<std::ptrdiff_t>(at), 4, -kInfinity);
+    const RowSum<double> row = sum_of(logits, 3, 4);
+    const RowSum<double> expected = sum_of(rest, 3, 4);
+    EXPECT_EQ(row.total, expected.total);
+    EXPECT_EQ(row.largest, expected.largest);
+  }
+  EXPECT_TRUE(std::isnan(loss(Values(8, -kInfinity), 4)));
+  // A logit that is NaN or infinite makes the loss NaN, wherever it is.
+  for (const double wrong : {kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
+    for (const std::size_t at : {1U, 3U, 6U}) {
+      Values logits = {1.0, -2.0, 0.5, 3.0, 2.0, -1.0, 0.0, 4.0};
+      logits[at] = wrong;
+      EXPECT_TRUE(std::isnan(loss(logits, 4))) << wrong << " at " << at;
+    }
+  }
+}
+
+TEST(DoubleKernels, SumsOfTilesAreMergedInTheirOrder) {
+  // Two places with two tiles of three rows each, and a gap between the places.
+  constexpr std::size_t kRows = 3;
+  constexpr std::size_t kStep = 8;
+  std::vector<RowSum<float>> sums(2 * kStep);
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    const auto value = static_cast<float>(i * i % 7);
+    sums[i] = {value, i < kRows ? value : std::numeric_limits<float>::quiet_NaN(), 1.1 + value};
+  }
+  const RowSumsOfTiles tiles = {sums.data(), 2, 2, kRows, kStep};
+  for (std::size_t row = 0; row < kRows; ++row) {
+    RowSum<float> expected;
+    for (const std::size_t at : {0U, 3U, 8U, 11U}) expected = merged(expected, sums[at + row]);
+    const RowSum<float> found = tiles.merged_row(row);
+    EXPECT_EQ(found.total, expected.total);
+    EXPECT_EQ(found.largest, expected.largest);
+    EXPECT_EQ(found.wanted, sums[row].wanted);
   }
 }
 

@@ -135,7 +135,10 @@ __global__ void __launch_bounds__(kEntropyThreads)
   __shared__ double sum_of[kWarps];
   const float* const row = tile.logits + blockIdx.x * tile.stride;
   const std::int32_t target = targets[blockIdx.x];
-  if (target < 0) return;
+  if (target < 0) {
+    if (first && threadIdx.x == 0) sums[blockIdx.x] = {};
+    return;
+  }
   const auto width = static_cast<unsigned>(tile.width);
   PartialSum partial;
   for (unsigned chunk = 0; chunk < width; chunk += kChunk) {
@@ -143,17 +146,18 @@ __global__ void __launch_bounds__(kEntropyThreads)
     load_chunk(row, chunk, width, x);
     for (unsigned i = 0; i < kPieces; ++i) partial.add(x[i]);
   }
-  RowSum<float> sum = {-FLT_MAX, NAN, 0.0};
-  if (!first) sum = sums[blockIdx.x];
-  const float here = block_max(partial.largest, largest_of);
-  const float largest = sum.largest > here ? sum.largest : here;
-  const float own = partial.sum * exponential(partial.largest, largest);
-  const double total = block_sum(static_cast<double>(own), sum_of);
+  const float largest = block_max(partial.largest, largest_of);
+  const float part = partial.sum * exponential(partial.largest, largest);
+  const double total = block_sum(static_cast<double>(part), sum_of);
   if (threadIdx.x != 0) return;
-  const double before =
-      sum.total * ::exp(static_cast<double>(sum.largest) - static_cast<double>(largest));
   const unsigned column = column_of(tile, target);
-  sums[blockIdx.x] = {largest, column < width ? row[column] : sum.wanted, before + total};
+  const RowSum<float> own = {largest, column < width ? row[column] : NAN, total};
+  sums[blockIdx.x] = first ? own : merged(sums[blockIdx.x], own);
+}
+
+__global__ void merge_sums(RowSumsOfTiles tiles, RowSum<float>* sums) {
+  const std::size_t row = std::size_t{blockIdx.x} * kEntropyThreads + threadIdx.x;
+  if (row < tiles.rows) sums[row] = tiles.merged_row(row);
 }
 
 /// There is one block per row.
@@ -234,6 +238,13 @@ cudaError_t sum_logits(cudaStream_t stream, const LogitTile& tile, const std::in
   return device::launch(
       {.stream = stream, .blocks = static_cast<unsigned>(tile.rows), .threads = kEntropyThreads},
       &add_to_sums, tile, targets, first, sums);
+}
+
+cudaError_t merge_row_sums(cudaStream_t stream, const RowSumsOfTiles& tiles, RowSum<float>* sums) {
+  if (tiles.rows == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>((tiles.rows + kEntropyThreads - 1) / kEntropyThreads);
+  return device::launch({.stream = stream, .blocks = blocks, .threads = kEntropyThreads},
+                        &merge_sums, tiles, sums);
 }
 
 template <class T>

@@ -440,7 +440,14 @@ TYPED_TEST(Tokens, LogitsOfAnySizeHaveAFiniteLossAndOthersNone) {
   }
   logits[3] = -std::numeric_limits<float>::infinity();
   const auto loss_of = [&](std::int32_t target, float scale) {
-    return entropy<TypeParam>(logits, kVocabulary, kVocabulary, {target}, scale).losses[0];
+    // In tiles, too.
+    const auto losses = [&](std::size_t tile) {
+      return entropy<TypeParam>(logits, kVocabulary, kVocabulary, {target}, scale, tile).losses;
+    };
+    const double loss = losses(0)[0];
+    EXPECT_EQ(std::isnan(losses(100)[0]), std::isnan(loss)) << target;
+    EXPECT_EQ(std::isinf(losses(100)[0]), std::isinf(loss)) << target;
+    return loss;
   };
   EXPECT_EQ(loss_of(699, 1.0F), 0.0);
   EXPECT_NEAR(loss_of(0, 1.0F), 6.291e38, 1e33);
