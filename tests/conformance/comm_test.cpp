@@ -313,8 +313,7 @@ Content expected_ordered_sum(const OrderedSum& sum, const Content& first,
 
 void expect_ordered_sum(const Lane& lane, const OrderedSum& sum, bool has_first) {
   const std::uint32_t world = World::ranks().world();
-  const Content first =
-      has_first ? content_of(99, sum.bytes(), sum.type, sum.terms) : Content();
+  const Content first = has_first ? content_of(99, sum.bytes(), sum.type, sum.terms) : Content();
   std::vector<Content> terms;
   for (std::uint32_t rank = 0; rank < world; ++rank) {
     terms.push_back(content_of(rank, sum.bytes_of_terms(), sum.term_type, sum.terms));
@@ -343,9 +342,10 @@ void expect_ordered_sum(const Lane& lane, const OrderedSum& sum, bool has_first)
     const float got = element(found, at, sum.type);
     const float wanted = element(expected, at, sum.type);
     if (std::isnan(wanted) && std::isnan(got)) continue;
-    const bool same = std::equal(found.begin() + static_cast<std::ptrdiff_t>(at),
-                                 found.begin() + static_cast<std::ptrdiff_t>(at + size_of(sum.type)),
-                                 expected.begin() + static_cast<std::ptrdiff_t>(at));
+    const bool same =
+        std::equal(found.begin() + static_cast<std::ptrdiff_t>(at),
+                   found.begin() + static_cast<std::ptrdiff_t>(at + size_of(sum.type)),
+                   expected.begin() + static_cast<std::ptrdiff_t>(at));
     if (same) continue;
     ADD_FAILURE() << about << ": element " << e << " is " << got << ", not " << wanted;
     break;
@@ -361,10 +361,8 @@ TEST_F(Comm, SumsOfTermsAddThemInTheOrderOfMembersAndNumbers) {
     for (const std::uint32_t terms : {1U, 2U}) {
       for (const DType type : {DType::bf16, DType::f32}) {
         for (const bool descending : {false, true}) {
-          const OrderedSum sum = {.elements = elements,
-                                  .terms = terms,
-                                  .type = type,
-                                  .descending = descending};
+          const OrderedSum sum = {
+              .elements = elements, .terms = terms, .type = type, .descending = descending};
           expect_ordered_sum(lane, sum, !descending);
           if (terms == 2) continue;
           expect_ordered_sum(lane, {.elements = elements, .term_type = type, .type = type}, false);

@@ -215,7 +215,7 @@ TEST(RanksTensor, AResumeMayHaveOtherRanksPerLayer) {
 
   test::PairedRanks pair(all);
   Engine two = engine_of("two", 2, &pair);
-  resume(two, checkpoint::checkpoint_folder(run / "alone-0", 2), &pair);
+  resume(two, train::checkpoint_folder(run / "alone-0", 2), &pair);
   EXPECT_EQ(two.snapshot().hash(), second_states);
   EXPECT_EQ(step(two, 3), third_loss);
   all.barrier();

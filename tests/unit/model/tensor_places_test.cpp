@@ -82,8 +82,7 @@ TEST(TensorPlaces, HaveConsecutiveTiles) {
         const VocabularyTile tile = own.tile(t);
         EXPECT_EQ(tile.first, tokens);
         tokens += tile.rows;
-        const std::string& matrix =
-            config.tie_embeddings ? own.outer.tokens : own.outer.output;
+        const std::string& matrix = config.tie_embeddings ? own.outer.tokens : own.outer.output;
         EXPECT_EQ(own.blocks[tile.block].tensor(matrix).first_row, tile.first);
         EXPECT_EQ(own.blocks[tile.block].tensor(matrix).shape.front(), tile.rows);
       }
