@@ -175,6 +175,7 @@ class ComputeBy final : public Compute {
     set(Kernel::head_scan, &ComputeBy::head_scan);
     set(Kernel::head_differentiate, &ComputeBy::head_differentiate);
     set(Kernel::head_end, &ComputeBy::head_end);
+    set(Kernel::head_merge, &ComputeBy::head_merge);
     return table;
   }
 
@@ -232,14 +233,15 @@ class ComputeBy final : public Compute {
     const T* const in = as<T>(args[Port::input]);
     const float* const sums = as<float>(args[Port::partial_sums]);
     T* const dy = as<T>(args[Port::activation_gradient]);
-    enqueue(stream, [=, this] { tile_sums_.norm_backward(own, in, sums, dy, dy); });
+    const T* const given = as<const T>(args[Port::normed_gradient]);
+    enqueue(stream, [=, this] { tile_sums_.norm_backward(own, in, given, sums, dy, dy); });
   }
 
   void tile(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     const BlockWeights<T> about = views_.weights_of_layer(pass, args);
     const LayerSequences sequences = views_.sequences_of(args);
     const T* const normed = as<T>(args[Port::normed]);
-    float* const sums = as<float>(args[Port::partial_sums]);
+    float* const sums = tile_sums_.part_of(as<float>(args[Port::partial_sums]), pass.number);
     enqueue(stream, [=, this] {
       tile_sums_.add_part(
           sums, false, [&](float* part) { layer_->forward_tile(about, sequences, normed, part); });
@@ -251,7 +253,7 @@ class ComputeBy final : public Compute {
     const LayerSequences sequences = views_.sequences_of(args);
     const T* const normed = as<T>(args[Port::normed]);
     const T* const dy = as<T>(args[Port::activation_gradient]);
-    float* const sums = as<float>(args[Port::partial_sums]);
+    float* const sums = tile_sums_.part_of(as<float>(args[Port::partial_sums]), pass.number);
     const bool begins = begins_backward(pass.block);
     enqueue(stream, [=, this] {
       tile_sums_.add_part(sums, begins, [&](float* part) {
@@ -354,6 +356,9 @@ class ComputeBy final : public Compute {
   void head_end(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     enqueue(stream, head_kernels_.end(pass, args));
   }
+  void head_merge(device::Stream& stream, const Pass& /*pass*/, const PassArguments& args) {
+    enqueue(stream, head_kernels_.merge(args));
+  }
 
   static std::size_t code_blocks(Bytes weights, Bytes codes) {
     const Elems elements = weights / sizeof(T);
@@ -413,8 +418,13 @@ class ComputeBy final : public Compute {
       const bool wanted = tensor != nullptr && (std::is_const_v<U> || !tensor->frozen);
       return wanted ? values + tensor->offset : nullptr;
     };
-    return {at(&tokens),      at(positions),        token_scale_,
-            tokens.first_row, tokens.shape.front(), model_.config.vocabulary_tiles > 1};
+    return {.tokens = at(&tokens),
+            .positions = at(positions),
+            .scale = token_scale_,
+            .first = tokens.first_row,
+            .size = tokens.shape.front(),
+            .tile = model_.config.vocabulary_tiles > 1,
+            .begins = model_.split.tensor > 1 && block == 0};
   }
   /// Lays out the workspace from `base` on (null: only counts) and returns its size. Layers, the
   /// head, packing and embeddings share memory, except for the lasting memory of layers.
@@ -444,7 +454,7 @@ class ComputeBy final : public Compute {
   Ops ops_;
   TileSums<Ops> tile_sums_;
   Head<Ops> head_;
-  HeadKernels<Ops> head_kernels_{model_, shape_, ops_, head_};
+  HeadKernels<Ops> head_kernels_{model_, shape_, ops_, head_, tile_sums_};
   Experts<Ops> experts_;
   std::unique_ptr<Layer<Ops>> layer_;
   float token_scale_ = 1.0F;  ///< a value of the training type

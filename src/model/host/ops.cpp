@@ -135,6 +135,7 @@ void embed(const RowKernels<T>& kernels, const Embedding<const T>& tables, const
       const std::size_t at = row_of(tables, ids, i);
       const bool here = at < tables.size;
       T* const out = outputs + i * width;
+      if (!here && tables.begins) std::fill_n(out, width, from_float<T>(-0.0F));
       const T* const row = here ? tables.tokens + at * width : out;
       if (tables.positions != nullptr) {
         kernels.add(row, tables.positions + position_of(ids, i, length) * width, out, width);
