@@ -165,15 +165,29 @@ class Folder(RunTest):
                     out = f"out{cut}-{bf16}"
                     self.run_well("export", "run", "--out", out)
                     self.assertEqual(read_folder(self.path / out), tensors)
-        llama = {"family": "llama", "vocab_size": 131, "hidden_size": 64, "num_layers": 2,
-                 "num_heads": 4, "num_kv_heads": 2, "intermediate_size": 136}
-        made = []
-        for cut in (1, 3):
-            done = self.saving("--out", f"made{cut}", model={**llama, "layer_tiles": cut,
-                                                             "vocabulary_tiles": cut})
-            self.assertEqual(done.returncode, 0, done.stderr)
-            made.append((self.path / f"made{cut}/weights/model.safetensors").read_bytes())
-        self.assertEqual(made[0], made[1])
+
+    def test_tiles_of_all_families_are_whole_tensors_in_files(self):
+        """Saved by a run in tiles, and imported and exported by another."""
+        shape = {"vocab_size": 131, "hidden_size": 64, "num_layers": 2, "num_heads": 4,
+                 "intermediate_size": 136}
+        families = {"llama": {"num_kv_heads": 2}, "gpt2": {"max_sequence": 48},
+                    "phi3": {"num_kv_heads": 2}, "gpt_neox": {"use_parallel_residual": False}}
+        for family, keys in families.items():
+            with self.subTest(family):
+                made = []
+                for cut in (1, 3):
+                    model = {"family": family, **shape, **keys, "layer_tiles": cut,
+                             "vocabulary_tiles": cut}
+                    done = self.saving("--out", f"{family}{cut}", model=model)
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    made.append((self.path / f"{family}{cut}/weights/model.safetensors").read_bytes())
+                self.assertTrue(made[0] == made[1])
+                model = {"path": f"{family}1/weights", "layer_tiles": 2}
+                done = self.saving("--overwrite", model=model)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.run_well("export", "run", "--out", f"out-{family}", "--dtype", "fp32")
+                self.assertTrue(read_folder(self.path / f"out-{family}") ==
+                                read_folder(self.path / f"{family}1/weights"))
 
     def few_tokens(self, vocabulary):
         path = self.path / "few.bin"

@@ -109,8 +109,14 @@ class Family {
   [[nodiscard]] virtual OuterTensors outer() const = 0;
   /// Returns layer `index`, counted from 0, of a complete config as one block.
   [[nodiscard]] virtual BlockSpec layer(const ModelConfig& config, std::uint64_t index) const = 0;
-  /// Returns whether layers of such models can be cut into tiles.
-  [[nodiscard]] virtual bool cuts_layers(const ModelConfig& /*config*/) const { return false; }
+  /// Returns the reason why layers of such models cannot be cut into tiles, as a sentence about
+  /// "they", the layers; "" if they can be cut.
+  [[nodiscard]] virtual std::string obstacle_to_tiles(const ModelConfig& /*config*/) const {
+    return "the family does not describe their tiles";
+  }
+  [[nodiscard]] bool cuts_layers(const ModelConfig& config) const {
+    return obstacle_to_tiles(config).empty();
+  }
   /// Returns the blocks of layer `index` of a complete config with layer_tiles above 1: two norms,
   /// each followed by its tiles (see Architecture). Called only if cuts_layers().
   [[nodiscard]] virtual std::vector<BlockSpec> layer_tiles(const ModelConfig& /*config*/,

@@ -164,8 +164,10 @@ typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const ModelConfig& con
   };
   const auto linears = [&](const std::vector<std::string>& names) {
     std::vector<LinearAt> maps;
-    maps.reserve(names.size());
-    for (const std::string& name : names) maps.push_back(linear(name));
+    for (const std::string& name : names) {
+      if (is_elsewhere(name)) continue;
+      for (const LinearAt& map : find_ranges(block, name, linear(name))) maps.push_back(map);
+    }
     return maps;
   };
   const TensorSpec* const sinks = spec.sinks.empty() ? nullptr : block.find(spec.sinks);

@@ -50,11 +50,9 @@ void complete_layer_tiles(ModelConfig& c, const Family& described, std::uint64_t
   }
   if (c.layer_tiles == 1) return;
   if (!cuts) {
-    refuse("layer_tiles",
-           fmt::format("layers of this {} model cannot be cut (this needs a norm before attention "
-                       "and one before the MLP, no other norm, separate maps for queries, keys, "
-                       "values, gate and up, and no bias after the last maps); set it to 1",
-                       c.family));
+    refuse("layer_tiles", fmt::format("layers of this {} model cannot be cut into tiles, because "
+                                      "{}; set it to 1",
+                                      c.family, described.obstacle_to_tiles(c)));
   }
   const std::uint64_t most = steps_of(c.intermediate_size);
   if (c.layer_tiles <= most) return;
