@@ -9,7 +9,7 @@ optimizer, ranks. It then makes these runs:
 
 1. the reference, with all data on the device and one operation at a time;
 2. the crossing, with other tiers, buffers, sub-groups, order of operations, speculative updates, stage,
-   devices and threads, and with checkpoints;
+   devices, threads and ranks that share layers, and with checkpoints;
 3. a resume of one of its checkpoints in another directory, again with other choices.
 
 Every checkpoint is verified; losses, gradient norms and evaluations, and the hash of weights and states
@@ -189,6 +189,17 @@ def draw_placement(dice, config, ranks, checkpoints=True):
     return made
 
 
+def draw_tensor_places(dice, config, ranks_allowed):
+    """The number of ranks that share each layer, which must not change a bit either."""
+    model, ballast = config["model"], config["ballast"]
+    if not ranks_allowed or model["family"] in EXPERTS or ballast.get("train") == "adapters" or \
+            ballast.get("quantized_base", "none") != "none" or config.get("sequence_parallel_size"):
+        return 1
+    heads = model.get("num_kv_heads", model["num_heads"])
+    counts = (heads, model.get("layer_tiles", 1), model["vocabulary_tiles"])
+    return dice.choice([n for n in (1, 2, 2) if all(count % n == 0 for count in counts)])
+
+
 def packed(dtype, form, values):
     """A list as a tensor for write_file."""
     return dtype, [len(values)], struct.pack(f"<{len(values)}{form}", *values)
@@ -296,7 +307,10 @@ class Crossing:
 
     def _crossed(self, config, ranks, out, *arguments):
         """Trains with another placement."""
-        self._expect(self._train(out, ranks, draw_placement(self._dice, config, ranks), *arguments))
+        placement = draw_placement(self._dice, config, ranks)
+        places = draw_tensor_places(self._dice, config, self._mpirun is not None)
+        placement["tensor_parallel.autotp_size"] = places
+        self._expect(self._train(out, ranks * places, placement, *arguments))
 
     def check(self, ranks_allowed):
         """Raises Mismatch if anything differs."""
