@@ -135,6 +135,7 @@ class Interpreter {
       case Action::pass:
         return move(op);
       case Action::gather:
+        if (op.group == RankGroup::tensor) return gather_parts(op);
         return op.payload == Payload::value ? gather_counts(op) : gather_weights(op);
       case Action::reduce:
         return reduce(op);
@@ -410,6 +411,22 @@ class Interpreter {
       if (!fits) complain(op, "has no room for the codes of all ranks");
     }
     put(op, {target, 0, rank_.padded_weights(op.block)}, current);
+  }
+
+  /// Completes an input from the parts of all tensor places. This rank has the first.
+  void gather_parts(const Operation& op) {
+    const Use target = take(op, Role::target, true);
+    const Bytes part = op.bytes / (problem_.tensor - 1);
+    const auto pieces = memory_.read(target.buffer, 0, part);
+    if (pieces.empty() || pieces.front().begin > 0 || !belongs(op, pieces.front().content)) {
+      return complain(op, "gathers something else");
+    }
+    const Content content = pieces.front().content;
+    const Bytes whole = size_of(content.number);
+    if (part != round_up((whole + problem_.tensor - 1) / problem_.tensor, kPage)) {
+      complain(op, "gathers parts of another size");
+    }
+    put(op, {target.buffer, 0, whole}, content);
   }
 
   void gather_counts(const Operation& op) {

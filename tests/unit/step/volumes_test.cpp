@@ -246,7 +246,11 @@ class Counter {
         value.waits == model::Waits::kept_attention && at(value.owner).kept == Kept::attention;
     if (value.waits != model::Waits::placed && !kept) return;
     if (at(value.owner).activations == Tier::device) return;
-    const Bytes bytes = program_.bytes_of(value);
+    Bytes bytes = program_.bytes_of(value);
+    if (problem_.partitions_activations && value.waits == model::Waits::placed) {
+      bytes = round_up((bytes + problem_.tensor - 1) / problem_.tensor, kPage);
+      count(Lane::gather, micro_batches * (problem_.tensor - 1) * bytes);
+    }
     count(Lane::offload, micro_batches * bytes);
     count(Lane::upload, micro_batches * bytes);
     if (at(value.owner).activations != Tier::nvme) return;
