@@ -77,14 +77,19 @@ void describe_run(const Forecast& forecast, Lines& lines) {
   if (problem.devices > 1) {
     add(lines, "devices",
         fmt::format("{}{}; each has every {} layer", problem.devices,
-                    problem.sharers > 1 ? " of each rank" : "",
+                    blueprint.mesh.ranks() > 1 ? " of each rank" : "",
                     problem.devices == 2   ? "2nd"
                     : problem.devices == 3 ? "3rd"
                                            : fmt::format("{}th", problem.devices)));
   }
   std::string ranks;
-  if (problem.sharers > 1)
+  if (problem.tensor > 1) {
+    ranks =
+        fmt::format(" x {} group{} of {} ranks that share each layer (stage {})", problem.sharers,
+                    problem.sharers == 1 ? "" : "s", problem.tensor, problem.stage);
+  } else if (problem.sharers > 1) {
     ranks = fmt::format(" x {} ranks (stage {})", problem.sharers, problem.stage);
+  }
   if (const auto parts = blueprint.shape.parts; parts > 1)
     ranks += fmt::format(", {} share each sequence,", parts);
   add(lines, "batch",
@@ -95,7 +100,8 @@ void describe_run(const Forecast& forecast, Lines& lines) {
     lines.push_back("  " + line);
   }
   describe_buffers(blueprint, lines);
-  lines.push_back(problem.sharers > 1 ? "memory of each rank (peak)" : "memory (peak)");
+  const bool several = blueprint.mesh.ranks() > 1;
+  lines.push_back(several ? "memory of each rank (peak)" : "memory (peak)");
   for (const std::string& row : blueprint.ledger.table(blueprint.budgets)) {
     lines.push_back("  " + row);
   }
