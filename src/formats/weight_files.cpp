@@ -18,6 +18,7 @@
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
+#include "src/config/stored_names.h"
 #include "src/formats/bitsandbytes.h"
 #include "src/formats/mxfp4.h"
 #include "src/formats/safetensors_header.h"
@@ -119,6 +120,7 @@ WeightFiles::WeightFiles(const fs::path& path) : path_(path) {
     add_places();
   }
   pair_codes();
+  index_names();
 }
 
 namespace {
@@ -226,12 +228,26 @@ void WeightFiles::open_index() {
   }
 }
 
-const WeightPlace* WeightFiles::find(const std::string& name) const {
-  auto found = found_.find(name);
-  if (const auto dot = name.find('.'); found == found_.end() && dot != std::string::npos) {
-    found = found_.find(name.substr(dot + 1));
+/// Indexes the tensors of a text model inside another model.
+void WeightFiles::index_names() {
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    const std::string& stored = places_[i].tensor->name;
+    std::string name = config::name_in_text_model(stored);
+    if (name != stored) in_text_model_.emplace(std::move(name), i);
   }
-  return found == found_.end() ? nullptr : &places_[found->second];
+}
+
+const WeightPlace* WeightFiles::find(const std::string& name) const {
+  const auto found = found_.find(name);
+  if (found != found_.end()) return &places_[found->second];
+  if (!in_text_model_.empty()) {
+    const auto inside = in_text_model_.find(config::name_in_text_model(name));
+    if (inside != in_text_model_.end()) return &places_[inside->second];
+  }
+  const auto dot = name.find('.');
+  if (dot == std::string::npos) return nullptr;
+  const auto inner = found_.find(name.substr(dot + 1));
+  return inner == found_.end() ? nullptr : &places_[inner->second];
 }
 
 Bytes WeightFiles::bytes() const {

@@ -53,7 +53,7 @@ inline Bytes waiting_bytes(const Problem& problem, const model::StepValue& value
   if (!is_partitioned(problem, value)) return whole;
   return round_up((whole + problem.tensor - 1) / problem.tensor, kPage);
 }
-/// The same on NVMe, in whole pages.
+/// Returns the bytes that it takes on NVMe, in whole pages.
 inline Bytes swapped_bytes(const Problem& problem, const model::StepValue& value) {
   return round_up(waiting_bytes(problem, value), kPage);
 }

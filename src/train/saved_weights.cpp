@@ -17,7 +17,10 @@
 #include "ballast/model/family.h"
 #include "ballast/text/json.h"
 
+#include "src/config/stored_names.h"
 #include "src/formats/adapter_files.h"
+#include "src/formats/copied_tensors.h"
+#include "src/formats/passing_tensors.h"
 
 namespace ballast::train {
 namespace {
@@ -32,6 +35,42 @@ bool is_saved(const model::Architecture& model, const model::TensorSpec& tensor)
 Bytes size_of_weights(const model::Architecture& model) {
   return (model.adapters ? model.trained_parameters() : model.parameters()) * sizeof(float);
 }
+
+/// The files that the run imports: the names of the model's tensors in them, and the tensors that
+/// pass through. Adapters are separate from these files.
+class ImportedFiles {
+ public:
+  ImportedFiles(const config::Config& config, const model::Architecture& model) {
+    if (config.initial_weights.empty() || model.adapters) return;
+    files_.emplace(config.initial_weights);
+    for (const formats::WeightPlace* const place : formats::passing_tensors(*files_)) {
+      passing_.push_back(formats::copy_of(*files_, *place, {}));
+    }
+  }
+
+  /// The text model of a model of text and images keeps its names.
+  [[nodiscard]] std::string name_of(const std::string& name) const {
+    const formats::WeightPlace* const place = files_ ? files_->find(name) : nullptr;
+    const bool inside = place != nullptr && config::name_in_text_model(place->tensor->name) == name;
+    return inside ? place->tensor->name : name;
+  }
+  /// Tensors that are copied, in file order.
+  [[nodiscard]] const std::vector<formats::TensorToStore>& passing() const { return passing_; }
+  [[nodiscard]] Bytes passing_bytes() const {
+    Bytes sum = 0;
+    for (const formats::TensorToStore& tensor : passing_) sum += bytes_of(tensor);
+    return sum;
+  }
+  /// Calls `progress` with the bytes copied.
+  void copy(formats::ModelFolderWriter& writer,
+            const std::function<void(Bytes done)>& progress) const {
+    if (!passing_.empty()) formats::copy_tensors(*files_, nullptr, {passing_}, writer, progress);
+  }
+
+ private:
+  std::optional<formats::WeightFiles> files_;
+  std::vector<formats::TensorToStore> passing_;
+};
 
 /// Returns the Hugging Face folder that `config` imports; empty if it has no config.json.
 std::optional<fs::path> imported_folder(const config::Config& config) {
@@ -117,7 +156,7 @@ std::vector<formats::TensorToStore> adapters_of(const model::Architecture& model
 void check_room_for_weights(const config::Config& config, const model::Architecture& model) {
   std::error_code error;
   const fs::space_info space = fs::space(config.ballast.out, error);
-  const Bytes needed = size_of_weights(model);
+  const Bytes needed = size_of_weights(model) + ImportedFiles(config, model).passing_bytes();
   if (error || space.available >= needed) return;
   throw Error(
       ErrorCategory::io,
@@ -149,6 +188,8 @@ void write_block(formats::ModelFolderWriter& writer, const model::BlockSpec& blo
 void save_weights(engine::Engine& engine, const config::Config& config, bool first,
                   const Progress& progress) {
   const model::Architecture& model = engine.blueprint().model;
+  const ImportedFiles imported(config, model);
+  const Bytes total = size_of_weights(model) + imported.passing_bytes();
   std::optional<formats::ModelFolderWriter> writer;
   if (first) {
     const fs::path folder = config.ballast.out / formats::kRunWeights;
@@ -156,12 +197,15 @@ void save_weights(engine::Engine& engine, const config::Config& config, bool fir
       writer.emplace(folder, std::vector<std::vector<formats::TensorToStore>>{adapters_of(model)},
                      config::kAdapterWeights);
     } else {
-      writer.emplace(folder, formats::split_into_files(tensors_of(model), formats::kShardSize));
+      std::vector<formats::TensorToStore> tensors = tensors_of(model);
+      for (formats::TensorToStore& tensor : tensors) tensor.name = imported.name_of(tensor.name);
+      tensors.insert(tensors.end(), imported.passing().begin(), imported.passing().end());
+      writer.emplace(folder, formats::split_into_files(std::move(tensors), formats::kShardSize));
     }
   }
   Bytes done = 0;
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
-    if (first) progress(done, size_of_weights(model));
+    if (first) progress(done, total);
     const model::BlockSpec& block = model.blocks[b];
     if (model.adapters && block.trained_elements() == 0) continue;
     const std::vector<float> values = engine.snapshot().read_block(b);
@@ -170,11 +214,12 @@ void save_weights(engine::Engine& engine, const config::Config& config, bool fir
       done += tensor.size * sizeof(float);
       if (!writer) continue;
       const std::string name =
-          model.adapters ? formats::AdapterFiles::name_of(tensor) : tensor.name;
+          model.adapters ? formats::AdapterFiles::name_of(tensor) : imported.name_of(tensor.name);
       write(*writer, name, tensor, std::span(values).subspan(tensor.offset, tensor.size));
     }
   }
   if (!writer) return;
+  imported.copy(*writer, [&](Bytes copied) { progress(done + copied, total); });
   describe(*writer, config, model);
   writer->finish();
 }

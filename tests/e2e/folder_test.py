@@ -293,6 +293,66 @@ class Folder(RunTest):
                          {name: copied[name] for name in copied.keys() - decoded.keys()})
         self.assertIn("MXFP4", self.run_well("inspect", str(folder / "model")))
 
+    def eval_loss(self, folder, tokens):
+        out = self.run_well("eval", folder, "--data", tokens, "--sequence-length", "32",
+                            "--set", "bf16.enabled=false", "--set", "ballast.device=host")
+        return float(out.split("loss")[1].split()[0])
+
+    def test_models_of_text_and_images_come_back_byte_for_byte(self):
+        """The text model computes what transformers computes; towers and layers for multi-token
+        prediction pass through."""
+        passing = FIXTURES.parent / "passing"
+        shutil.copyfile(passing / "tokens.u16", self.path / "one.bin")
+        for name, loss in json.loads((passing / "losses.json").read_text()).items():
+            with self.subTest(name):
+                self.assertAlmostEqual(self.eval_loss(passing / name, "one.bin"), loss, delta=2e-6)
+                done = self.saving("--overwrite", model={"path": str(passing / name)},
+                                   data=self.few_tokens(61))
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.run_well("export", "run", "--out", name)
+                stored = {}
+                for file in (passing / name).glob("*.safetensors"):
+                    stored.update(read_file(file, aligned=False))
+                self.assertEqual(read_folder(self.path / name), stored)
+                files = {file.name for file in (passing / name).iterdir()
+                         if file.suffix == ".json" and file.name != INDEX}
+                self.assertEqual({file.name for file in (self.path / name).iterdir()},
+                                 files | {"model.safetensors"})
+                for file in files:
+                    self.assertEqual((self.path / name / file).read_bytes(),
+                                     (passing / name / file).read_bytes(), file)
+
+    def test_what_passes_through_is_shown_and_merged(self):
+        folder = FIXTURES.parent / "passing/qwen3_vl"
+        stored = {}
+        for file in folder.glob("*.safetensors"):
+            stored.update(read_file(file, aligned=False))
+        ballast = {**TINY["ballast"], "steps": 2, "save_weights": True, "train": "adapters",
+                   "adapters": {"targets": "all-linear", "rank": 2}}
+        done = self.saving(model={"path": str(folder)}, data=self.few_tokens(61), ballast=ballast,
+                           optimizer={"type": "AdamW", "params": {"lr": 0.1, "weight_decay": 0}})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.run_well("export", "run", "--out", "merged", "--merged")
+        merged = read_folder(self.path / "merged")
+        self.assertEqual(merged.keys(), stored.keys())
+        changed = {name for name in merged if merged[name] != stored[name]}
+        self.assertEqual(len(changed), 2 * 7)
+        self.assertTrue(all(name.startswith("model.language_model.layers.") for name in changed))
+        shares = {share["share"]: share for share in
+                  json.loads(self.run_well("inspect", folder, "--json"))["shares"]}
+        self.assertEqual(shares["MTP layers (passing through)"],
+                         {"share": "MTP layers (passing through)", "tensors": 4, "elements": 56,
+                          "bytes": 109})
+        self.assertEqual(sum(share["tensors"] for share in shares.values()), len(stored))
+        self.assertIn("text model: 25 tensors", self.run_well("inspect", folder))
+        rates = next((FIXTURES.parent.parent.parent / "configs/rates").glob("*.json"))
+        plan = json.loads(self.run_well("plan", "config.json", "--rates", rates, "--json"))
+        self.assertEqual(plan["passing"][0], {"part": "MTP layers", "parameters": 56, "bytes": 109})
+        self.assertEqual(plan["trained_parameters"] + plan["frozen_parameters"], plan["parameters"])
+        self.assertGreater(plan["frozen_bytes"], plan["trained_bytes"])
+        text = self.run_well("plan", "config.json", "--rates", rates)
+        self.assertRegex(text, r"\n  passes through    vision: \S+ \S* ?parameters, \S+ KiB\n")
+
     def test_halves_and_a_single_file_too(self):
         tensors = self.llama("F16", torch_dtype="float16")
         self.assertEqual(self.saving().returncode, 0)

@@ -77,7 +77,7 @@ class Communicator {
   /// `out` = the sum of the terms of all members: `terms` holds this member's, one after the other.
   /// `first` has out's size and is equal on all members, or is empty. Each member adds a part of
   /// the elements, and all gather the rounded parts: with n members, a member receives (n - 1) / n
-  /// of its own terms' size and of out's size. The buffers do not overlap. `scratch`: at least
+  /// of the size of its terms and of out. The buffers do not overlap. `scratch`: at least
   /// sum.scratch(n).
   virtual void sum_terms(device::Stream& stream, const OrderedSum& sum, ConstDeviceBytes terms,
                          ConstDeviceBytes first, DeviceBytes out, DeviceBytes scratch) = 0;

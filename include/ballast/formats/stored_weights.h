@@ -35,6 +35,9 @@ struct QuantizedWeights {
   float mean = 0.0F;   ///< mean to be added to the scales
 };
 
+/// Size of the tensor as it is stored: of a quantised one, its codes and scales.
+Bytes stored_bytes(const WeightPlace& place);
+
 /// Bytes [first, first + out.size()) of a tensor as they are stored, through the page cache. Throws
 /// Error(data) if the file is too short, Error(io).
 void read_stored(const WeightPlace& place, Bytes first, std::span<std::byte> out);

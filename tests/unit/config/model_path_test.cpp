@@ -288,7 +288,7 @@ TEST(ModelPath, RefusesOtherGemmas) {
   refused({{"query_pre_attn_scalar", 0}}, "model.query_pre_attn_scalar (from ");
   refused({{"rope_local_base_freq", 0}}, "model.rope_local_base_freq (from ");
   refused({{"model_type", "gemma3"}},
-          "model_type is \"gemma3\", a model of text and images; give a folder of its text model");
+          "model_type is \"gemma3\", but Ballast supports only gpt2");  // no text_config
   refused({{"model_type", "gemma2"}}, "model_type is \"gemma2\", but Ballast supports only gpt2");
 }
 
