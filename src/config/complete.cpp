@@ -378,6 +378,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   config.sequence_parallel = std::max<std::uint64_t>(config.sequence_parallel, 1);
   config.tensor_parallel = std::max<std::uint64_t>(config.tensor_parallel, 1);
   check_data(config, document);
+  note_partitioned_activations(config);
   check_cuttable(config, document);
   check_tensor_parallel(config, document, world);
   complete_layer_tiles(config, document);

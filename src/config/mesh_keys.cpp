@@ -155,6 +155,13 @@ void refuse_model(const Config& c, const Document& document, std::string_view ke
   document.fail(std::string(kTensor), rule);
 }
 
+void note_partitioned_activations(Config& c) {
+  if (!c.partition_activations || c.tensor_parallel > 1) return;
+  c.ignored.emplace_back(
+      "activation_checkpointing.partition_activations: only ranks that share layers "
+      "(tensor_parallel.autotp_size) have activations in common");
+}
+
 void check_cuttable(const Config& c, const Document& document) {
   if (c.tensor_parallel == 1) return;
   const auto refuse_if = [&](bool refused, std::string_view rule) {

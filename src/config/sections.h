@@ -47,6 +47,8 @@ void check_sequence_parallel(const Config& config, const Document& document, std
 /// why the model has tiles. `rule` is the rule that the value breaks.
 [[noreturn]] void refuse_model(const Config& config, const Document& document, std::string_view key,
                                const std::string& rule);
+/// Notes partition_activations if it has no effect.
+void note_partitioned_activations(Config& config);
 /// Throws Error(config) for settings with which ranks cannot share the tiles of a layer.
 void check_cuttable(const Config& config, const Document& document);
 /// Throws Error(config) unless `ranks` ranks (0: unknown) can share heads. The numbers of tiles are

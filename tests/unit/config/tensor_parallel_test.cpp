@@ -97,6 +97,16 @@ TEST(ConfigTensorParallel, IsRefusedForLayersThatAreNotCut) {
   refused(shared_by(2, {"sequence_parallel_size=2"}), "cannot share layers, too");
 }
 
+TEST(ConfigTensorParallel, PartitionsActivationsOfRanksThatShareLayers) {
+  const std::string key = "activation_checkpointing.partition_activations";
+  EXPECT_FALSE(parse_text(kMinimal).partition_activations);
+  const Config shared = parse_text(kMinimal, shared_by(2, {key + "=true"}), 2);
+  EXPECT_TRUE(parse_text(print(shared), {}, 2).partition_activations);
+  EXPECT_TRUE(ignored_paths(shared).empty());
+  EXPECT_EQ(ignored_paths(parse_text(kMinimal, {key + "=true"})), std::vector<std::string>{key});
+  EXPECT_EQ(role_of(key), KeyRole::free);
+}
+
 TEST(ConfigTensorParallel, OtherKeysOfTheSectionAreKnown) {
   const Config c = parse_text(with(
       R"("tensor_parallel": {"autotp_size": 1, "tp_overlap_comm": true, "preset_model": "llama",
