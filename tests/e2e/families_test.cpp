@@ -267,7 +267,7 @@ TEST_P(FamiliesInTiles, TenStepsAreThoseOfTransformers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FamiliesInTiles,
-                         testing::Values("qwen2", "phi3", "gpt_neox_sequential"),
+                         testing::Values("qwen2", "qwen3", "phi3", "gpt_neox_sequential"),
                          [](const auto& family) { return std::string(family.param); });
 
 INSTANTIATE_TEST_SUITE_P(All, Families,

@@ -110,12 +110,13 @@ class Family {
   /// Returns layer `index`, counted from 0, of a complete config as one block.
   [[nodiscard]] virtual BlockSpec layer(const ModelConfig& config, std::uint64_t index) const = 0;
   /// Returns the reason why layers of such models cannot be cut into tiles, as a sentence about
-  /// "they", the layers; "" if they can be cut.
-  [[nodiscard]] virtual std::string obstacle_to_tiles(const ModelConfig& /*config*/) const {
+  /// "they", the layers; "" if they can be cut. `places`: tensor places that share the tiles.
+  [[nodiscard]] virtual std::string obstacle_to_tiles(const ModelConfig& /*config*/,
+                                                      std::uint64_t /*places*/) const {
     return "the family does not describe their tiles";
   }
-  [[nodiscard]] bool cuts_layers(const ModelConfig& config) const {
-    return obstacle_to_tiles(config).empty();
+  [[nodiscard]] bool cuts_layers(const ModelConfig& config, std::uint64_t places = 1) const {
+    return obstacle_to_tiles(config, places).empty();
   }
   /// Returns the blocks of layer `index` of a complete config with layer_tiles above 1: two norms,
   /// each followed by its tiles (see Architecture). Called only if cuts_layers().

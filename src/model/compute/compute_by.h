@@ -47,7 +47,11 @@ class ComputeBy final : public Compute {
       token_scale_ = rounded(std::sqrt(static_cast<double>(model_.config.hidden_size)));
     }
     sizes_.rows = std::max<Bytes>({head_.rows_bytes(), experts_.rows_bytes(),
-                                   model_.config.layer_tiles > 1 ? activation_bytes() : 0});
+                                   model_.config.layer_tiles > 1 ? activation_bytes() : 0,
+                                   layer_->head_norms().rows() * sizeof(T)});
+    sizes_.sums =
+        std::max<Bytes>(shape_.tokens() * model_.config.hidden_size, layer_->head_norms().sums()) *
+        sizeof(float);
     sizes_.experts = experts_.experts();
     sizes_.router_totals = experts_.empty() ? 0 : RouterTotals::values(sizes_.experts);
     sizes_.attention = sizes_.intermediates = std::vector<Bytes>(model_.blocks.size());
@@ -223,8 +227,9 @@ class ComputeBy final : public Compute {
     const T* const in = as<T>(args[Port::input]);
     T* const normed = as<T>(args[Port::normed]);
     const auto sums = view_as<float>(args[Port::partial_sums]);
-    enqueue(stream, [=, this] {
+    enqueue(stream, [=, this, block = pass.block, all = weights_of<T>(args)] {
       ops_.norm(own, in, normed, shape_.tokens());
+      if (has_head_norms(block)) layer_->append_head_norms(of_layer(block, all), normed);
       if (!sums.empty()) ops_.widen(in, sums.raw(), shape_.tokens() * model_.config.hidden_size);
     });
   }
@@ -234,7 +239,10 @@ class ComputeBy final : public Compute {
     const float* const sums = as<float>(args[Port::partial_sums]);
     T* const dy = as<T>(args[Port::activation_gradient]);
     const T* const given = as<const T>(args[Port::normed_gradient]);
-    enqueue(stream, [=, this] { tile_sums_.norm_backward(own, in, given, sums, dy, dy); });
+    enqueue(stream, [=, this, block = pass.block, all = weights_of<T>(args)] {
+      tile_sums_.norm_backward(own, in, given, sums, dy, dy);
+      if (has_head_norms(block)) layer_->add_head_norm_gradients(of_layer(block, all), sums);
+    });
   }
 
   void tile(device::Stream& stream, const Pass& pass, const PassArguments& args) {
@@ -255,9 +263,12 @@ class ComputeBy final : public Compute {
     const T* const dy = as<T>(args[Port::activation_gradient]);
     float* const sums = tile_sums_.part_of(as<float>(args[Port::partial_sums]), pass.number);
     const bool begins = begins_backward(pass.block);
+    const std::size_t norm = norm_of_tile(pass.block);
+    float* const slice =
+        has_head_norms(norm) ? layer_->head_norms().slice(sums, pass.block - norm - 1) : nullptr;
     enqueue(stream, [=, this] {
       tile_sums_.add_part(sums, begins, [&](float* part) {
-        layer_->backward_tile(about, sequences, normed, dy, part);
+        layer_->backward_tile(about, sequences, normed, dy, part, slice);
       });
     });
   }
@@ -401,6 +412,20 @@ class ComputeBy final : public Compute {
   /// Returns whether `block` is the last tile of its half, which runs first in the backward pass.
   [[nodiscard]] bool begins_backward(std::size_t block) const {
     return !model_.is_layer_tile(block + 1);
+  }
+  /// Returns the block of the norm before a tile.
+  [[nodiscard]] std::size_t norm_of_tile(std::size_t block) const {
+    while (model_.is_layer_tile(block)) --block;
+    return block;
+  }
+  /// Returns whether `block` is a norm before tiles of attention with norms of heads.
+  [[nodiscard]] bool has_head_norms(std::size_t block) const {
+    return !layer_->head_norms().empty() && model_.blocks[block].part == LayerPart::norm &&
+           model_.blocks[block + 1].part == LayerPart::attention;
+  }
+  [[nodiscard]] BlockWeights<T> of_layer(std::size_t block, BlockWeights<T> weights) const {
+    weights.layer = block - model_.first_layer();
+    return weights;
   }
   /// Returns the norm that precedes the tiles of `block`.
   [[nodiscard]] NormAt norm_before_tiles(std::size_t block) const {

@@ -15,6 +15,7 @@
 
 #include "src/model/compute/embedding.h"
 #include "src/model/compute/head_exchange.h"
+#include "src/model/compute/head_norms.h"
 #include "src/model/compute/layer_memory.h"
 #include "src/model/compute/matrix.h"
 #include "src/model/compute/mlp_rule.h"
@@ -158,7 +159,10 @@ class Layer {
                       ? chunk_rows(rows_, arrays.mlp * wide_ * sizeof(T), ops.mlp_rule().bytes)
                       : rows_),
         ops_(ops),
-        exchange_(shape, ops) {}
+        exchange_(shape, ops) {
+    if (!arrays.tiles || !arrays.projected) return;
+    head_norms_ = HeadNorms(rows_ * width_, shape.head_dim, attention_tiles(model.config));
+  }
   virtual ~Layer() = default;
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
@@ -214,16 +218,28 @@ class Layer {
 
   /// Returns the norm of a block of LayerPart::norm or router. `layer` as in BlockWeights.
   [[nodiscard]] virtual NormAt norm_of(std::size_t /*layer*/) const { refuse_tiles(); }
+  [[nodiscard]] const HeadNorms& head_norms() const { return head_norms_; }
+  /// Appends the weights of the norms of heads in `block` to the result of its norm.
+  virtual void append_head_norms(const BlockWeights<T>& /*block*/, T* /*normed*/) {
+    refuse_tiles();
+  }
+  /// Adds the slices after `sums` to the gradients of the norms of heads in `block`.
+  virtual void add_head_norm_gradients(const BlockWeights<T>& /*block*/, const float* /*sums*/) {
+    refuse_tiles();
+  }
   /// Writes the tile's part of the output [N, H]. `x` [N, H]: result of the norm.
   void forward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
                     float* part) {
     use(sequences, {}, LayerPart::whole);
+    head_gradient_ = nullptr;
     compute_tile(block, x, part);
   }
-  /// Writes the tile's part of the gradient of `x` [N, H].
+  /// Writes the tile's part of the gradient of `x` [N, H], and a tile of attention its slice of
+  /// head_norms(), if there are any.
   void backward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
-                     const T* dy, float* part) {
+                     const T* dy, float* part, float* slice) {
     use(sequences, {}, LayerPart::whole);
+    head_gradient_ = slice;
     differentiate_tile(block, x, dy, part);
   }
 
@@ -349,6 +365,8 @@ class Layer {
   bool knows_attention_ = false;  ///< see attention_is_known()
   LayerSequences sequences_;      ///< sequences of the current call
   HeadExchange<Ops> exchange_;
+  HeadNorms head_norms_;
+  float* head_gradient_ = nullptr;  ///< slice of the current call's tile; null in a forward pass
 
  private:
   [[noreturn]] static void refuse_tiles() {

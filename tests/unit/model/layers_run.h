@@ -64,7 +64,8 @@ class LayersRun {
     }
     rows_ = filled(memory.rows);
     b_.compute->set_workspace(filled(memory.workspace));
-    sums_ = b_.gradient(std::vector<float>(b_.activations(), static_cast<float>(before)));
+    sums_ =
+        b_.gradient(std::vector<float>(memory.sums / sizeof(float), static_cast<float>(before)));
     for (const model::BlockSpec& block : b_.architecture.blocks) {
       if (block.kind == model::BlockKind::layer) {
         weights_.push_back(b_.upload(weights_by_name(block)));

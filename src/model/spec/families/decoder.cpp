@@ -127,9 +127,15 @@ class Tensors {
       linear(spec_.qkv.at(2), h, kv, spec_.qkv_bias);
     }
     if (!spec_.sinks.empty()) block_.add(spec_.sinks, {c.num_heads}, Init::normal, stddev_);
-    norm(spec_.query_norm, spec_.norms_whole_rows ? q : c.head_dim, false);
-    norm(spec_.key_norm, spec_.norms_whole_rows ? kv : c.head_dim, false);
+    head_norms(c);
     block_.attend(q, spec_.window);
+  }
+  void head_norms(const ModelConfig& c) {
+    const auto width = [&](std::uint64_t heads) {
+      return (spec_.norms_whole_rows ? heads : 1) * c.head_dim;
+    };
+    norm(spec_.query_norm, width(c.num_heads), false);
+    norm(spec_.key_norm, width(c.num_kv_heads), false);
   }
 
  private:
@@ -254,7 +260,8 @@ std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::u
   return blocks;
 }
 
-std::string DecoderFamily::obstacle_to_tiles(const ModelConfig& config) const {
+std::string DecoderFamily::obstacle_to_tiles(const ModelConfig& config,
+                                             std::uint64_t places) const {
   for (std::uint64_t index = 0; index < config.num_layers; ++index) {
     if (decoder(config, index).experts.count > 0) return "some have experts";
   }
@@ -266,7 +273,11 @@ std::string DecoderFamily::obstacle_to_tiles(const ModelConfig& config) const {
     return "they lack a norm before attention or the MLP";
   }
   if (spec.parallel) return "attention and the MLP read the same residual stream";
-  if (!spec.query_norm.empty()) return "queries and keys have norms";
+  if (!spec.query_norm.empty()) {
+    if (spec.norms_whole_rows) return "norms of queries and keys join all heads";
+    if (spec.qkv.size() != 3) return "queries and keys with norms have a fused map";
+    if (places > 1) return "tensor places cannot share the norms of queries and keys";
+  }
   if (!spec.sinks.empty()) return "attention has sinks";
   if (spec.mlp_in.empty()) return "they have no MLP";
   return "";
@@ -282,8 +293,10 @@ std::vector<BlockSpec> DecoderFamily::layer_tiles(const ModelConfig& c, std::uin
     blocks.push_back(block.finish());
   };
   const auto add_norm = [&](const char* half, const std::string& name) {
-    add(LayerPart::norm, half,
-        [&](Tensors tensors) { tensors.norm(name, c.hidden_size, spec.layer_norm); });
+    add(LayerPart::norm, half, [&](Tensors tensors) {
+      tensors.norm(name, c.hidden_size, spec.layer_norm);
+      if (name == spec.norm_before_attention) tensors.head_norms(c);
+    });
   };
   add_norm("attention", spec.norm_before_attention);
   const std::uint64_t attention = attention_tiles(c);

@@ -109,7 +109,8 @@ class DecoderFamily : public Family {
                                                   std::uint64_t index) const final;
   [[nodiscard]] std::uint64_t experts_of_layer(const ModelConfig& config,
                                                std::uint64_t index) const final;
-  [[nodiscard]] std::string obstacle_to_tiles(const ModelConfig& config) const final;
+  [[nodiscard]] std::string obstacle_to_tiles(const ModelConfig& config,
+                                              std::uint64_t places) const final;
   [[nodiscard]] std::vector<BlockSpec> layer_tiles(const ModelConfig& config,
                                                    std::uint64_t index) const final;
   /// Rotary positions of the layers (see DecoderSpec::rotary); empty if no layer rotates.
