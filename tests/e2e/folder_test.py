@@ -339,6 +339,21 @@ class Folder(RunTest):
         text = self.run_well("plan", "config.json", "--rates", rates)
         self.assertRegex(text, r"\n  passes through    vision: \S+ \S* ?parameters, \S+ KiB\n")
 
+    def test_matrices_in_fp8_are_decoded(self):
+        folder = FIXTURES.parent / "fp8"
+        shutil.copyfile(folder / "tokens.u16", self.path / "one.bin")
+        loss = json.loads((folder / "loss.json").read_text())
+        self.assertAlmostEqual(self.eval_loss(folder / "model", "one.bin"), loss, delta=2e-6)
+        self.run_well("export", folder / "model", "--out", "decoded")
+        self.assertAlmostEqual(self.eval_loss("decoded", "one.bin"), loss, delta=2e-6)
+        self.assertIn(" FP8 ", self.run_well("inspect", folder / "model"))
+        done = self.saving(model={"path": str(folder / "model")}, data=self.few_tokens(23))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.run_well("export", "run", "--out", "trained")
+        values = lambda name: {name: without_signs_of_zeros(data) for name, (_, _, data)
+                               in read_folder(self.path / name).items()}
+        self.assertEqual(values("trained"), values("decoded"))
+
     def test_halves_and_a_single_file_too(self):
         tensors = self.llama("F16", torch_dtype="float16")
         self.assertEqual(self.saving().returncode, 0)
