@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/config/adapter_folder.h"
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
 #include "ballast/model/family.h"
@@ -296,6 +297,11 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
 Json text_model_of(const Json& json, const fs::path& file) {
   auto part = find_text_part(json, file);
   return part ? std::move(part->json) : json;
+}
+
+std::string module_prefix(const Json& json, const fs::path& file) {
+  const auto part = find_text_part(json, file);
+  return part ? part->prefix : kModulePrefix;
 }
 
 std::string of_decoded_weights(const std::string& text) {

@@ -227,11 +227,22 @@ void WeightFiles::open_index() {
   }
 }
 
+namespace {
+
+/// Like config::name_in_text_model(), also for files of PEFT.
+std::string name_alone(const std::string& name) {
+  const std::string prefix = config::kAdapterPrefix;
+  if (!name.starts_with(prefix)) return config::name_in_text_model(name);
+  return prefix + config::name_in_text_model(name.substr(prefix.size()));
+}
+
+}  // namespace
+
 /// Indexes the tensors of a text model inside another model.
 void WeightFiles::index_names() {
   for (std::size_t i = 0; i < places_.size(); ++i) {
     const std::string& stored = places_[i].tensor->name;
-    std::string name = config::name_in_text_model(stored);
+    std::string name = name_alone(stored);
     if (name != stored) in_text_model_.emplace(std::move(name), i);
   }
 }
@@ -240,7 +251,7 @@ const WeightPlace* WeightFiles::find(const std::string& name) const {
   const auto found = found_.find(name);
   if (found != found_.end()) return &places_[found->second];
   if (!in_text_model_.empty()) {
-    const auto inside = in_text_model_.find(config::name_in_text_model(name));
+    const auto inside = in_text_model_.find(name_alone(name));
     if (inside != in_text_model_.end()) return &places_[inside->second];
   }
   const auto dot = name.find('.');

@@ -308,6 +308,21 @@ class Folder(RunTest):
                     self.assertEqual((self.path / name / file).read_bytes(),
                                      (passing / name / file).read_bytes(), file)
 
+    def check_names_of_adapters(self, folder, ballast):
+        """They are those of the class of the whole model, and are read again."""
+        saved = read_file(self.path / "run/weights/adapter_model.safetensors")
+        layers = "model.language_model.layers."
+        self.assertEqual(len(saved), 2 * 2 * 7)
+        self.assertTrue(all(name.startswith("base_model.model." + layers) for name in saved))
+        settings = json.loads((self.path / "run/weights/adapter_config.json").read_text())
+        targets = settings["target_modules"]
+        self.assertEqual(len(targets), 2 * 7)
+        self.assertTrue(all(name.startswith(layers) for name in targets))
+        done = self.saving("--out", "again", model={"path": str(folder)}, data=self.few_tokens(61),
+                           ballast={**ballast, "adapters": {"path": "run/weights"}})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(read_file(self.path / "again/weights/adapter_model.safetensors"), saved)
+
     def test_what_passes_through_is_shown_and_merged(self):
         folder = FIXTURES.parent / "passing/qwen3_vl"
         stored = {}
@@ -318,6 +333,7 @@ class Folder(RunTest):
         done = self.saving(model={"path": str(folder)}, data=self.few_tokens(61), ballast=ballast,
                            optimizer={"type": "AdamW", "params": {"lr": 0.1, "weight_decay": 0}})
         self.assertEqual(done.returncode, 0, done.stderr)
+        self.check_names_of_adapters(folder, ballast)
         self.run_well("export", "run", "--out", "merged", "--merged")
         merged = read_folder(self.path / "merged")
         self.assertEqual(merged.keys(), stored.keys())
