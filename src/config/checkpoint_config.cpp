@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/config/adapter_folder.h"
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
 #include "ballast/model/family.h"
@@ -116,21 +117,36 @@ bool is_leftover(const fs::path& folder, const std::string& file, std::vector<st
   return true;
 }
 
+/// Refuses FP8 without a scale for each block of 128 x 128 values.
+void check_blocks(const Json& object, const std::string& file) {
+  constexpr const char* kSize = "weight_block_size";
+  const Json size = member_of(object, kSize);
+  if (size.compact() == "[128,128]") return;
+  refuse(
+      fmt::format("{}: {}.{} is {}, but Ballast reads FP8 only in blocks of [128,128]; give the "
+                  "folder of the original model, or load this one with transformers, "
+                  "dequantize() it and save it",
+                  file, kQuantization, kSize, shown(size)));
+}
+
 /// Refuses weights that WeightFiles cannot dequantise.
 void check_quantization(const Json& object, const std::string& file) {
   const Json method = member_of(object, "quant_method");
-  if (method.is_string() && !(method == "mxfp4") && !(method == kBitsandbytes)) {
-    refuse(fmt::format(
-        "{}: {}.quant_method is {}, but Ballast reads only mxfp4 and bitsandbytes; give the folder "
-        "of the original model, or load this one with transformers, dequantize() it and save it",
-        file, kQuantization, shown(method)));
+  const std::vector<std::string> methods = {"mxfp4", kBitsandbytes, "fp8"};
+  if (method.is_string() && !lists(methods, method.text())) {
+    refuse(
+        fmt::format("{}: {}.quant_method is {}, but Ballast reads only {}; give the folder of the "
+                    "original model, or load this one with transformers, dequantize() it and save "
+                    "it",
+                    file, kQuantization, shown(method), listed(methods)));
   }
   const auto check = [&](const char* key, const std::vector<std::string>& known) {
     const Json found = member_of(object, key);
     if (found.is_string() && lists(known, found.text())) return;
     refuse_unsupported(file, fmt::format("{}.{}", kQuantization, key), found, known);
   };
-  check("quant_method", {"mxfp4", kBitsandbytes});
+  check("quant_method", methods);
+  if (method == "fp8") check_blocks(object, file);
   if (member_of(object, "load_in_4bit").flag()) check("bnb_4bit_quant_type", {"nf4"});
 }
 
@@ -281,6 +297,11 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
 Json text_model_of(const Json& json, const fs::path& file) {
   auto part = find_text_part(json, file);
   return part ? std::move(part->json) : json;
+}
+
+std::string module_prefix(const Json& json, const fs::path& file) {
+  const auto part = find_text_part(json, file);
+  return part ? part->prefix : kModulePrefix;
 }
 
 std::string of_decoded_weights(const std::string& text) {

@@ -27,11 +27,12 @@ constexpr const char* kQuantized = "quantization_config";
 
 /// Types of models that compute text alone exactly like the model of their text_config.
 constexpr std::string_view kWrappers =
-    "gemma3 idefics3 internvl llava llava_next llava_onevision mistral3 qwen2_5_vl qwen2_vl "
-    "qwen3_vl "
-    "smolvlm";
+    "gemma3 idefics3 internvl llava llava_next llava_onevision mistral3 qwen2_5_vl qwen2_audio "
+    "qwen2_vl qwen3_vl smolvlm voxtral";
 /// Types whose earlier folders have the keys of the text model outside text_config.
 constexpr std::string_view kFlat = "qwen2_5_vl qwen2_vl";
+/// Types whose class calls the text model text_model instead of language_model.
+constexpr std::string_view kOfTextModel = "idefics3 smolvlm";
 /// Keys of these folders that concern images.
 constexpr std::string_view kOfImages =
     "image_token_id video_token_id vision_config vision_end_token_id vision_start_token_id "
@@ -110,7 +111,9 @@ std::optional<TextPart> find_text_part(const Json& json, const fs::path& file) {
   const Json* const nested = find_given(json, kText);
   const bool flat = nested == nullptr && text::has_word(kFlat, type->text());
   if (!flat && (nested == nullptr || !nested->is_object())) return {};
-  TextPart part = {flat ? without_images(json) : *nested, file.string()};
+  TextPart part = {
+      flat ? without_images(json) : *nested, file.string(),
+      text::has_word(kOfTextModel, type->text()) ? "model.text_model." : "model.language_model."};
   if (flat) {
     part.json[kType] = Json(type->text() + "_text");
   } else {

@@ -12,6 +12,9 @@ namespace ballast::config {
 struct TextPart {
   text::Json json;    ///< the config.json of the text model alone
   std::string label;  ///< place of its keys, for messages: "FILE, text_config"
+  /// Beginning of its modules' names in transformers' class of the whole model, which has "model."
+  /// in the class of the text model alone.
+  std::string prefix;
 };
 
 /// Returns the text model that the config.json `json` of `file` describes: in text_config, or, for

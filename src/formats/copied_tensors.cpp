@@ -59,7 +59,7 @@ std::vector<ReadAhead::Source> copying_order(const WeightFiles& weights,
     for (const TensorToStore& tensor : file) {
       const WeightPlace* const place = source_of(weights, merged, tensor);
       if (!tensor.copied_dtype.empty()) {
-        order.push_back({place, 0, tensor.copied_bytes});
+        if (tensor.copied_bytes > 0) order.push_back({place, 0, tensor.copied_bytes});
         continue;
       }
       const Elems all = place->tensor->elements;

@@ -18,12 +18,14 @@ struct FirstWords {
   PassingPart part;
   std::string_view words;
 };
-constexpr std::array<FirstWords, 3> kFirstWords = {{
+constexpr std::array<FirstWords, 4> kFirstWords = {{
     {PassingPart::mtp, "mtp mtp_layers"},
     {PassingPart::vision,
-     "visual vision_tower vision_model vision_encoder vision_embedder vision_projector "
-     "multi_modal_projector mm_projector connector embed_vision image_newline"},
-    {PassingPart::audio, "audio_tower audio_model audio_encoder audio_projector embed_audio"},
+     "visual vision_tower vision_model vision_encoder vision_embedder image_newline"},
+    {PassingPart::audio, "audio_tower audio_model audio_encoder"},
+    {PassingPart::projector,
+     "multi_modal_projector mm_projector vision_projector audio_projector connector embed_vision "
+     "embed_audio"},
 }};
 
 /// The name of the eh_proj that marks the layer of tensor `name` as one for multi-token prediction:
@@ -48,9 +50,11 @@ std::string_view to_string(PassingPart part) {
     case PassingPart::vision:
       return "vision";
     case PassingPart::audio:
+      return "audio";
+    case PassingPart::projector:
       break;
   }
-  return "audio";
+  return "projector";
 }
 
 std::optional<PassingPart> passing_part(const WeightFiles& files, const std::string& name) {

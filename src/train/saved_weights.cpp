@@ -18,7 +18,6 @@
 #include "ballast/text/json.h"
 
 #include "src/config/stored_names.h"
-#include "src/formats/adapter_files.h"
 #include "src/formats/copied_tensors.h"
 #include "src/formats/passing_tensors.h"
 
@@ -86,6 +85,16 @@ std::optional<fs::path> imported_folder(const config::Config& config) {
   return json.find(keys.front().name) == nullptr ? std::nullopt : std::optional(folder);
 }
 
+/// Returns the beginning of the names of modules in the class of the imported folder.
+std::string module_prefix_of(const config::Config& config) {
+  const auto folder = imported_folder(config);
+  if (!folder) return config::kModulePrefix;
+  const fs::path file = *folder / config::kCheckpointConfig;
+  const text::Json json =
+      text::parse_json(formats::read_small_file(file), file.string(), {.comments = true});
+  return config::module_prefix(json, file);
+}
+
 /// Writes one of several stacked tensors, some rows of the file's matrix at a time.
 void write_slice(formats::ModelFolderWriter& writer, const std::string& name,
                  const model::TensorSpec& tensor, std::span<const float> values) {
@@ -129,7 +138,8 @@ fs::path base_model(const config::Config& config) {
 void describe(formats::ModelFolderWriter& writer, const config::Config& config,
               const model::Architecture& model) {
   if (model.adapters) {
-    const auto json = config::make_adapter_config(model, base_model(config));
+    const auto json =
+        config::make_adapter_config(model, base_model(config), module_prefix_of(config));
     writer.add(config::kAdapterConfig, json.pretty() + "\n");
   } else if (const auto from = imported_folder(config)) {
     const std::string text = formats::read_small_file(*from / config::kCheckpointConfig);
@@ -140,12 +150,17 @@ void describe(formats::ModelFolderWriter& writer, const config::Config& config,
   }
 }
 
-std::vector<formats::TensorToStore> adapters_of(const model::Architecture& model) {
+std::string adapter_name(const model::TensorSpec& tensor, const std::string& prefix) {
+  return config::kAdapterPrefix + config::name_in_class(tensor.name, prefix);
+}
+
+std::vector<formats::TensorToStore> adapters_of(const model::Architecture& model,
+                                                const std::string& prefix) {
   std::vector<formats::TensorToStore> tensors;
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) {
       if (!is_saved(model, tensor) || tensor.first_element() > 0) continue;
-      tensors.push_back({formats::AdapterFiles::name_of(tensor), DType::f32, tensor.whole_shape()});
+      tensors.push_back({adapter_name(tensor, prefix), DType::f32, tensor.whole_shape()});
     }
   }
   return tensors;
@@ -189,12 +204,14 @@ void save_weights(engine::Engine& engine, const config::Config& config, bool fir
                   const Progress& progress) {
   const model::Architecture& model = engine.blueprint().model;
   const ImportedFiles imported(config, model);
+  const std::string prefix = module_prefix_of(config);
   const Bytes total = size_of_weights(model) + imported.passing_bytes();
   std::optional<formats::ModelFolderWriter> writer;
   if (first) {
     const fs::path folder = config.ballast.out / formats::kRunWeights;
     if (model.adapters) {
-      writer.emplace(folder, std::vector<std::vector<formats::TensorToStore>>{adapters_of(model)},
+      writer.emplace(folder,
+                     std::vector<std::vector<formats::TensorToStore>>{adapters_of(model, prefix)},
                      config::kAdapterWeights);
     } else {
       std::vector<formats::TensorToStore> tensors = tensors_of(model);
@@ -214,7 +231,7 @@ void save_weights(engine::Engine& engine, const config::Config& config, bool fir
       done += tensor.size * sizeof(float);
       if (!writer) continue;
       const std::string name =
-          model.adapters ? formats::AdapterFiles::name_of(tensor) : imported.name_of(tensor.name);
+          model.adapters ? adapter_name(tensor, prefix) : imported.name_of(tensor.name);
       write(*writer, name, tensor, std::span(values).subspan(tensor.offset, tensor.size));
     }
   }

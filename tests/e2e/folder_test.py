@@ -322,6 +322,21 @@ class Folder(RunTest):
                     self.assertEqual((self.path / name / file).read_bytes(),
                                      (passing / name / file).read_bytes(), file)
 
+    def check_names_of_adapters(self, folder, ballast):
+        """They are those of the class of the whole model, and are read again."""
+        saved = read_file(self.path / "run/weights/adapter_model.safetensors")
+        layers = "model.language_model.layers."
+        self.assertEqual(len(saved), 2 * 2 * 7)
+        self.assertTrue(all(name.startswith("base_model.model." + layers) for name in saved))
+        settings = json.loads((self.path / "run/weights/adapter_config.json").read_text())
+        targets = settings["target_modules"]
+        self.assertEqual(len(targets), 2 * 7)
+        self.assertTrue(all(name.startswith(layers) for name in targets))
+        done = self.saving("--out", "again", model={"path": str(folder)}, data=self.few_tokens(61),
+                           ballast={**ballast, "adapters": {"path": "run/weights"}})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(read_file(self.path / "again/weights/adapter_model.safetensors"), saved)
+
     def test_what_passes_through_is_shown_and_merged(self):
         folder = FIXTURES.parent / "passing/qwen3_vl"
         stored = {}
@@ -332,6 +347,7 @@ class Folder(RunTest):
         done = self.saving(model={"path": str(folder)}, data=self.few_tokens(61), ballast=ballast,
                            optimizer={"type": "AdamW", "params": {"lr": 0.1, "weight_decay": 0}})
         self.assertEqual(done.returncode, 0, done.stderr)
+        self.check_names_of_adapters(folder, ballast)
         self.run_well("export", "run", "--out", "merged", "--merged")
         merged = read_folder(self.path / "merged")
         self.assertEqual(merged.keys(), stored.keys())
@@ -352,6 +368,21 @@ class Folder(RunTest):
         self.assertGreater(plan["frozen_bytes"], plan["trained_bytes"])
         text = self.run_well("plan", "config.json", "--rates", rates)
         self.assertRegex(text, r"\n  passes through    vision: \S+ \S* ?parameters, \S+ KiB\n")
+
+    def test_matrices_in_fp8_are_decoded(self):
+        folder = FIXTURES.parent / "fp8"
+        shutil.copyfile(folder / "tokens.u16", self.path / "one.bin")
+        loss = json.loads((folder / "loss.json").read_text())
+        self.assertAlmostEqual(self.eval_loss(folder / "model", "one.bin"), loss, delta=2e-6)
+        self.run_well("export", folder / "model", "--out", "decoded")
+        self.assertAlmostEqual(self.eval_loss("decoded", "one.bin"), loss, delta=2e-6)
+        self.assertIn(" FP8 ", self.run_well("inspect", folder / "model"))
+        done = self.saving(model={"path": str(folder / "model")}, data=self.few_tokens(23))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.run_well("export", "run", "--out", "trained")
+        values = lambda name: {name: without_signs_of_zeros(data) for name, (_, _, data)
+                               in read_folder(self.path / name).items()}
+        self.assertEqual(values("trained"), values("decoded"))
 
     def test_halves_and_a_single_file_too(self):
         tensors = self.llama("F16", torch_dtype="float16")

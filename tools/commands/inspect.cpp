@@ -51,6 +51,7 @@ formats::StoredTensor stored_of(const formats::WeightPlace& place) {
   using Format = formats::QuantizedWeights::Format;
   tensor.dtype = quantized.format == Format::mxfp4 ? "MXFP4"
                  : quantized.format == Format::nf4 ? "NF4"
+                 : quantized.format == Format::fp8 ? "FP8"
                                                    : "INT8";
   tensor.bytes = formats::stored_bytes(place);
   tensor.offset = quantized.codes.tensor->offset;

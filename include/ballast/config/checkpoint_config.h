@@ -28,6 +28,10 @@ void compare_with_checkpoint(const std::filesystem::path& file, const Config& co
 /// several parts (text and images) that Ballast knows. Throws Error(config).
 text::Json text_model_of(const text::Json& json, const std::filesystem::path& file);
 
+/// Beginning of the names of the text model's modules in transformers' class of the config.json:
+/// "model.", or "model.language_model." in a model of text and images. Throws Error(config).
+std::string module_prefix(const text::Json& json, const std::filesystem::path& file);
+
 /// The text of a config.json for dequantised weights: without its quantization_config; unchanged if
 /// it has none. Throws Error(data).
 std::string of_decoded_weights(const std::string& text);

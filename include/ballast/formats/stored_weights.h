@@ -26,7 +26,8 @@ struct QuantizedWeights {
   enum class Format : std::uint8_t {
     mxfp4,  ///< a stack of matrices (src/formats/mxfp4.h)
     nf4,    ///< a matrix (src/formats/bitsandbytes.h)
-    int8    ///< a matrix (the same)
+    int8,   ///< a matrix (also there)
+    fp8     ///< a matrix (src/formats/fp8.h)
   };
   Format format = Format::mxfp4;
   WeightPlace codes;

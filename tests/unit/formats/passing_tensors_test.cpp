@@ -86,7 +86,7 @@ TEST(PassingTensors, AreKnownByTheirNames) {
   EXPECT_EQ(part_of("visual.blocks.0.bias"), PassingPart::vision);
   EXPECT_EQ(part_of("model.visual.blocks.0.bias"), PassingPart::vision);
   EXPECT_EQ(part_of("model.vision_tower.layers.0.weight"), PassingPart::vision);
-  EXPECT_EQ(part_of("multi_modal_projector.linear_1.weight"), PassingPart::vision);
+  EXPECT_EQ(part_of("multi_modal_projector.linear_1.weight"), PassingPart::projector);
   EXPECT_EQ(part_of("model.language_model.visual.x"), PassingPart::vision);
   EXPECT_EQ(part_of("audio_tower.conv1.weight"), PassingPart::audio);
   EXPECT_EQ(part_of("image_newline"), PassingPart::vision);
@@ -134,6 +134,28 @@ TEST(PassingTensors, AreCopiedByteByByte) {
       EXPECT_EQ(read_small_file(dir.path() / "out" / file), read_small_file(fixture(name) / file));
     }
   }
+}
+
+TEST(PassingTensors, AreCopiedInPieces) {
+  constexpr Bytes kBytes = 300'001;  // several pieces, the last one smaller
+  const test::TempDir dir;
+  fs::create_directory(dir.path() / "m");
+  std::vector<std::byte> bytes(kBytes);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i % 251);
+  SafetensorsWriter writer(
+      dir.path() / "m" / kSingleWeights,
+      {{.name = "visual.w", .shape = {kBytes}, .copied_dtype = "U8", .copied_bytes = kBytes},
+       {.name = "mtp.none", .shape = {0, 3}, .copied_dtype = "I64"}});
+  writer.write_bytes("visual.w", bytes, 0);
+  writer.finish();
+  dir.write("m/config.json", "{}");
+  Bytes last = 0;
+  const ExportSummary summary = export_model(dir.path() / "m", dir.path() / "out", {},
+                                             [&](Bytes done, Bytes) { last = done; });
+  EXPECT_EQ(summary.bytes, kBytes);
+  EXPECT_GT(last, kBytes / 2);
+  EXPECT_LT(last, kBytes);
+  EXPECT_TRUE(content_of(dir.path() / "out") == content_of(dir.path() / "m"));
 }
 
 TEST(PassingTensors, KeepTheirTypeWhenOthersAreConverted) {
