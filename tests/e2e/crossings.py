@@ -40,9 +40,10 @@ HANGS_AFTER = 120  # seconds; a run takes about one
 VOCABULARY = 300
 COMPARED = ("loss", "lr", "grad_norm", "tokens", "skipped", "eval_loss", "loss_scale", "experts",
             "rewards")
-DENSE = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gemma3", "gpt_neox"]
+DENSE = ["gpt2", "llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "olmo2",
+         "olmo3", "gemma3", "gpt_neox"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"]
-CAN_BE_TILED = {"gpt2", "llama", "mistral", "phi3", "qwen2", "smollm3"}
+CAN_BE_TILED = {"gpt2", "llama", "mistral", "ministral3", "phi3", "qwen2", "qwen3", "smollm3"}
 MOST_RANKS = 4
 # Patterns of the tensors of a layer in Hugging Face's folders.
 LAYER = {"gpt2": "*h.{}.*", "gpt_neox": "*gpt_neox.layers.{}.*"}

@@ -267,15 +267,15 @@ TEST_P(FamiliesInTiles, TenStepsAreThoseOfTransformers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FamiliesInTiles,
-                         testing::Values("qwen2", "qwen3", "phi3", "gpt_neox_sequential"),
+                         testing::Values("ministral3", "qwen2", "qwen3", "phi3", "gpt_neox_sequential"),
                          [](const auto& family) { return std::string(family.param); });
 
 INSTANTIATE_TEST_SUITE_P(All, Families,
                          testing::Values("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3",
-                                         "olmo2", "gemma3", "gpt_neox", "gpt_neox_sequential",
-                                         "mixtral", "mixtral_ties", "mixtral_one", "qwen3_moe",
-                                         "qwen3_moe_unnormalised", "qwen2_moe", "olmoe", "gpt_oss",
-                                         "gpt_oss_ties"),
+                                         "olmo2", "olmo3", "ministral3", "gemma3", "gpt_neox",
+                                         "gpt_neox_sequential", "mixtral", "mixtral_ties",
+                                         "mixtral_one", "qwen3_moe", "qwen3_moe_unnormalised",
+                                         "qwen2_moe", "olmoe", "gpt_oss", "gpt_oss_ties"),
                          [](const auto& family) { return std::string(family.param); });
 
 }  // namespace

@@ -77,7 +77,11 @@ struct CheckpointRope {
   /// only outside rope_parameters and supports no scaled positions but longrope.
   std::optional<std::uint64_t> trained = {};
   bool by_layer_type = false;  ///< rope_parameters has an object per type of layer
-  text::Json standard = {};    ///< rope_parameters if the key is missing
+  /// The key outside rope_parameters for the base of layers with a window, if by_layer_type; "":
+  /// none.
+  std::string local_theta = "rope_local_base_freq";
+  text::Json standard = {};              ///< rope_parameters if the key is missing
+  std::vector<std::string> unread = {};  ///< keys of rope_parameters that the class ignores
 };
 
 /// How a class of transformers reads config.json, in addition to single keys.

@@ -99,11 +99,16 @@ class DecoderLayer final : public Layer<Ops> {
   /// keys is rotated as one row of heads.
   void rotate(const Bound& b, T* qkv, float direction) {
     for (std::size_t i = 0; i < angles_.size(); ++i) {
-      const bool stale = angles_[i].by_row ? i == b.rotary : !angles_filled_;
+      const bool stale = !angles_filled_ || angles_[i].by_row;
       if (stale) this->ops_.fill_angles(rotaries_[i], angles_[i], this->sequences_.positions);
     }
     angles_filled_ = true;
-    this->ops_.rotate(qkv, angles_[b.rotary], this->sequences_.positions, direction);
+    const std::int32_t* const positions = this->sequences_.positions;
+    const std::size_t all = this->shape_.heads + this->shape_.kv_heads;
+    const std::size_t apart = b.query_rotary == b.rotary ? 0 : this->shape_.heads;
+    if (apart > 0) this->ops_.rotate(qkv, apart, angles_[b.query_rotary], positions, direction);
+    this->ops_.rotate(qkv + apart * this->shape_.head_dim, all - apart, angles_[b.rotary],
+                      positions, direction);
   }
   /// Returns the residual stream before the MLP.
   [[nodiscard]] const T* mlp_input(const Bound& b, const T* in) const {
@@ -190,6 +195,7 @@ void DecoderLayer<Ops>::take_lasting_memory(Bump& bump) {
     angles_[i] = {.cosine = bump.take<float>(rows * half),
                   .sine = bump.take<float>(rows * half),
                   .half = half,
+                  .interleaved = rotaries_[i].interleaved,
                   .by_row = by_row};
   }
   angles_filled_ = false;

@@ -28,7 +28,9 @@ struct DecoderTensors {
   bool norms_whole_rows = false;
   bool parallel = false;
   bool rotates = false;
-  std::size_t rotary = 0;  ///< index in rotaries_of()
+  // Indices in rotaries_of(), of keys and of queries.
+  std::size_t rotary = 0;
+  std::size_t query_rotary = 0;
   std::size_t window = 0;
   std::optional<Elems> sinks;
   LinearAt attention_out;
@@ -76,6 +78,7 @@ inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const Bloc
                       .parallel = spec.parallel,
                       .rotates = spec.rotates,
                       .rotary = spec.rotary,
+                      .query_rotary = spec.query_rotary == 0 ? spec.rotary : spec.query_rotary,
                       .window = spec.window,
                       .sinks = sinks == nullptr ? std::nullopt : std::optional(sinks->offset),
                       .attention_out = linear(spec.attention_out),

@@ -60,7 +60,8 @@ struct Groups {
 struct Angles {
   float* cosine = nullptr;
   float* sine = nullptr;
-  std::size_t half = 0;  ///< the first 2 * half values of a head rotate
+  std::size_t half = 0;      ///< the first 2 * half values of a head rotate
+  bool interleaved = false;  ///< see Rotary
   /// True: one row of angles per row of the micro-batch, because frequencies depend on the
   /// document's length. False: one per position.
   bool by_row = false;

@@ -62,6 +62,7 @@ struct DecoderSpec {
   bool norms_whole_rows = false;  ///< true: over all heads together; false: per head
   bool rotates = true;            ///< false: attention without rotary positions
   std::size_t rotary = 0;         ///< index into rotaries_of()
+  std::size_t query_rotary = 0;   ///< that of queries, if it is not 0; else `rotary`
   std::uint64_t window = 0;       ///< attended tokens, including its own; 0: all preceding
   std::string sinks;              ///< a tensor [heads] (AttentionSinks); "": none
   std::string attention_out;
