@@ -154,6 +154,8 @@ def tensor_places(config, ranks):
     model, ballast = config["model"], config["ballast"]
     if "train" in ballast or "pairs" in config["data"] or "sequence_parallel_size" in config:
         return [1]
+    if model["family"] == "qwen3":  # norms of heads
+        return [1]
     heads = model.get("num_kv_heads", model["num_heads"])
     attention = next(n for n in range(min(model.get("layer_tiles", 1), heads), 0, -1) if heads % n == 0)
     tiles = (model.get("layer_tiles", 1), attention, model["vocabulary_tiles"])
