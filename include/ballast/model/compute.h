@@ -104,6 +104,20 @@ class Compute {
   ///   they may be computed by separate passes.
   /// head_end: writes the losses. With activation_gradient, also writes the gradient of the
   ///   input, from partial_sums.
+  ///
+  /// With T > 1 tensor places (Architecture::split), of k tiles each, the model is that of one
+  /// place (at_tensor_place()). Pass::number is the index of any tile among those of the place.
+  /// embed: output = -0.0 for tokens in no tile of the place. The place with the last tile adds
+  ///   the positions.
+  /// norm: leaves partial_sums.
+  /// tile, tile_backward, head_differentiate: overwrite slice Pass::number of partial_sums [k, N,
+  ///   H] and round nothing.
+  /// norm_backward, head_end: read normed_gradient [N, H] in the training type, the rounded sum
+  ///   of the slices of all places, instead of partial_sums.
+  /// head_scan: writes slice Pass::number of row_sums [k, N], in elements of kRowSumBytes.
+  /// head_merge: merges all_row_sums, the row_sums of all places in order, each in whole pages,
+  ///   into the sums in normed.
+  /// sum_tiles, share_row_sums: Error(state), because they need other ranks.
   virtual void run(device::Stream& stream, const Pass& pass, const PassArguments& arguments) = 0;
 
   /// Prepares the accumulators of `block` for a step, which begins with Accumulation::first. Sets
