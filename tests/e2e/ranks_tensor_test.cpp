@@ -131,13 +131,15 @@ struct Choice {
 const std::vector<Choice>& choices() {
   static const std::string optimizer = "zero_optimization.offload_optimizer.device=";
   static const std::string weights = "zero_optimization.offload_param.device=";
+  static const std::string partition = "activation_checkpointing.partition_activations=true";
   static const std::vector<Choice> all = {
       {"all on device, nothing kept", {"ballast.recompute=true"}},
       {"all on host, intermediates kept, delayed",
-       {weights + "cpu", optimizer + "cpu", "ballast.recompute=false", "ballast.delay_seed=5"}},
+       {weights + "cpu", optimizer + "cpu", "ballast.recompute=false", "ballast.delay_seed=5",
+        partition}},
       {"all on NVMe, states in sub-groups",
        {weights + "nvme", optimizer + "nvme", "ballast.gradients=nvme", "ballast.activations=host",
-        "zero_optimization.sub_group_size=3000"}},
+        partition, "zero_optimization.sub_group_size=3000"}},
       {"optimizer on NVMe, micro-batch-major, speculative",
        {optimizer + "nvme", "ballast.order=micro_batch_major", "ballast.speculative_updates=9"}},
       {"few buffers",
