@@ -66,6 +66,7 @@ inline std::vector<float> read_tensor(const formats::SafetensorsReader& from,
     const auto first = stored.begin() + static_cast<std::ptrdiff_t>(run.first);
     found.insert(found.end(), first, first + static_cast<std::ptrdiff_t>(run.count));
   }
+  model::split_into_addends(tensor, 0, found);
   return found;
 }
 
