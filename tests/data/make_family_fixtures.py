@@ -134,7 +134,7 @@ CASES = {
     "gpt_oss_ties": {**GPT_OSS, "num_local_experts": 5, "routing": "ties", "seed": 2},
     "glm4_moe": {**GLM4_MOE, "num_hidden_layers": 3, "n_routed_experts": 9, "n_group": 3, "topk_group": 2,
                  "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
-                 "norm_topk_prob": True, "use_qk_norm": True, "attention_bias": True, "seed": 1},
+                 "norm_topk_prob": True, "use_qk_norm": True, "attention_bias": True, "seed": 4},
     "glm4_moe_ties": {**GLM4_MOE, "n_routed_experts": 5, "num_experts_per_tok": 2,
                       "n_shared_experts": 1, "first_k_dense_replace": 0, "norm_topk_prob": False,
                       "routed_scaling_factor": 0.7, "routing": "ties", "seed": 1},
