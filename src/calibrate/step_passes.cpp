@@ -27,6 +27,7 @@ constexpr std::size_t kPattern = 65521;  ///< a prime, so that rows of a matrix 
 
 config::Config with_layers(config::Config config, std::uint64_t layers) {
   config.model.num_layers = layers;
+  config.tensor_parallel = 1;
   // Lists have an entry per layer.
   for (auto& [key, value] : config.model.details) {
     if (!value.is_array()) continue;

@@ -292,8 +292,8 @@ class MpiCommunicator final : public Communicator {
       for (std::uint32_t member = 0; member < world_; ++member) {
         if (member == rank_) continue;  // the sum reads it in place
         sent[member] = parts.of(term, member, width);
-        received[member] = scratch.subview(received_at(sum, parts, member, number),
-                                           parts.count(rank_) * width);
+        received[member] =
+            scratch.subview(received_at(sum, parts, member, number), parts.count(rank_) * width);
       }
       exchange_parts({"sum_terms", terms.size()}, sent, received);
     }
@@ -306,10 +306,9 @@ class MpiCommunicator final : public Communicator {
     std::vector<const std::byte*> sources;
     for (std::uint32_t member = 0; member < world_; ++member) {
       for (std::uint32_t number = 0; number < sum.terms; ++number) {
-        sources.push_back(
-            member == rank_
-                ? terms.raw() + (number * sum.elements + parts.first(rank_)) * width
-                : scratch.raw() + received_at(sum, parts, member, number));
+        sources.push_back(member == rank_
+                              ? terms.raw() + (number * sum.elements + parts.first(rank_)) * width
+                              : scratch.raw() + received_at(sum, parts, member, number));
       }
     }
     if (sum.descending) std::reverse(sources.begin(), sources.end());

@@ -211,16 +211,15 @@ class NcclCommunicator final : public Communicator {
     const SumParts parts(sum.elements, world_);
     if (world_ > 1) exchange_terms(cuda, what, sum, terms, scratch);
     const Bytes begin = parts.first(rank_) * size_of(sum.type);
-    const OrderedTerms ordered = {
-        .first = first.empty() ? nullptr : first.raw() + begin,
-        .own = terms.raw() + parts.first(rank_) * size_of(sum.term_type),
-        .own_distance = sum.elements,
-        .received = scratch.raw(),
-        .received_distance = parts.longest(),
-        .member = rank_,
-        .members = world_,
-        .per_member = sum.terms,
-        .descending = sum.descending};
+    const OrderedTerms ordered = {.first = first.empty() ? nullptr : first.raw() + begin,
+                                  .own = terms.raw() + parts.first(rank_) * size_of(sum.term_type),
+                                  .own_distance = sum.elements,
+                                  .received = scratch.raw(),
+                                  .received_distance = parts.longest(),
+                                  .member = rank_,
+                                  .members = world_,
+                                  .per_member = sum.terms,
+                                  .descending = sum.descending};
     const int code = enqueue_ordered_sum(cuda.native(), ordered, out.raw() + begin,
                                          parts.count(rank_), sum.term_type, sum.type);
     device::check_cuda(static_cast<cudaError_t>(code), what.name);
@@ -319,9 +318,9 @@ class NcclCommunicator final : public Communicator {
         if (member == rank_) continue;  // the sum reads it in place
         const ConstDeviceBytes term =
             terms.subview(i % sum.terms * sum.elements * width, sum.elements * width);
-        const ncclResult_t code = exchange_with(
-            member, queue, parts.of(term, member, width),
-            scratch.subview(i * parts.longest() * width, parts.count(rank_) * width));
+        const ncclResult_t code =
+            exchange_with(member, queue, parts.of(term, member, width),
+                          scratch.subview(i * parts.longest() * width, parts.count(rank_) * width));
         if (!accepted(code)) return code;
       }
       return ncclSuccess;
@@ -335,8 +334,8 @@ class NcclCommunicator final : public Communicator {
     run(stream, what, [&](cudaStream_t queue) {
       for (std::uint32_t member = 0; member < world_; ++member) {
         if (member == rank_) continue;
-        const ncclResult_t code = exchange_with(member, queue, parts.of(out, rank_, width),
-                                                parts.of(out, member, width));
+        const ncclResult_t code =
+            exchange_with(member, queue, parts.of(out, rank_, width), parts.of(out, member, width));
         if (!accepted(code)) return code;
       }
       return ncclSuccess;

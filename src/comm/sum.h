@@ -23,8 +23,8 @@ void sum_in_order(std::span<const std::byte* const> sources, std::byte* out, Byt
 void add_in_order(const std::byte* first, std::span<const std::byte* const> sources, std::byte* out,
                   std::uint64_t elements, DType term_type, DType type);
 
-/// Addresses of one member's part of the elements of an OrderedSum in device memory: of its own
-/// terms, and of received ones, by member and term.
+/// Addresses of one member's part of the elements of an OrderedSum in device memory: in the
+/// member's terms, and in received terms, by member and term.
 struct OrderedTerms {
   const std::byte* first;  ///< null: none
   const std::byte* own;

@@ -13,6 +13,7 @@
 
 #include "src/config/adapter_rules.h"
 #include "src/config/key.h"
+#include "src/config/stored_names.h"
 
 namespace ballast::config {
 namespace {
@@ -75,6 +76,25 @@ std::vector<std::string> trained_modules(const model::Architecture& model) {
     }
   }
   return modules;
+}
+
+/// The modules with adapters.
+std::vector<std::string> adapted_modules(const model::Architecture& model) {
+  constexpr std::string_view kFirst = ".lora_A.weight";
+  std::vector<std::string> modules;
+  for (const model::BlockSpec& block : model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) {
+      if (!tensor.adapter || !tensor.name.ends_with(kFirst)) continue;
+      modules.push_back(tensor.name.substr(0, tensor.name.size() - kFirst.size()));
+    }
+  }
+  return modules;
+}
+
+Json names_in_text_model(const Json& names) {
+  Json list = Json::array();
+  for (const Json& name : names.elements()) list.push_back(name_in_text_model(name.text()));
+  return list;
 }
 
 }  // namespace
@@ -159,7 +179,11 @@ Json read_adapter_folder(const fs::path& folder) {
                       "their full names (\"model.layers.0.self_attn.q_proj\")");
     }
     check_type(file, theirs, *value);
-    section.add(own, value->is_string() ? Json::array({*value}) : *value);
+    if (value->is_array()) {
+      section.add(own, names_in_text_model(*value));
+    } else {
+      section.add(own, value->is_string() ? Json::array({*value}) : *value);
+    }
   }
   for (const auto& member : json.members()) {
     const bool same = std::any_of(kSame.begin(), kSame.end(),
@@ -169,10 +193,22 @@ Json read_adapter_folder(const fs::path& folder) {
   return section;
 }
 
-Json make_adapter_config(const model::Architecture& model, const fs::path& base) {
+std::string name_in_class(const std::string& name, const std::string& prefix) {
+  if (!name.starts_with(kModulePrefix)) return name;
+  return prefix + name.substr(std::string_view(kModulePrefix).size());
+}
+
+Json make_adapter_config(const model::Architecture& model, const fs::path& base,
+                         const std::string& prefix) {
   expects(model.adapters.has_value(), "the model has no adapters");
   const model::AdapterConfig& adapters = *model.adapters;
-  const std::vector<std::string> modules = trained_modules(model);
+  std::vector<std::string> modules = trained_modules(model);
+  std::vector<std::string> targets = adapters.targets;
+  if (prefix != kModulePrefix) {
+    targets = adapted_modules(model);
+    for (std::string& name : targets) name = name_in_class(name, prefix);
+    for (std::string& name : modules) name = name_in_class(name, prefix);
+  }
   return Json::object({{"peft_type", "LORA"},
                        {"task_type", "CAUSAL_LM"},
                        {"base_model_name_or_path", base.empty() ? Json() : Json(base.string())},
@@ -181,7 +217,7 @@ Json make_adapter_config(const model::Architecture& model, const fs::path& base)
                        {"lora_dropout", adapters.dropout},
                        {"use_rslora", adapters.rslora},
                        {"use_dora", adapters.dora},
-                       {"target_modules", list_of(adapters.targets)},
+                       {"target_modules", list_of(targets)},
                        {"modules_to_save", modules.empty() ? Json() : list_of(modules)},
                        {"fan_in_fan_out", adapters.input_first},
                        {"bias", "none"},

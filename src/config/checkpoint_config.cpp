@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/config/adapter_folder.h"
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
 #include "ballast/model/family.h"
@@ -17,6 +18,7 @@
 #include "src/config/json_values.h"
 #include "src/config/rope_keys.h"
 #include "src/config/stored_names.h"
+#include "src/config/text_part.h"
 
 namespace ballast::config {
 namespace {
@@ -88,14 +90,13 @@ std::string find_family(const Json& json, const std::string& file) {
   constexpr const char* kType = "model_type";
   const Json* const type = find_given(json, kType);
   if (type == nullptr) refuse(fmt::format("{}: has no {}, so the family is unknown", file, kType));
-  const std::vector<std::string> types = checkpoint_types();
-  if (type->is_string() && lists(types, type->text() + "_text")) {
-    refuse(
-        fmt::format("{}: {} is {}, a model of text and images; give a folder of its text model, "
-                    "whose {} is \"{}_text\"",
-                    file, kType, shown(*type), kType, type->text()));
+  if (json.find("text_config") != nullptr) {
+    refuse(fmt::format(
+        "{}: {} is {}, a model of several parts, of which Ballast trains the text model "
+        "of {}; give one of these, or a folder of the text model alone",
+        file, kType, shown(*type), wrapper_types()));
   }
-  refuse_unsupported(file, kType, *type, types);
+  refuse_unsupported(file, kType, *type, checkpoint_types());
 }
 
 /// Member `key` of the object; null if it has none.
@@ -106,8 +107,8 @@ Json member_of(const Json& object, const char* key) {
 
 /// Whether the quantization_config of `file` was left over by a program that has dequantised the
 /// weights. The names of the tensors in the same folder decide.
-bool is_leftover(const std::string& file, std::vector<std::string>& notes) {
-  const auto names = stored_names(fs::path(file).parent_path());
+bool is_leftover(const fs::path& folder, const std::string& file, std::vector<std::string>& notes) {
+  const auto names = stored_names(folder);
   if (!names || are_quantized(*names)) return false;
   notes.push_back(
       fmt::format("model.path: {} is a leftover in {}: the weights are not quantised, so they are "
@@ -116,21 +117,36 @@ bool is_leftover(const std::string& file, std::vector<std::string>& notes) {
   return true;
 }
 
+/// Refuses FP8 without a scale for each block of 128 x 128 values.
+void check_blocks(const Json& object, const std::string& file) {
+  constexpr const char* kSize = "weight_block_size";
+  const Json size = member_of(object, kSize);
+  if (size.compact() == "[128,128]") return;
+  refuse(
+      fmt::format("{}: {}.{} is {}, but Ballast reads FP8 only in blocks of [128,128]; give the "
+                  "folder of the original model, or load this one with transformers, "
+                  "dequantize() it and save it",
+                  file, kQuantization, kSize, shown(size)));
+}
+
 /// Refuses weights that WeightFiles cannot dequantise.
 void check_quantization(const Json& object, const std::string& file) {
   const Json method = member_of(object, "quant_method");
-  if (method.is_string() && !(method == "mxfp4") && !(method == kBitsandbytes)) {
-    refuse(fmt::format(
-        "{}: {}.quant_method is {}, but Ballast reads only mxfp4 and bitsandbytes; give the folder "
-        "of the original model, or load this one with transformers, dequantize() it and save it",
-        file, kQuantization, shown(method)));
+  const std::vector<std::string> methods = {"mxfp4", kBitsandbytes, "fp8"};
+  if (method.is_string() && !lists(methods, method.text())) {
+    refuse(
+        fmt::format("{}: {}.quant_method is {}, but Ballast reads only {}; give the folder of the "
+                    "original model, or load this one with transformers, dequantize() it and save "
+                    "it",
+                    file, kQuantization, shown(method), listed(methods)));
   }
   const auto check = [&](const char* key, const std::vector<std::string>& known) {
     const Json found = member_of(object, key);
     if (found.is_string() && lists(known, found.text())) return;
     refuse_unsupported(file, fmt::format("{}.{}", kQuantization, key), found, known);
   };
-  check("quant_method", {"mxfp4", kBitsandbytes});
+  check("quant_method", methods);
+  if (method == "fp8") check_blocks(object, file);
   if (member_of(object, "load_in_4bit").flag()) check("bnb_4bit_quant_type", {"nf4"});
 }
 
@@ -196,8 +212,12 @@ std::string_view torch_name(DType type) {
 
 Json read_model_section(const fs::path& folder, std::vector<std::string>& notes) {
   const fs::path path = folder / kCheckpointConfig;
-  const std::string file = path.string();
+  std::string file = path.string();
   Json json = text::parse_json(text::read_settings(path, "model"), file);
+  if (auto part = find_text_part(json, path)) {
+    json = std::move(part->json);
+    file = std::move(part->label);
+  }
   const std::string name = find_family(json, file);
   const model::Family& family = model::family(name);
   const model::CheckpointRules rules = family.checkpoint_rules();
@@ -205,7 +225,7 @@ Json read_model_section(const fs::path& folder, std::vector<std::string>& notes)
   check_windows(json, keys, file);
   if (const Json* const stored = find_given(json, kQuantization);
       stored != nullptr && stored->is_object() && !stored->members().empty()) {
-    if (is_leftover(file, notes)) {
+    if (is_leftover(folder, file, notes)) {
       json.erase(kQuantization);
     } else {
       check_quantization(*stored, file);
@@ -238,10 +258,14 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
   const auto keys = model::family(config.model.family).checkpoint_keys();
   std::error_code ignored;
   if (keys.empty() || !fs::exists(path, ignored)) return;
-  const std::string name = path.string();
+  std::string name = path.string();
   // The file may be a config of Ballast, which has comments and none of these keys.
   Json file = text::parse_json(text::read_settings(path, "config"), name,
                                {.comments = true, .non_finite = true});
+  if (auto part = find_text_part(file, path)) {
+    file = std::move(part->json);
+    name = std::move(part->label);
+  }
   const model::Family& family = model::family(config.model.family);
   std::vector<std::string> notes;
   file = with_aliases(std::move(file), family.checkpoint_rules());
@@ -268,6 +292,16 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
         fmt::format("{}: {} is {}, but model.{} is {}; set model.{} to {}, or give other weights",
                     name, key.name, shown(*theirs), key.own, shown(ours), key.own, shown(*theirs)));
   }
+}
+
+Json text_model_of(const Json& json, const fs::path& file) {
+  auto part = find_text_part(json, file);
+  return part ? std::move(part->json) : json;
+}
+
+std::string module_prefix(const Json& json, const fs::path& file) {
+  const auto part = find_text_part(json, file);
+  return part ? part->prefix : kModulePrefix;
 }
 
 std::string of_decoded_weights(const std::string& text) {

@@ -378,13 +378,14 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   config.sequence_parallel = std::max<std::uint64_t>(config.sequence_parallel, 1);
   config.tensor_parallel = std::max<std::uint64_t>(config.tensor_parallel, 1);
   check_data(config, document);
+  note_partitioned_activations(config);
   check_cuttable(config, document);
+  check_tensor_parallel(config, document, world);
   complete_layer_tiles(config, document);
   complete_devices(config, document);
   complete_model(config, document);
   if (world == 0 && config.batch.micro_batch > 0) config.batch.train_batch = 0;
   check_sequence_parallel(config, document, world);
-  check_tensor_parallel(config, document, world);
   world = std::max<std::uint64_t>(world, 1);
   complete_batch(config, document,
                  std::max<std::uint64_t>(world / config.ranks_per_batch_part(), 1));

@@ -158,7 +158,7 @@ constexpr auto kGroups = std::to_array<KeyGroup>({
     {"aio", ignored, "transfers go through host memory", "use_gds"},
     {"activation_checkpointing", ignored,
      "a layer keeps its intermediates or is recomputed from its input; see ballast.recompute",
-     "partition_activations partitioned_activations number_checkpoints "
+     "partitioned_activations number_checkpoints "
      "contiguous_memory_optimization synchronize_checkpoint_boundary profile"},
     {"bf16", ignored,
      "gradients accumulate in fp32 and are always checked for values that are not finite",

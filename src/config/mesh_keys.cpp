@@ -155,6 +155,13 @@ void refuse_model(const Config& c, const Document& document, std::string_view ke
   document.fail(std::string(kTensor), rule);
 }
 
+void note_partitioned_activations(Config& c) {
+  if (!c.partition_activations || c.tensor_parallel > 1) return;
+  c.ignored.emplace_back(
+      "activation_checkpointing.partition_activations: only ranks that share layers "
+      "(tensor_parallel.autotp_size) have activations in common");
+}
+
 void check_cuttable(const Config& c, const Document& document) {
   if (c.tensor_parallel == 1) return;
   const auto refuse_if = [&](bool refused, std::string_view rule) {
@@ -172,7 +179,7 @@ void check_cuttable(const Config& c, const Document& document) {
 void check_tensor_parallel(const Config& c, const Document& document, std::uint64_t ranks) {
   const std::uint64_t size = c.tensor_parallel;
   if (size == 1) return;
-  const std::uint64_t heads = c.model.num_kv_heads;
+  const std::uint64_t heads = c.model.num_kv_heads == 0 ? c.model.num_heads : c.model.num_kv_heads;
   const auto check = [&](std::uint64_t number, const std::string& what) {
     if (number % size == 0) return;
     document.fail(
@@ -183,16 +190,6 @@ void check_tensor_parallel(const Config& c, const Document& document, std::uint6
   };
   if (ranks > 0) check(ranks, count_of(ranks, "rank") + " of this run");
   check(heads, count_of(heads, "head") + " of keys");
-  const auto check_tiles = [&](std::uint64_t tiles, std::string_view key, std::string_view what) {
-    if (tiles % size == 0) return;
-    document.fail(std::string(key),
-                  fmt::format("gives {} of {}, which {} {} does not divide; give a multiple of {} "
-                              "or leave it out",
-                              count_of(tiles, "tile"), what, kTensor, size, size));
-  };
-  check_tiles(c.model.layer_tiles, "model.layer_tiles", "a layer's MLP");
-  check_tiles(model::attention_tiles(c.model), "model.layer_tiles", "a layer's attention");
-  check_tiles(c.model.vocabulary_tiles, "model.vocabulary_tiles", "the vocabulary");
 }
 
 }  // namespace ballast::config

@@ -41,6 +41,7 @@ constexpr auto kRoles = std::to_array<RoleKeys>({
      "model.weights model.init_stddev model.vocabulary_tiles model.layer_tiles "
      "data.token_type data.eval data.as_is train_micro_batch_size_per_gpu "
      "gradient_accumulation_steps sequence_parallel_size tensor_parallel.autotp_size "
+     "activation_checkpointing.* "
      "steps_per_print tensorboard.* "
      "csv_monitor.* "
      "zero_optimization.stage zero_optimization.stage3_param_persistence_threshold "

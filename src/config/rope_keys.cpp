@@ -30,6 +30,7 @@ constexpr const char* kTrained = "original_max_position_embeddings";
 constexpr const char* kLongest = "max_position_embeddings";
 constexpr const char* kHead = "head_dim";
 constexpr const char* kTruncate = "truncate";
+constexpr const char* kGrowth = "llama_4_scaling_beta";
 
 /// Reads the keys of one config.json.
 class RopeReader {
@@ -201,7 +202,9 @@ Json RopeReader::scaling(const Json& parameters, const std::string& type) const 
   constexpr std::array kElsewhere = {kType, kOldType, kTheta, kPart};
   for (const auto& [key, value, at] : parameters.members()) {
     if (value.is_null() || value.is_object()) continue;
-    if (std::find(kElsewhere.begin(), kElsewhere.end(), key) == kElsewhere.end()) out[key] = value;
+    if (std::find(kElsewhere.begin(), kElsewhere.end(), key) != kElsewhere.end()) continue;
+    const auto& unread = rules_.unread;
+    if (std::find(unread.begin(), unread.end(), key) == unread.end()) out[key] = value;
   }
   fill_in(out, parameters, type);
   const bool plain = type == "default" && out.members().size() == 1;
@@ -222,7 +225,7 @@ void RopeReader::fill_in(Json& scaling, const Json& parameters, const std::strin
     }
   } else if (type == "dynamic") {
     scaling[kTrained] = longest_json();
-  } else {
+  } else if (scaling.find(kGrowth) == nullptr) {
     scaling.erase(kTrained);
   }
   const Json* const trained = scaling.find(kTrained);
@@ -282,7 +285,7 @@ Json RopeReader::by_layer_type() const {
   const std::string type = type_of(global, global_name);
   Json keys = Json::object();
   keys[kTheta] = chosen(global, global_name, kTheta, kTheta, standard(kTheta));
-  keys[kLocalTheta] = chosen(local, local_name, kTheta, kLocalTheta, standard(kLocalTheta));
+  keys[kLocalTheta] = chosen(local, local_name, kTheta, rules_.local_theta, standard(kLocalTheta));
   check_part(global, global_name, type);
   if (const Json* const truncate = find_given(global, kTruncate);
       type == "yarn" && truncate != nullptr && !truncate->flag()) {
@@ -325,6 +328,13 @@ void add_rope_keys(Json& out, const model::Family& family) {
   };
   copy(find_given(out, kTheta), rules.theta);
   copy(find_given(out, kPart), rules.part);
+  if (rules.by_layer_type && rules.local_theta.empty()) {
+    const Json local = *out.find(kLocalTheta);
+    out.erase(kLocalTheta);
+    // rope_scaling and rope_theta describe the other layers.
+    out[kParameters][kGlobal] = Json::object({{kType, "default"}});
+    out[kParameters][kLocal] = Json::object({{kType, "default"}, {kTheta, local}});
+  }
   const Json* const scaling = find_given(out, kScaling);
   const Json* const trained = scaling == nullptr ? nullptr : find_given(*scaling, kTrained);
   if (trained == nullptr) return;

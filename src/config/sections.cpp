@@ -381,15 +381,16 @@ Section monitor_keys(MonitorSection& monitor) {
           std::move(name)};
 }
 
-/// DeepSpeed's name for ballast.activations "host"; print() writes ballast.activations.
 Section activation_checkpointing_keys(Config& c) {
-  Key key = {"cpu_checkpointing",
-             [&c](const Value& value) {
-               if (value.flag()) c.ballast.activations = Tier::host;
-             },
-             [] { return Json(false); }};
-  return with_deepspeed_keys({accepted_only(std::move(key))}, "activation_checkpointing",
-                             c.ignored);
+  // DeepSpeed's name for ballast.activations "host", which print() writes.
+  Key on_host = {"cpu_checkpointing",
+                 [&c](const Value& value) {
+                   if (value.flag()) c.ballast.activations = Tier::host;
+                 },
+                 [] { return Json(false); }};
+  return with_deepspeed_keys(
+      {accepted_only(std::move(on_host)), flag("partition_activations", c.partition_activations)},
+      "activation_checkpointing", c.ignored);
 }
 
 Key gradient_allreduce_op_key() {
@@ -465,8 +466,7 @@ Section all_keys(Config& c) {
        section("zero_optimization", [&c] { return zero_keys(c.zero, c.buffers, c.ignored); }),
        section("pipeline", [&c] { return pipeline_keys(c.pipeline, c.ignored); }),
        section("aio", [&c] { return aio_keys(c.aio, c.ignored); }),
-       accepted_only(
-           section("activation_checkpointing", [&c] { return activation_checkpointing_keys(c); })),
+       section("activation_checkpointing", [&c] { return activation_checkpointing_keys(c); }),
        section("ballast", [&c] { return ballast_keys(c.ballast, c.buffers); }),
        gradient_allreduce_op_key()},
       "", c.ignored);

@@ -47,10 +47,12 @@ void check_sequence_parallel(const Config& config, const Document& document, std
 /// why the model has tiles. `rule` is the rule that the value breaks.
 [[noreturn]] void refuse_model(const Config& config, const Document& document, std::string_view key,
                                const std::string& rule);
+/// Notes partition_activations if it has no effect.
+void note_partitioned_activations(Config& config);
 /// Throws Error(config) for settings with which ranks cannot share the tiles of a layer.
 void check_cuttable(const Config& config, const Document& document);
-/// Throws Error(config) unless `ranks` ranks (0: unknown) can share the tiles of the complete
-/// model.
+/// Throws Error(config) unless `ranks` ranks (0: unknown) can share heads. The numbers of tiles are
+/// checked when the model is completed.
 void check_tensor_parallel(const Config& config, const Document& document, std::uint64_t ranks);
 /// preference: the loss of data.pairs, with names of TRL's DPOConfig.
 Key preference_key(model::Preference& preference);

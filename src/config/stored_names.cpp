@@ -20,6 +20,9 @@ using text::Json;
 
 constexpr const char* kIndexSuffix = ".index.json";
 constexpr std::string_view kNf4 = ".quant_state.bitsandbytes__nf4";
+/// Parts of the names of a text model's tensors in a model of text and images.
+constexpr std::string_view kOfLanguage = "language_model.";
+constexpr std::string_view kOfText = "text_model.";
 /// Suffixes that the formats give to the names of codes, scales and descriptions: bitsandbytes,
 /// MXFP4, GPTQ and AWQ, fp8 and compressed-tensors.
 constexpr std::string_view kOfCodes =
@@ -48,6 +51,21 @@ HeaderText read_header_text(const Descriptor& file, const fs::path& path, Bytes 
   return header;
 }
 
+std::string name_in_text_model(const std::string& name) {
+  constexpr std::string_view kModel = "model.";
+  for (const std::string_view wrapper : {kOfLanguage, kOfText}) {
+    std::string_view rest = name;
+    if (rest.starts_with(kModel)) rest.remove_prefix(kModel.size());
+    if (!rest.starts_with(wrapper)) continue;
+    const bool inside = rest.size() < name.size();  // "model.language_model."
+    rest.remove_prefix(wrapper.size());
+    if (inside) return std::string(kModel) + std::string(rest);
+    // "language_model." contains the whole class, with its head.
+    if (rest.starts_with(kModel) || rest.starts_with("lm_head.")) return std::string(rest);
+  }
+  return name;
+}
+
 std::optional<std::set<std::string>> stored_names(const fs::path& weights) {
   std::error_code ignored;
   fs::path path = weights;
@@ -63,7 +81,7 @@ std::optional<std::set<std::string>> stored_names(const fs::path& weights) {
     const Json* const map = json.find("weight_map");
     std::set<std::string> names;
     for (const auto& [name, value, at] : (map == nullptr ? json : *map).members()) {
-      names.insert(name);
+      names.insert(name_in_text_model(name));
     }
     return names;
   } catch (const Error&) {

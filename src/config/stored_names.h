@@ -26,9 +26,14 @@ struct HeaderText {
 /// length field, Error(io).
 HeaderText read_header_text(const Descriptor& file, const std::filesystem::path& path, Bytes size);
 
+/// The name that tensor `name` has in a folder of the text model alone. Models of text and images
+/// (or audio) store it with "language_model." or "text_model." in addition. Returns other names
+/// unchanged.
+std::string name_in_text_model(const std::string& name);
+
 /// The names of the tensors in the safetensors files at `weights` (a file, an index, or a folder
-/// with one of them), from the index or the header alone. Empty if they cannot be read: the reader
-/// of the weights then reports why. Never throws.
+/// with one of them), each by name_in_text_model(), from the index or the header alone. Empty if
+/// they cannot be read: the reader of the weights then reports why. Never throws.
 std::optional<std::set<std::string>> stored_names(const std::filesystem::path& weights);
 
 /// Whether some of these tensors are codes of quantised matrices, or their scales.

@@ -44,7 +44,8 @@ struct CurrentOperation {
   [[nodiscard]] const Use& source() const { return first_use(false); }
   [[nodiscard]] const Use& target() const { return first_use(true); }
 
-  /// Returns the first `bytes` of a buffer, or this rank's shard of that size.
+  /// Returns the first `bytes` of a buffer, or this rank's shard of that size. On the device also
+  /// this tensor place's part.
   [[nodiscard]] HostBytes host(const Use& use, Bytes bytes) const {
     const Bytes start = use.shard ? shard_in(use.role) * bytes : 0;
     return modules().store.host(use.buffer, start + bytes).subspan(start);
@@ -54,7 +55,10 @@ struct CurrentOperation {
   }
   /// Like host(), on the device, and from the operation's offset on.
   [[nodiscard]] DeviceBytes device(const Use& use, Bytes bytes) const {
-    const Bytes start = operation.offset + (use.shard ? shard_in(use.role) * bytes : 0);
+    const std::uint32_t number = use.shard  ? shard_in(use.role)
+                                 : use.part ? blueprint().mesh.tensor_place()
+                                            : 0;
+    const Bytes start = operation.offset + number * bytes;
     return modules().store.device(use.buffer, start + bytes).subview(start, bytes);
   }
   [[nodiscard]] DeviceBytes device(Role role, Bytes bytes) const {

@@ -127,7 +127,8 @@ void Engine::check_blueprint() const {
   expects(problem.sharers == mesh.sharers() &&
               mesh.ranks() == (ranks_ == nullptr ? 1 : ranks_->world()) &&
               mesh.rank == (ranks_ == nullptr ? 0 : ranks_->rank()) &&
-              mesh.sequence == blueprint_.shape.parts,
+              mesh.sequence == blueprint_.shape.parts && mesh.tensor == problem.tensor &&
+              mesh.tensor == blueprint_.model.split.tensor,
           "engine: the blueprint's mesh differs from the run's ranks");
   const model::StepProgram& program = problem.program();
   bool enough = true;

@@ -103,8 +103,8 @@ GateInputs sum_over_ranks(const model::PairResult& losses, const std::vector<Gra
   for (const StatisticsAt& at : statistics_in_order(blueprint)) {
     for (std::uint32_t shard = 0; shard < mesh.sharers(); ++shard) {
       const std::size_t rank = mesh.rank_of(sizes.owner_of(shard), at.place);
-      const auto one = read(rank * bytes + sizeof losses + at.index * sizeof(GradientStats),
-                            GradientStats());
+      const auto one =
+          read(rank * bytes + sizeof losses + at.index * sizeof(GradientStats), GradientStats());
       sums.squares += one.sum_of_squares;
       sums.non_finite += one.non_finite;
     }

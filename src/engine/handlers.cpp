@@ -151,7 +151,18 @@ void gather_counts(const CurrentOperation& at, comm::Communicator& channel) {
                      at.device(Role::target, counts_of_micro_batch(at.problem())));
 }
 
+/// Completes a value from the parts of all tensor places.
+void gather_parts(const CurrentOperation& at) {
+  const Mesh& mesh = at.blueprint().mesh;
+  const Bytes part = at.operation.bytes / (mesh.tensor - 1);
+  const DeviceBytes whole = at.device(at.target(), mesh.tensor * part);
+  device::Stream& stream = *at.channels().stream;
+  at.channels().tensor->all_gather(stream, whole.subview(mesh.tensor_place() * part, part), whole);
+  stream.synchronize();
+}
+
 void run_gather(const CurrentOperation& at) {
+  if (at.operation.group == plan::RankGroup::tensor) return gather_parts(at);
   comm::Communicator& channel = at.channels().gathering(at.operation.group);
   if (at.operation.payload == Payload::value) {
     gather_counts(at, channel);

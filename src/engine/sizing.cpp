@@ -180,8 +180,8 @@ Bytes sum_scratch(const Blueprint& blueprint) {
   if (places == 1) return 0;
   const comm::OrderedSum sum = {
       .elements = blueprint.shape.tokens() * config.hidden_size,
-      .terms = static_cast<std::uint32_t>(
-          std::max(config.layer_tiles, config.vocabulary_tiles) / places)};
+      .terms = static_cast<std::uint32_t>(std::max(config.layer_tiles, config.vocabulary_tiles) /
+                                          places)};
   return sum.scratch(blueprint.mesh.tensor);
 }
 

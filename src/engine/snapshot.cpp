@@ -107,7 +107,7 @@ std::vector<float> Snapshot::read_weights(std::size_t block, const model::Tensor
 
 std::vector<float> Snapshot::read_block(std::size_t block) {
   settle();
-  const Elems elements = blueprint_.own.blocks[block].elements;
+  const Elems elements = blueprint_.model.blocks[block].elements;
   return read_master(blueprint_, ranks_, block, 0, elements, perform_);
 }
 

@@ -10,10 +10,12 @@
 
 #include <fmt/format.h>
 
+#include "ballast/config/checkpoint_config.h"
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 #include "ballast/text/files.h"
 
+#include "src/config/stored_names.h"
 #include "src/formats/adapter_files.h"
 #include "src/formats/safetensors_header.h"
 #include "src/model/host/team.h"
@@ -99,7 +101,9 @@ MergedAdapters::MergedAdapters(const WeightFiles& base, const fs::path& folder,
 }
 
 /// The names of the embedding and of the output matrix, and whether they are tied.
-void MergedAdapters::find_ends(const Json& description) {
+void MergedAdapters::find_ends(const Json& whole) {
+  const Json description =
+      config::text_model_of(whole, base_.path().parent_path() / config::kCheckpointConfig);
   tokens_ = "model.embed_tokens.weight";
   output_ = model::OuterTensors().output;
   const Json* const type = description.find("model_type");
@@ -112,6 +116,12 @@ void MergedAdapters::find_ends(const Json& description) {
     standard = family.ties_embeddings();
   }
   if (const WeightPlace* const found = base_.find(tokens_)) tokens_ = found->tensor->name;
+  if (const WeightPlace* const found = base_.find(output_)) {
+    output_ = found->tensor->name;
+  } else if (constexpr std::string_view kWrapper = "language_model.";
+             tokens_.starts_with(kWrapper)) {
+    output_.insert(0, kWrapper);
+  }
   const Json* const given = description.find("tie_word_embeddings");
   const bool known = given != nullptr && given->is_boolean();
   tied_ = base_.find(tokens_) != nullptr &&
@@ -180,7 +190,7 @@ void MergedAdapters::add(const Part& part) {
 MergedAdapters::Change& MergedAdapters::change_of(const Part& part, const std::string& name) {
   const WeightPlace* const found = base_.find(name);
   if (found == nullptr) {
-    if (!tied_ || name != output_) {
+    if (!tied_ || config::name_in_text_model(name) != config::name_in_text_model(output_)) {
       refuse_merge(files_, fmt::format("tensor '{}' belongs to '{}', which {} lacks",
                                        printable(part.place->tensor->name), printable(name),
                                        base_.path().string()));
@@ -192,7 +202,7 @@ MergedAdapters::Change& MergedAdapters::change_of(const Part& part, const std::s
                                      printable(part.place->tensor->name), printable(name),
                                      base_.path().string()));
   }
-  Change& change = changes_[found == nullptr ? name : found->tensor->name];
+  Change& change = changes_[found == nullptr ? output_ : found->tensor->name];
   change.source = found;  // null for a tied output matrix: see untie()
   return change;
 }

@@ -32,16 +32,11 @@ using text::Json;
 constexpr std::string_view kCarried =
     "generation_config.json tokenizer.json tokenizer.model tokenizer_config.json "
     "special_tokens_map.json added_tokens.json vocab.json merges.txt vocab.txt "
-    "chat_template.jinja chat_template.json";
+    "chat_template.jinja chat_template.json preprocessor_config.json processor_config.json "
+    "video_preprocessor_config.json";
 
 [[noreturn]] void fail(const std::string& message, int error_number) {
   throw Error(ErrorCategory::io, message, error_number);
-}
-
-Bytes bytes_of(const TensorToStore& tensor) {
-  Elems elements = 0;
-  expects(count_elements(tensor.shape, elements), "a tensor has 2^64 or more elements");
-  return elements * size_of(tensor.dtype);
 }
 
 bool is_written_by_us(const fs::path& file) {
@@ -81,7 +76,7 @@ std::vector<std::vector<TensorToStore>> split_into_files(std::vector<TensorToSto
 struct ModelFolderWriter::State {
   struct File {
     std::vector<TensorToStore> tensors;
-    Elems left = 0;                                       // number of missing values
+    Elems left = 0;  // number of missing values, and of bytes of copied tensors
     std::unique_ptr<SafetensorsWriter> writer = nullptr;  // set while it is open
     bool finished = false;
   };
@@ -107,9 +102,8 @@ struct ModelFolderWriter::State {
 void ModelFolderWriter::State::add(std::vector<TensorToStore> tensors) {
   File& file = files.emplace_back(File{std::move(tensors)});
   for (const TensorToStore& tensor : file.tensors) {
-    Elems elements = 0;
-    count_elements(tensor.shape, elements);
-    file.left += elements;
+    const bool copied = !tensor.copied_dtype.empty();
+    file.left += bytes_of(tensor) / (copied ? 1 : size_of(tensor.dtype));
     expects(file_of.emplace(tensor.name, files.size() - 1).second,
             "two tensors of a model have the same name");
   }
@@ -122,7 +116,7 @@ void ModelFolderWriter::State::open(std::size_t file) {
       std::map<std::string, std::string>{{"format", "pt"}}, buffers);
 }
 
-/// Calls `write(writer)` for `count` values of a tensor.
+/// Calls `write(writer)` for `count` values of a tensor, or bytes of a copied one.
 template <class Write>
 void ModelFolderWriter::State::write(const std::string& name, Elems count, const Write& write) {
   if (count == 0) return;
@@ -173,6 +167,12 @@ void ModelFolderWriter::write_stored(const std::string& name, std::span<const st
                                      DType type, Elems first) {
   state_->write(name, bytes.size() / size_of(type),
                 [&](SafetensorsWriter& writer) { writer.write_stored(name, bytes, type, first); });
+}
+
+void ModelFolderWriter::write_bytes(const std::string& name, std::span<const std::byte> bytes,
+                                    Bytes first) {
+  state_->write(name, bytes.size(),
+                [&](SafetensorsWriter& writer) { writer.write_bytes(name, bytes, first); });
 }
 
 void ModelFolderWriter::add(const std::string& name, std::string_view content) {

@@ -199,19 +199,34 @@ void SafetensorsReader::read_whole(const std::string& name, std::span<std::int64
   }
 }
 
+Bytes bytes_of(const TensorToStore& tensor) {
+  if (!tensor.copied_dtype.empty()) return tensor.copied_bytes;
+  Elems elements = 0;
+  expects(count_elements(tensor.shape, elements),
+          "safetensors: a tensor has 2^64 or more elements");
+  return elements * size_of(tensor.dtype);
+}
+
 struct SafetensorsWriter::File {
   struct Tensor {
     DType dtype;
-    Elems size;
+    Bytes width;   // bytes per unit: a value, or a byte of a copied tensor
+    Elems size;    // number of units
     Bytes offset;  // from the start of the file
     Elems written = 0;
   };
   WriteBehind output;
   std::unordered_map<std::string, Tensor> tensors;
 
-  /// The tensor of which `count` elements from `first` on will be written.
+  /// The tensor of which `count` units from `first` on will be written.
   Tensor& range(const std::string& name, Elems first, Elems count);
+  void write(Tensor& tensor, std::span<const std::byte> bytes, Elems first);
 };
+
+void SafetensorsWriter::File::write(Tensor& tensor, std::span<const std::byte> bytes, Elems first) {
+  output.write(tensor.offset + first * tensor.width, bytes);
+  tensor.written += bytes.size() / tensor.width;
+}
 
 SafetensorsWriter::File::Tensor& SafetensorsWriter::File::range(const std::string& name,
                                                                 Elems first, Elems count) {
@@ -232,13 +247,13 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path,
   std::unordered_map<std::string, File::Tensor> written;
   Bytes bytes = 0;
   for (const auto& tensor : tensors) {
-    Elems size = 0;
-    expects(count_elements(tensor.shape, size), "safetensors: a tensor has 2^64 or more elements");
+    const bool copied = !tensor.copied_dtype.empty();
     stored.push_back({.name = tensor.name,
-                      .dtype = std::string(dtype_name(tensor.dtype)),
+                      .dtype = copied ? tensor.copied_dtype : std::string(dtype_name(tensor.dtype)),
                       .shape = tensor.shape,
-                      .bytes = size * size_of(tensor.dtype)});
-    written.insert({tensor.name, {tensor.dtype, size, bytes}});
+                      .bytes = bytes_of(tensor)});
+    const Bytes width = copied ? 1 : size_of(tensor.dtype);
+    written.insert({tensor.name, {tensor.dtype, width, stored.back().bytes / width, bytes}});
     bytes += stored.back().bytes;
   }
   const std::string head = format_head(stored, metadata);
@@ -269,9 +284,16 @@ void SafetensorsWriter::write_stored(const std::string& name, std::span<const st
                                      DType type, Elems first) {
   const Elems count = bytes.size() / size_of(type);
   File::Tensor& tensor = file_->range(name, first, count);
-  expects(tensor.dtype == type, "safetensors: stored values do not match the tensor");
-  file_->output.write(tensor.offset + first * size_of(type), bytes);
-  tensor.written += count;
+  expects(tensor.dtype == type && tensor.width == size_of(type),
+          "safetensors: stored values do not match the tensor");
+  file_->write(tensor, bytes, first);
+}
+
+void SafetensorsWriter::write_bytes(const std::string& name, std::span<const std::byte> bytes,
+                                    Bytes first) {
+  File::Tensor& tensor = file_->range(name, first, bytes.size());
+  expects(tensor.width == 1, "safetensors: bytes of a tensor that is not copied");
+  file_->write(tensor, bytes, first);
 }
 
 void SafetensorsWriter::finish() {

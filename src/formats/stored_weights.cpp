@@ -11,6 +11,14 @@
 
 namespace ballast::formats {
 
+Bytes stored_bytes(const WeightPlace& place) {
+  if (place.quantized == nullptr) return place.tensor->bytes;
+  const QuantizedWeights& quantized = *place.quantized;
+  Bytes bytes = quantized.codes.tensor->bytes + quantized.scales.tensor->bytes;
+  if (quantized.nested.tensor != nullptr) bytes += quantized.nested.tensor->bytes;
+  return bytes;
+}
+
 void read_stored(const WeightPlace& place, Bytes first, std::span<std::byte> out) {
   text::read_fully(place.file->descriptor(), place.file->path(), place.tensor->offset + first, out);
 }

@@ -9,6 +9,8 @@
 #include "ballast/text/json.h"
 #include "ballast/text/words.h"
 
+#include "src/config/stored_names.h"
+
 namespace ballast::formats {
 namespace {
 
@@ -24,8 +26,9 @@ constexpr std::string_view kOfPeft =
     "belongs to an unmerged PEFT model; merge its adapters (merge_and_unload() in PEFT) and save "
     "the result, or give the base model and the folder of the adapters";
 constexpr std::string_view kOfImages =
-    "belongs to a model of text and images (or audio), of which Ballast trains only the text "
-    "model; save that alone, with its own config.json";
+    "belongs to a model of text and images (or audio) whose text model Ballast does not find in "
+    "it; "
+    "save the text model alone, with its own config.json";
 constexpr std::string_view kOfGptq =
     "is quantised by GPTQ or AWQ; give the folder of the original model";
 constexpr std::string_view kOfFp8 =
@@ -48,18 +51,18 @@ constexpr auto kSigns = std::to_array<Sign>({
     {"_forward_module.",
      "has the prefix of Lightning; save the module inside, or rename the tensors"},
     {".base_layer. .lora_A. .lora_B. .modules_to_save. base_model.model.", kOfPeft},
-    {"language_model. vision_tower. vision_model. visual. multi_modal_projector. audio_tower. "
-     "thinker.",
-     kOfImages},
+    {"language_model. thinker. talker.", kOfImages},
     {".qweight .qzeros", kOfGptq},
     {".weight_packed .weight_scale", kOfFp8},
     {".attention.wq. tok_embeddings.", kOfOriginal},
 });
 
-const Sign* sign_of(std::string_view name) {
+const Sign* sign_of(const std::string& name) {
+  const bool found_in_wrapper = config::name_in_text_model(name) != name;
   const auto found = std::find_if(kSigns.begin(), kSigns.end(), [&](const Sign& sign) {
+    if (found_in_wrapper && sign.cause == kOfImages) return false;
     return std::ranges::any_of(text::words_of(sign.parts), [&](std::string_view part) {
-      return name.find(part) != std::string_view::npos;
+      return name.find(part) != std::string::npos;
     });
   });
   return found == kSigns.end() ? nullptr : &*found;

@@ -18,8 +18,8 @@
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
-#include "src/formats/bitsandbytes.h"
-#include "src/formats/mxfp4.h"
+#include "src/config/stored_names.h"
+#include "src/formats/quantized_matrices.h"
 #include "src/formats/safetensors_header.h"
 #include "src/formats/tensor_causes.h"
 #include "src/formats/weight_causes.h"
@@ -119,15 +119,17 @@ WeightFiles::WeightFiles(const fs::path& path) : path_(path) {
     add_places();
   }
   pair_codes();
+  index_names();
 }
 
 namespace {
 
-/// The type of the first matrix that is not quantised; F32 if there is none.
+/// The type of the first matrix that is not quantised, nor scales; F32 if there is none.
 DType usual_type(const std::vector<WeightPlace>& places) {
   for (const WeightPlace& place : places) {
     const auto type = weight_type(place.tensor->dtype);
-    if (place.tensor->shape.size() == 2 && type) return *type;
+    const bool is_matrix = place.tensor->shape.size() == 2 && !has_scales(place.tensor->name);
+    if (is_matrix && type) return *type;
   }
   return DType::f32;
 }
@@ -144,8 +146,7 @@ void WeightFiles::pair_codes() {
   std::vector<WeightPlace> places;
   std::unordered_set<const StoredTensor*> parts;
   for (const WeightPlace& place : places_) {
-    std::optional<Pairing> pairing = mxfp4::pair(place, find);
-    if (!pairing) pairing = bitsandbytes::pair(place, others, find);
+    std::optional<Pairing> pairing = pair_quantized(place, others, find);
     if (!pairing) {
       places.push_back(place);
       continue;
@@ -226,12 +227,37 @@ void WeightFiles::open_index() {
   }
 }
 
-const WeightPlace* WeightFiles::find(const std::string& name) const {
-  auto found = found_.find(name);
-  if (const auto dot = name.find('.'); found == found_.end() && dot != std::string::npos) {
-    found = found_.find(name.substr(dot + 1));
+namespace {
+
+/// Like config::name_in_text_model(), also for files of PEFT.
+std::string name_alone(const std::string& name) {
+  const std::string prefix = config::kAdapterPrefix;
+  if (!name.starts_with(prefix)) return config::name_in_text_model(name);
+  return prefix + config::name_in_text_model(name.substr(prefix.size()));
+}
+
+}  // namespace
+
+/// Indexes the tensors of a text model inside another model.
+void WeightFiles::index_names() {
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    const std::string& stored = places_[i].tensor->name;
+    std::string name = name_alone(stored);
+    if (name != stored) in_text_model_.emplace(std::move(name), i);
   }
-  return found == found_.end() ? nullptr : &places_[found->second];
+}
+
+const WeightPlace* WeightFiles::find(const std::string& name) const {
+  const auto found = found_.find(name);
+  if (found != found_.end()) return &places_[found->second];
+  if (!in_text_model_.empty()) {
+    const auto inside = in_text_model_.find(name_alone(name));
+    if (inside != in_text_model_.end()) return &places_[inside->second];
+  }
+  const auto dot = name.find('.');
+  if (dot == std::string::npos) return nullptr;
+  const auto inner = found_.find(name.substr(dot + 1));
+  return inner == found_.end() ? nullptr : &places_[inner->second];
 }
 
 Bytes WeightFiles::bytes() const {
@@ -244,10 +270,8 @@ void WeightFiles::read(const std::string& name, std::span<float> out, Elems firs
   if (const WeightPlace* const place = find(name)) {
     if (place->quantized == nullptr) return place->file->read(place->tensor->name, out, first);
     if (out.empty()) return;
-    expects(place->quantized->format != QuantizedWeights::Format::mxfp4,
-            "matrices in MXFP4 are read in slices");
     std::vector<std::byte> stored(out.size() * size_of(type_of(*place)));
-    bitsandbytes::read(*place, first, stored, nullptr);
+    read_quantized(*place, first, stored, nullptr);
     return decode(stored, type_of(*place), out);
   }
   std::vector<std::string> names;

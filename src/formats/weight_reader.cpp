@@ -8,8 +8,8 @@
 
 #include "ballast/core/dtype.h"
 
-#include "src/formats/bitsandbytes.h"
 #include "src/formats/mxfp4.h"
+#include "src/formats/quantized_matrices.h"
 
 namespace ballast::formats {
 namespace {
@@ -40,16 +40,19 @@ std::vector<ReadAhead::Source> stored_ranges(const WeightPlace& place, Elems fir
     return {{&place, first * width, end * width}};
   }
   const QuantizedWeights& quantized = *place.quantized;
-  if (quantized.format == QuantizedWeights::Format::int8) return {{&quantized.codes, first, end}};
+  using Format = QuantizedWeights::Format;
+  if (quantized.format == Format::int8 || quantized.format == Format::fp8) {
+    return {{&quantized.codes, first, end}};
+  }
   std::vector<ReadAhead::Source> ranges = {{&quantized.codes, first / 2, (end + 1) / 2}};
-  if (quantized.format == QuantizedWeights::Format::mxfp4) {
+  if (quantized.format == Format::mxfp4) {
     ranges.push_back({&quantized.scales, first / mxfp4::kBlock, end / mxfp4::kBlock});
   }
   return ranges;
 }
 
 void read_elements(const WeightPlace& place, Elems first, HostBytes out, ReadAhead* ahead) {
-  if (place.quantized != nullptr) return bitsandbytes::read(place, first, out, ahead);
+  if (place.quantized != nullptr) return read_quantized(place, first, out, ahead);
   read_stored(place, first * size_of(type_of(place)), out, ahead);
 }
 

@@ -214,6 +214,7 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
   blueprint.problem.devices = config.devices();
   blueprint.problem.sharers = mesh.sharers();
   blueprint.problem.tensor = mesh.tensor;
+  blueprint.problem.partitions_activations = config.partition_activations;
   blueprint.problem.stage = static_cast<std::uint32_t>(config.zero.stage);
   blueprint.problem.hpz_partition_size = hpz_partition_size(config.zero, mesh.sharers());
   if (config.zero.quantized_weights) blueprint.problem.qwz_weight_bytes = size_of(blueprint.type);

@@ -59,6 +59,65 @@ void describe_buffers(const engine::Blueprint& blueprint, Lines& lines) {
   if (!text.empty()) add(lines, "staging buffers", text);
 }
 
+/// Parameters of the model that are trained or frozen, and the size of their weights.
+struct ModelShare {
+  Elems parameters = 0;
+  Bytes bytes = 0;
+};
+
+ModelShare trained_share(const engine::Blueprint& blueprint) {
+  const Elems trained = blueprint.model.trained_parameters();
+  return {trained, trained * size_of(blueprint.type)};
+}
+
+ModelShare frozen_share(const engine::Blueprint& blueprint) {
+  const model::Architecture& model = blueprint.model;
+  const Elems frozen = model.parameters() - model.trained_parameters();
+  Elems quantized = 0;
+  Bytes bytes = 0;
+  for (const model::BlockSpec& block : model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) {
+      if (!tensor.quantized) continue;
+      quantized += tensor.size;
+      bytes += model::QuantizedArrays(*model.quantization, tensor.size).bytes;
+    }
+  }
+  return {frozen, bytes + (frozen - quantized) * size_of(blueprint.type)};
+}
+
+std::string share_text(Elems parameters, Bytes bytes) {
+  return fmt::format("{} parameters, {}", format_count(static_cast<double>(parameters)),
+                     format_bytes(bytes));
+}
+
+/// Says what is trained, frozen or passes through, unless everything is trained.
+void describe_shares(const Forecast& forecast, Lines& lines) {
+  const engine::Blueprint& blueprint = forecast.decision.blueprint;
+  const ModelShare trained = trained_share(blueprint);
+  const ModelShare frozen = frozen_share(blueprint);
+  if (frozen.parameters == 0 && forecast.passing.empty()) return;
+  add(lines, "trained", share_text(trained.parameters, trained.bytes));
+  if (frozen.parameters > 0) add(lines, "frozen", share_text(frozen.parameters, frozen.bytes));
+  for (const PassingShare& share : forecast.passing) {
+    add(lines, "passes through",
+        fmt::format("{}: {}", share.part, share_text(share.parameters, share.bytes)));
+  }
+}
+
+void add_shares_json(const Forecast& forecast, Json& out) {
+  const auto add_share = [&out](const std::string& name, const ModelShare& share) {
+    out[name + "_parameters"] = share.parameters;
+    out[name + "_bytes"] = share.bytes;
+  };
+  add_share("trained", trained_share(forecast.decision.blueprint));
+  add_share("frozen", frozen_share(forecast.decision.blueprint));
+  out["passing"] = Json::array();
+  for (const PassingShare& share : forecast.passing) {
+    out["passing"].push_back(Json::object(
+        {{"part", share.part}, {"parameters", share.parameters}, {"bytes", share.bytes}}));
+  }
+}
+
 void describe_run(const Forecast& forecast, Lines& lines) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
   const step::Problem& problem = blueprint.problem;
@@ -66,6 +125,7 @@ void describe_run(const Forecast& forecast, Lines& lines) {
       fmt::format("{} parameters in {}",
                   format_count(static_cast<double>(blueprint.model.parameters())),
                   to_string(blueprint.type)));
+  describe_shares(forecast, lines);
   add(lines, "blocks",
       fmt::format("{} (embedding, layers, head), the units of placement",
                   blueprint.model.blocks.size()));
@@ -77,14 +137,19 @@ void describe_run(const Forecast& forecast, Lines& lines) {
   if (problem.devices > 1) {
     add(lines, "devices",
         fmt::format("{}{}; each has every {} layer", problem.devices,
-                    problem.sharers > 1 ? " of each rank" : "",
+                    blueprint.mesh.ranks() > 1 ? " of each rank" : "",
                     problem.devices == 2   ? "2nd"
                     : problem.devices == 3 ? "3rd"
                                            : fmt::format("{}th", problem.devices)));
   }
   std::string ranks;
-  if (problem.sharers > 1)
+  if (problem.tensor > 1) {
+    ranks =
+        fmt::format(" x {} group{} of {} ranks that share each layer (stage {})", problem.sharers,
+                    problem.sharers == 1 ? "" : "s", problem.tensor, problem.stage);
+  } else if (problem.sharers > 1) {
     ranks = fmt::format(" x {} ranks (stage {})", problem.sharers, problem.stage);
+  }
   if (const auto parts = blueprint.shape.parts; parts > 1)
     ranks += fmt::format(", {} share each sequence,", parts);
   add(lines, "batch",
@@ -95,7 +160,8 @@ void describe_run(const Forecast& forecast, Lines& lines) {
     lines.push_back("  " + line);
   }
   describe_buffers(blueprint, lines);
-  lines.push_back(problem.sharers > 1 ? "memory of each rank (peak)" : "memory (peak)");
+  const bool several = blueprint.mesh.ranks() > 1;
+  lines.push_back(several ? "memory of each rank (peak)" : "memory (peak)");
   for (const std::string& row : blueprint.ledger.table(blueprint.budgets)) {
     lines.push_back("  " + row);
   }
@@ -243,6 +309,7 @@ std::string to_json(const Forecast& forecast) {
   Json out = plan_json(blueprint, &prediction);
   out["tokens_per_second"] = forecast.tokens_per_second;
   out["machine"] = forecast.rates.name;
+  add_shares_json(forecast, out);
   add_wear_json(forecast, out);
   add_hiding_json(forecast, out);
   out["improvements"] = Json::array();

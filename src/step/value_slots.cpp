@@ -80,11 +80,14 @@ class SlotMaker {
     const auto place = [&](ValueId id, bool& leaves) {
       const StepValue& value = program_.values[id];
       const Tier tier = placed_.at(value.owner).activations;
-      const Bytes swapped = swapped_bytes(program_, value);
+      const Bytes swapped = swapped_bytes(placed_.problem, value);
       largest = std::max(largest, swapped);
       leaves = leaves || tier != Tier::device;
       to_nvme += tier == Tier::nvme ? micro_batches_per_stop_ : 0;
-      wait_in(id, tier, tier == Tier::nvme ? swapped : program_.bytes_of(value));
+      wait_in(id, tier,
+              tier == Tier::nvme   ? swapped
+              : tier == Tier::host ? waiting_bytes(placed_.problem, value)
+                                   : program_.bytes_of(value));
     };
     for (const ValueId id : table_.values().placed) place(id, any_leaves_);
     for (const ValueId id : table_.values().kept_attention) {
@@ -122,8 +125,9 @@ class SlotMaker {
   void shared_by(ClassId id, std::uint8_t device) {
     const ValueClass& of = program_.classes[id];
     Buffers& shared = slots_.devices[device].shared[id];
+    const Bytes bytes = bytes_in_ring(id);
     const auto add = [&](const std::string& name, std::size_t count) {
-      return list_.add_slots(name, Tier::device, kind_of(of.memory), of.bytes, count, device);
+      return list_.add_slots(name, Tier::device, kind_of(of.memory), bytes, count, device);
     };
     switch (of.slots) {
       case SlotRule::own:
@@ -145,6 +149,17 @@ class SlotMaker {
       case SlotRule::report:
         break;
     }
+  }
+
+  /// Returns the size of a buffer for values of a class, with room for the parts of all tensor
+  /// places.
+  [[nodiscard]] Bytes bytes_in_ring(ClassId id) const {
+    Bytes bytes = program_.classes[id].bytes;
+    for (const StepValue& value : program_.values) {
+      if (value.of != id || !is_partitioned(placed_.problem, value)) continue;
+      bytes = std::max(bytes, placed_.problem.tensor * waiting_bytes(placed_.problem, value));
+    }
+    return bytes;
   }
 
   /// Adds the inputs of the step on the host.

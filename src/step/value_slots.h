@@ -41,9 +41,21 @@ struct ValueSlots {
   std::vector<BufferId> sums;
 };
 
-/// Returns the bytes of a waiting value of one micro-batch on NVMe, in whole pages.
-inline Bytes swapped_bytes(const model::StepProgram& program, const model::StepValue& value) {
-  return round_up(program.bytes_of(value), kPage);
+/// Returns whether each tensor place keeps only its part of a value that waits below the device.
+inline bool is_partitioned(const Problem& problem, const model::StepValue& value) {
+  return problem.partitions_activations && problem.tensor > 1 &&
+         value.waits == model::Waits::placed;
+}
+/// Returns the bytes of a value of one micro-batch that this rank keeps while it waits below the
+/// device. Parts are whole pages.
+inline Bytes waiting_bytes(const Problem& problem, const model::StepValue& value) {
+  const Bytes whole = problem.program().bytes_of(value);
+  if (!is_partitioned(problem, value)) return whole;
+  return round_up((whole + problem.tensor - 1) / problem.tensor, kPage);
+}
+/// Returns the bytes that it takes on NVMe, in whole pages.
+inline Bytes swapped_bytes(const Problem& problem, const model::StepValue& value) {
+  return round_up(waiting_bytes(problem, value), kPage);
 }
 
 /// Adds the buffers of values and gradient sums to `list`. If the list merges buffers, the members

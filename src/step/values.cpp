@@ -76,15 +76,17 @@ step::MovedValue kind_of(const model::ValueClass& of) {
 }  // namespace
 
 void Values::move(Action action, const Instance& at, BlockId block, const Move& move) {
-  move_.emit_on(at.device,
-                {.action = action,
-                 .payload = Payload::value,
-                 .block = block,
-                 .micro = at.micro,
-                 .label = step::label_of(kind_of(class_of(at.value))),
-                 .bytes = move.bytes,
-                 .offset = move.offset,
-                 .uses = {{Role::source, move.from, false}, {Role::target, move.to, true}}});
+  move_.emit_on(
+      at.device,
+      {.action = action,
+       .payload = Payload::value,
+       .block = block,
+       .micro = at.micro,
+       .label = step::label_of(kind_of(class_of(at.value))),
+       .bytes = move.bytes,
+       .offset = move.offset,
+       .uses = {{.role = Role::source, .buffer = move.from, .part = move.from_part},
+                {.role = Role::target, .buffer = move.to, .writes = true, .part = move.to_part}}});
 }
 
 void Values::upload_inputs(std::uint32_t micro) {
@@ -138,14 +140,16 @@ void Values::fill_homes() {
     const StepValue& value = program_.values[id];
     if (!placed_.leaves(value) || placed_.at(value.owner).activations != Tier::nvme) continue;
     on_nvme.push_back(id);
-    largest = std::max(largest, swapped_bytes(program_, value));
+    largest = std::max(largest, swapped_bytes(placed_.problem, value));
   }
   move_.fill_with_zeros(Payload::value, program_.values[on_nvme.front()].owner, staging, largest);
   for (const ValueId id : on_nvme) {
     const StepValue& value = program_.values[id];
     for (std::uint32_t m = 0; m < slots_.own[id].size(); ++m) {
       move(Action::writeback, {id, m}, value.owner,
-           {.from = staging, .to = slots_.own[id][m], .bytes = swapped_bytes(program_, value)});
+           {.from = staging,
+            .to = slots_.own[id][m],
+            .bytes = swapped_bytes(placed_.problem, value)});
     }
   }
 }
@@ -213,13 +217,30 @@ BufferId Values::bring_back(const Instance& at) {
   if (placed_.at(value.owner).activations == Tier::nvme) {
     host = staging_.next();
     move(Action::fetch, at, value.owner,
-         {.from = home, .to = host, .bytes = swapped_bytes(program_, value)});
+         {.from = home, .to = host, .bytes = swapped_bytes(placed_.problem, value)});
   }
   const BufferId slot = rings_[at.device].shared[value.of].next();
+  const bool part = is_partitioned(placed_.problem, value);
+  const Bytes bytes = waiting_bytes(placed_.problem, value);
   move(Action::upload, at, value.owner,
-       {.from = host, .to = slot, .bytes = program_.bytes_of(value)});
+       {.from = host, .to = slot, .bytes = bytes, .to_part = part});
+  if (part) gather_parts(at, slot);
   last = {at.value, slot};
   return slot;
+}
+
+/// Completes a value of which this tensor place has uploaded its part.
+void Values::gather_parts(const Instance& at, BufferId slot) {
+  const StepValue& value = program_.values[at.value];
+  const Bytes others = placed_.problem.tensor - 1;
+  move_.emit_on(at.device, {.action = Action::gather,
+                            .payload = Payload::value,
+                            .group = RankGroup::tensor,
+                            .block = value.owner,
+                            .micro = at.micro,
+                            .label = step::label_of(kind_of(class_of(at.value))),
+                            .bytes = others * waiting_bytes(placed_.problem, value),
+                            .uses = {{.role = Role::target, .buffer = slot, .writes = true}}});
 }
 
 void Values::after(model::PassId id, std::uint32_t micro) {
@@ -280,10 +301,13 @@ void Values::store(ValueId id, std::uint32_t micro) {
   const bool to_nvme = placed_.at(value.owner).activations == Tier::nvme;
   const BufferId host = to_nvme ? staging_.next() : home;
   move(Action::offload, at, value.owner,
-       {.from = in_ring(at), .to = host, .bytes = program_.bytes_of(value)});
+       {.from = in_ring(at),
+        .to = host,
+        .bytes = waiting_bytes(placed_.problem, value),
+        .from_part = is_partitioned(placed_.problem, value)});
   if (!to_nvme) return;
   move(Action::writeback, at, value.owner,
-       {.from = host, .to = home, .bytes = swapped_bytes(program_, value)});
+       {.from = host, .to = home, .bytes = swapped_bytes(placed_.problem, value)});
 }
 
 }  // namespace ballast::step

@@ -82,7 +82,11 @@ class Values {
     BufferId to = kNoBuffer;
     Bytes bytes = 0;
     Bytes offset = 0;  ///< see Operation
+    // Whether only this tensor place's part of a buffer is moved.
+    bool from_part = false;
+    bool to_part = false;
   };
+  void gather_parts(const Instance& at, BufferId slot);
   void move(Action action, const Instance& at, model::BlockId block, const Move& move);
 
   const ProgramTable& table_;

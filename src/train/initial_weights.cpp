@@ -22,6 +22,7 @@
 
 #include "src/formats/adapter_files.h"
 #include "src/formats/bitsandbytes.h"
+#include "src/formats/passing_tensors.h"
 #include "src/formats/safetensors_header.h"
 #include "src/formats/tensor_causes.h"
 #include "src/formats/weight_causes.h"
@@ -119,7 +120,7 @@ void check_unused(const formats::WeightFiles& files, const model::Architecture& 
     const bool buffer = std::any_of(buffers.begin(), buffers.end(), [&](const auto& known) {
       return tensor.name.ends_with(known.suffix) && has_shape(tensor, known.shape);
     });
-    if (buffer || used.contains(&place)) continue;
+    if (buffer || used.contains(&place) || formats::passing_part(files, tensor.name)) continue;
     if (cause.empty()) cause = formats::cause_of_unused(tensor.name);
     if (++unused <= kNamed) names += (names.empty() ? "" : ", ") + text::printable(tensor.name);
   }
@@ -270,6 +271,7 @@ class InitialWeights : public engine::WeightSource {
     files_.emplace(config.initial_weights);
     reader_.emplace(*files_, reading_order(*files_, blueprint.own, masters_of_, !adapters_));
     bytes_ = files_->bytes();
+    for (const auto& [part, totals] : formats::passing_totals(*files_)) bytes_ -= totals.bytes;
     for (const model::BlockSpec& block : blueprint.own.blocks) {
       for (const model::TensorSpec& tensor : block.tensors) {
         if (adapters_ || tensor.init != model::Init::row_norms) continue;

@@ -16,8 +16,9 @@
 namespace ballast::train {
 
 /// Checks that model.weights, if given, has safetensors files (WeightFiles) with exactly the
-/// model's tensors. They may also have the family's checkpoint_buffers() and, if the embeddings are
-/// tied, a copy of the embedding as the output matrix. A config.json next to them must agree in the
+/// model's tensors. They may also have tensors that pass through (formats/passing_tensors.h), the
+/// family's checkpoint_buffers() and, if the embeddings are tied, a copy of the embedding as the
+/// output matrix. A config.json next to them must agree in the
 /// family's checkpoint_keys(). A folder at ballast.adapters.path must have the trained tensors.
 /// Throws Error(config), Error(data) or Error(io) with the key.
 void check_initial_weights(const config::Config& config);

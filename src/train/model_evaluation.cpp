@@ -102,7 +102,8 @@ std::vector<std::string> name_data(const std::vector<std::string>& files) {
 /// shorter.
 std::uint64_t usual_length(const fs::path& folder) {
   const fs::path file = folder / config::kCheckpointConfig;
-  const Json json = text::parse_json(text::read_settings(file, "model"), file.string());
+  const Json json = config::text_model_of(
+      text::parse_json(text::read_settings(file, "model"), file.string()), file);
   for (const char* key : {"max_position_embeddings", "n_positions"}) {
     const Json* const most = json.find(key);
     if (most == nullptr || !most->is_number() || !(most->number() >= 1.0)) continue;

@@ -33,8 +33,10 @@ double trained_length(const fs::path& weights) {
   const fs::path folder = fs::is_directory(weights, ignored) ? weights : weights.parent_path();
   const fs::path file = folder / config::kCheckpointConfig;
   if (weights.empty() || !fs::exists(file, ignored)) return 0.0;
-  const Json json = text::parse_json(text::read_settings(file, "config of a model"), file.string());
-  if (!json.is_object()) return 0.0;
+  const Json whole =
+      text::parse_json(text::read_settings(file, "config of a model"), file.string());
+  if (!whole.is_object()) return 0.0;
+  const Json json = config::text_model_of(whole, file);
   double longest =
       std::max(number_or_0(json, "max_position_embeddings"), number_or_0(json, "n_positions"));
   for (const char* key : {"rope_scaling", "rope_parameters"}) {

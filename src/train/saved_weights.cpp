@@ -17,7 +17,9 @@
 #include "ballast/model/family.h"
 #include "ballast/text/json.h"
 
-#include "src/formats/adapter_files.h"
+#include "src/config/stored_names.h"
+#include "src/formats/copied_tensors.h"
+#include "src/formats/passing_tensors.h"
 
 namespace ballast::train {
 namespace {
@@ -33,6 +35,42 @@ Bytes size_of_weights(const model::Architecture& model) {
   return (model.adapters ? model.trained_parameters() : model.parameters()) * sizeof(float);
 }
 
+/// The files that the run imports: the names of the model's tensors in them, and the tensors that
+/// pass through. Adapters are separate from these files.
+class ImportedFiles {
+ public:
+  ImportedFiles(const config::Config& config, const model::Architecture& model) {
+    if (config.initial_weights.empty() || model.adapters) return;
+    files_.emplace(config.initial_weights);
+    for (const formats::WeightPlace* const place : formats::passing_tensors(*files_)) {
+      passing_.push_back(formats::copy_of(*files_, *place, {}));
+    }
+  }
+
+  /// The text model of a model of text and images keeps its names.
+  [[nodiscard]] std::string name_of(const std::string& name) const {
+    const formats::WeightPlace* const place = files_ ? files_->find(name) : nullptr;
+    const bool inside = place != nullptr && config::name_in_text_model(place->tensor->name) == name;
+    return inside ? place->tensor->name : name;
+  }
+  /// Tensors that are copied, in file order.
+  [[nodiscard]] const std::vector<formats::TensorToStore>& passing() const { return passing_; }
+  [[nodiscard]] Bytes passing_bytes() const {
+    Bytes sum = 0;
+    for (const formats::TensorToStore& tensor : passing_) sum += bytes_of(tensor);
+    return sum;
+  }
+  /// Calls `progress` with the bytes copied.
+  void copy(formats::ModelFolderWriter& writer,
+            const std::function<void(Bytes done)>& progress) const {
+    if (!passing_.empty()) formats::copy_tensors(*files_, nullptr, {passing_}, writer, progress);
+  }
+
+ private:
+  std::optional<formats::WeightFiles> files_;
+  std::vector<formats::TensorToStore> passing_;
+};
+
 /// Returns the Hugging Face folder that `config` imports; empty if it has no config.json.
 std::optional<fs::path> imported_folder(const config::Config& config) {
   const fs::path& path = config.initial_weights;
@@ -45,6 +83,16 @@ std::optional<fs::path> imported_folder(const config::Config& config) {
       text::parse_json(formats::read_small_file(file), file.string(), {.comments = true});
   // The file may be a config of Ballast.
   return json.find(keys.front().name) == nullptr ? std::nullopt : std::optional(folder);
+}
+
+/// Returns the beginning of the names of modules in the class of the imported folder.
+std::string module_prefix_of(const config::Config& config) {
+  const auto folder = imported_folder(config);
+  if (!folder) return config::kModulePrefix;
+  const fs::path file = *folder / config::kCheckpointConfig;
+  const text::Json json =
+      text::parse_json(formats::read_small_file(file), file.string(), {.comments = true});
+  return config::module_prefix(json, file);
 }
 
 /// Writes one of several stacked tensors, some rows of the file's matrix at a time.
@@ -93,7 +141,8 @@ fs::path base_model(const config::Config& config) {
 void describe(formats::ModelFolderWriter& writer, const config::Config& config,
               const model::Architecture& model) {
   if (model.adapters) {
-    const auto json = config::make_adapter_config(model, base_model(config));
+    const auto json =
+        config::make_adapter_config(model, base_model(config), module_prefix_of(config));
     writer.add(config::kAdapterConfig, json.pretty() + "\n");
   } else if (const auto from = imported_folder(config)) {
     const std::string text = formats::read_small_file(*from / config::kCheckpointConfig);
@@ -104,12 +153,17 @@ void describe(formats::ModelFolderWriter& writer, const config::Config& config,
   }
 }
 
-std::vector<formats::TensorToStore> adapters_of(const model::Architecture& model) {
+std::string adapter_name(const model::TensorSpec& tensor, const std::string& prefix) {
+  return config::kAdapterPrefix + config::name_in_class(tensor.name, prefix);
+}
+
+std::vector<formats::TensorToStore> adapters_of(const model::Architecture& model,
+                                                const std::string& prefix) {
   std::vector<formats::TensorToStore> tensors;
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) {
       if (!is_saved(model, tensor) || tensor.first_element() > 0) continue;
-      tensors.push_back({formats::AdapterFiles::name_of(tensor), DType::f32, tensor.whole_shape()});
+      tensors.push_back({adapter_name(tensor, prefix), DType::f32, tensor.whole_shape()});
     }
   }
   return tensors;
@@ -120,7 +174,7 @@ std::vector<formats::TensorToStore> adapters_of(const model::Architecture& model
 void check_room_for_weights(const config::Config& config, const model::Architecture& model) {
   std::error_code error;
   const fs::space_info space = fs::space(config.ballast.out, error);
-  const Bytes needed = size_of_weights(model);
+  const Bytes needed = size_of_weights(model) + ImportedFiles(config, model).passing_bytes();
   if (error || space.available >= needed) return;
   throw Error(
       ErrorCategory::io,
@@ -152,19 +206,26 @@ void write_block(formats::ModelFolderWriter& writer, const model::BlockSpec& blo
 void save_weights(engine::Engine& engine, const config::Config& config, bool first,
                   const Progress& progress) {
   const model::Architecture& model = engine.blueprint().model;
+  const ImportedFiles imported(config, model);
+  const std::string prefix = module_prefix_of(config);
+  const Bytes total = size_of_weights(model) + imported.passing_bytes();
   std::optional<formats::ModelFolderWriter> writer;
   if (first) {
     const fs::path folder = config.ballast.out / formats::kRunWeights;
     if (model.adapters) {
-      writer.emplace(folder, std::vector<std::vector<formats::TensorToStore>>{adapters_of(model)},
+      writer.emplace(folder,
+                     std::vector<std::vector<formats::TensorToStore>>{adapters_of(model, prefix)},
                      config::kAdapterWeights);
     } else {
-      writer.emplace(folder, formats::split_into_files(tensors_of(model), formats::kShardSize));
+      std::vector<formats::TensorToStore> tensors = tensors_of(model);
+      for (formats::TensorToStore& tensor : tensors) tensor.name = imported.name_of(tensor.name);
+      tensors.insert(tensors.end(), imported.passing().begin(), imported.passing().end());
+      writer.emplace(folder, formats::split_into_files(std::move(tensors), formats::kShardSize));
     }
   }
   Bytes done = 0;
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
-    if (first) progress(done, size_of_weights(model));
+    if (first) progress(done, total);
     const model::BlockSpec& block = model.blocks[b];
     if (model.adapters && block.trained_elements() == 0) continue;
     const std::vector<float> values = engine.snapshot().read_block(b);
@@ -173,11 +234,12 @@ void save_weights(engine::Engine& engine, const config::Config& config, bool fir
       done += tensor.size * sizeof(float);
       if (!writer) continue;
       const std::string name =
-          model.adapters ? formats::AdapterFiles::name_of(tensor) : tensor.name;
+          model.adapters ? adapter_name(tensor, prefix) : imported.name_of(tensor.name);
       write(*writer, name, tensor, std::span(values).subspan(tensor.offset, tensor.size));
     }
   }
   if (!writer) return;
+  imported.copy(*writer, [&](Bytes copied) { progress(done + copied, total); });
   describe(*writer, config, model);
   writer->finish();
 }

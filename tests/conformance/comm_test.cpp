@@ -15,52 +15,12 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/core/error.h"
 
+#include "tests/conformance/comm_lane.h"
+
 namespace ballast::comm::comm_test {
 namespace {
 
-using Content = std::vector<std::byte>;
-
-class World : public testing::Environment {
- public:
-  static Ranks& ranks() { return *instance_->ranks_; }
-  void SetUp() override {
-    // Parts of an all_to_all need several messages.
-    ranks_ = join_ranks(read_launch(), {.timeout_seconds = 100.0, .largest_message = 50001});
-    instance_ = this;
-  }
-  void TearDown() override { ranks_.reset(); }
-
- private:
-  inline static World* instance_ = nullptr;
-  std::unique_ptr<Ranks> ranks_;
-};
 [[maybe_unused]] const auto* const kWorld = testing::AddGlobalTestEnvironment(new World);
-
-/// Input of rank `rank`: elements of many magnitudes, so that a different order of a sum is
-/// detected.
-Content content_of(std::uint32_t rank, Bytes bytes, DType type, std::uint32_t seed) {
-  std::mt19937 random(1000 * seed + rank);
-  Content content(bytes);
-  for (Bytes at = 0; at < bytes; at += size_of(type)) {
-    const double unit = static_cast<double>(random()) * 0x1p-31 - 1.0;
-    const auto value = static_cast<float>(std::ldexp(unit, static_cast<int>(random() % 24U)));
-    const Bf16 rounded = to_bf16(value);
-    std::memcpy(content.data() + at,
-                type == DType::f32 ? static_cast<const void*>(&value) : &rounded, size_of(type));
-  }
-  return content;
-}
-
-float element(const Content& content, Bytes at, DType type) {
-  if (type == DType::f32) {
-    float value = 0.0F;
-    std::memcpy(&value, content.data() + at, 4);
-    return value;
-  }
-  Bf16 value;
-  std::memcpy(&value, content.data() + at, 2);
-  return to_float(value);
-}
 
 /// The sum over the inputs of all ranks, by a plain loop.
 Content expected_sum(std::uint32_t world, Bytes bytes, DType type, std::uint32_t seed) {
@@ -78,67 +38,6 @@ Content expected_sum(std::uint32_t world, Bytes bytes, DType type, std::uint32_t
   }
   return sums;
 }
-
-Content slice(const Content& content, Bytes offset, Bytes bytes) {
-  const auto begin = content.begin() + static_cast<std::ptrdiff_t>(offset);
-  return {begin, begin + static_cast<std::ptrdiff_t>(bytes)};
-}
-
-std::string device_kind() {
-  const char* const kind = std::getenv("BALLAST_TEST_DEVICE");
-  return kind == nullptr ? "host" : kind;
-}
-
-/// One channel with its stream and memory.
-class Lane {
- public:
-  explicit Lane(const char* name, const std::vector<std::uint32_t>& members = {})
-      : device(device::make_device({.kind = device_kind(),
-                                    .budget = 256 * kMiB,
-                                    .compute_threads = 1,
-                                    .local_rank = World::ranks().launch().local_rank})),
-        stream(device->make_stream(name)),
-        channel(World::ranks().make_channel(*device, members)) {}
-
-  void fill(DeviceBytes to, const Content& content) const {
-    device->copy_to_device(*stream, to, content);
-    stream->synchronize();
-  }
-  DeviceBytes filled(const Content& content) const {
-    const DeviceBytes made = device->allocate(content.size(), "test");
-    fill(made, content);
-    return made;
-  }
-  /// Scratch memory, followed by a page that must not change.
-  DeviceBytes scratch(Bytes pages) const {
-    return filled(Content((pages + 1) * kPage, std::byte{0x5a})).subview(0, pages * kPage);
-  }
-  bool guard_holds(DeviceBytes scratch) const {
-    const Content guard = read({scratch.raw() + scratch.size(), kPage});
-    return std::ranges::all_of(guard, [](std::byte byte) { return byte == std::byte{0x5a}; });
-  }
-  Content read(DeviceBytes bytes) const {
-    Content content(bytes.size());
-    device->copy_to_host(*stream, content, bytes);
-    stream->synchronize();
-    return content;
-  }
-
-  std::unique_ptr<device::Device> device;
-  std::unique_ptr<device::Stream> stream;
-  std::unique_ptr<Communicator> channel;
-};
-
-/// Guarantees for every device and every number of ranks.
-class Comm : public testing::Test {
- protected:
-  void SetUp() override {
-    if (device_kind() == "host") return;
-    if (const std::string refusal = device::cuda_refusal(); !refusal.empty()) {
-      GTEST_SKIP() << refusal;
-    }
-  }
-};
 
 std::uint32_t world() {
   return World::ranks().world();
@@ -282,95 +181,6 @@ TEST_F(Comm, AllReduceHasTheBitsOfReduceScatterAndAllGather) {
     lane.stream->synchronize();
     EXPECT_EQ(lane.read(at_once), lane.read(in_two));
     EXPECT_EQ(lane.read(at_once) != input, world() > 1);
-  }
-}
-
-/// The elements of an OrderedSum, by a plain loop over the terms of all ranks.
-Content expected_ordered_sum(const OrderedSum& sum, const Content& first,
-                             const std::vector<Content>& terms) {
-  const Bytes width = size_of(sum.term_type);
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> order;
-  for (std::uint32_t rank = 0; rank < terms.size(); ++rank) {
-    for (std::uint32_t t = 0; t < sum.terms; ++t) order.emplace_back(rank, t);
-  }
-  if (sum.descending) std::ranges::reverse(order);
-  Content expected(sum.bytes());
-  for (std::uint64_t e = 0; e < sum.elements; ++e) {
-    float total = first.empty() ? 0.0F : element(first, e * size_of(sum.type), sum.type);
-    bool begun = !first.empty();
-    for (const auto& [rank, t] : order) {
-      const float term = element(terms[rank], (t * sum.elements + e) * width, sum.term_type);
-      total = begun ? total + term : term;
-      begun = true;
-    }
-    const Bf16 rounded = to_bf16(total);
-    std::memcpy(expected.data() + e * size_of(sum.type),
-                sum.type == DType::f32 ? static_cast<const void*>(&total) : &rounded,
-                size_of(sum.type));
-  }
-  return expected;
-}
-
-void expect_ordered_sum(const Lane& lane, const OrderedSum& sum, bool has_first) {
-  const std::uint32_t world = World::ranks().world();
-  const Content first =
-      has_first ? content_of(99, sum.bytes(), sum.type, sum.terms) : Content();
-  std::vector<Content> terms;
-  for (std::uint32_t rank = 0; rank < world; ++rank) {
-    terms.push_back(content_of(rank, sum.bytes_of_terms(), sum.term_type, sum.terms));
-    // Zeros keep their sign, and other ranks' NaNs and infinities arrive.
-    const float special[] = {-0.0F, rank == 0 ? std::nanf("") : 1.0F, -INFINITY};
-    for (std::size_t i = 0; i < std::size(special) && i < sum.elements; ++i) {
-      const Bf16 rounded = to_bf16(special[i]);
-      std::memcpy(terms.back().data() + i * size_of(sum.term_type),
-                  sum.term_type == DType::f32 ? static_cast<const void*>(&special[i]) : &rounded,
-                  size_of(sum.term_type));
-    }
-  }
-  const Content expected = expected_ordered_sum(sum, first, terms);
-  const DeviceBytes own = lane.filled(terms[World::ranks().rank()]);
-  const DeviceBytes begin = has_first ? lane.filled(first) : DeviceBytes();
-  const DeviceBytes out = lane.filled(Content(sum.bytes() + 64, std::byte{0x5a}));
-  const DeviceBytes scratch = lane.scratch(round_up(sum.scratch(world), kPage) / kPage);
-  lane.channel->sum_terms(*lane.stream, sum, own, begin, out.subview(0, sum.bytes()), scratch);
-  lane.stream->synchronize();
-  const Content found = lane.read(out);
-  const std::string about = "elements " + std::to_string(sum.elements) + ", terms " +
-                            std::to_string(sum.terms) + (sum.descending ? ", descending" : "") +
-                            (has_first ? ", with a first term" : "");
-  for (std::uint64_t e = 0; e < sum.elements; ++e) {
-    const Bytes at = e * size_of(sum.type);
-    const float got = element(found, at, sum.type);
-    const float wanted = element(expected, at, sum.type);
-    if (std::isnan(wanted) && std::isnan(got)) continue;
-    const bool same = std::equal(found.begin() + static_cast<std::ptrdiff_t>(at),
-                                 found.begin() + static_cast<std::ptrdiff_t>(at + size_of(sum.type)),
-                                 expected.begin() + static_cast<std::ptrdiff_t>(at));
-    if (same) continue;
-    ADD_FAILURE() << about << ": element " << e << " is " << got << ", not " << wanted;
-    break;
-  }
-  const Content guard = slice(found, sum.bytes(), 64);
-  EXPECT_EQ(guard, Content(64, std::byte{0x5a})) << about;
-  EXPECT_TRUE(lane.guard_holds(scratch)) << about;
-}
-
-TEST_F(Comm, SumsOfTermsAddThemInTheOrderOfMembersAndNumbers) {
-  const Lane lane("test-terms");
-  for (const std::uint64_t elements : {1U, 63U, 64U, 1000U, 20011U}) {
-    for (const std::uint32_t terms : {1U, 2U}) {
-      for (const DType type : {DType::bf16, DType::f32}) {
-        for (const bool descending : {false, true}) {
-          const OrderedSum sum = {.elements = elements,
-                                  .terms = terms,
-                                  .type = type,
-                                  .descending = descending};
-          expect_ordered_sum(lane, sum, !descending);
-          if (terms == 2) continue;
-          expect_ordered_sum(lane, {.elements = elements, .term_type = type, .type = type}, false);
-        }
-      }
-    }
   }
 }
 

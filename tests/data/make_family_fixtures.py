@@ -82,6 +82,10 @@ NEOX = {"type": "gpt_neox", "hidden_size": 48, "num_attention_heads": 3, "layer_
         "without": ["num_key_value_heads", "head_dim", "rms_norm_eps"]}
 YARN = {"rope_type": "yarn", "rope_theta": 1500.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
         "truncate": False, "original_max_position_embeddings": 12}
+PLAIN_LOCAL = {"rope_type": "default", "rope_theta": 100.0}
+# transformers reads `truncate` outside of the types of layers.
+YARN_GLOBAL = {key: value for key, value in YARN.items() if key != "truncate"}
+MINISTRAL = {**YARN, "truncate": True, "mscale": 1.3, "mscale_all_dim": 0.7, "llama_4_scaling_beta": 0.6}
 EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": True, "router_aux_loss_coef": 0.1}
 MIXTRAL = {**EXPERTS, "type": "mixtral", "num_local_experts": 5, "intermediate_size": 24, "rope": PLAIN}
 # The limit is so low that the gate clamps a part of what it gets.
@@ -104,6 +108,12 @@ CASES = {
     "phi3": {"hidden_size": 48, "num_attention_heads": 3, "head_dim": 16, "sliding_window": None, "original_max_position_embeddings": 24,
              "rope": LONGROPE},
     "olmo2": {"hidden_size": 56, "max_position_embeddings": 20, "rope": DYNAMIC},
+    "olmo3": {"hidden_size": 56, "num_hidden_layers": 3, "sliding_window": 9,
+              "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+              "rope": {"full_attention": YARN_GLOBAL, "sliding_attention": PLAIN_LOCAL},
+              "own_rope": {"rope_scaling": YARN_GLOBAL, "rope_local_base_freq": 100.0}},
+    # Documents on both sides of the length after which queries grow.
+    "ministral3": {"hidden_size": 40, "head_dim": 10, "rope": MINISTRAL},
     "gemma3": {"type": "gemma3_text", "hidden_size": 56, "num_hidden_layers": 3, "head_dim": 16,
                "sliding_window": 9, "sliding_window_pattern": 2, "query_pre_attn_scalar": 24,
                "tie_word_embeddings": True,

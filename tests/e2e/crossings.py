@@ -9,7 +9,7 @@ optimizer, ranks. It then makes these runs:
 
 1. the reference, with all data on the device and one operation at a time;
 2. the crossing, with other tiers, buffers, sub-groups, order of operations, speculative updates, stage,
-   devices and threads, and with checkpoints;
+   devices, tensor places and threads, and with checkpoints;
 3. a resume of one of its checkpoints in another directory, again with other choices.
 
 Every checkpoint is verified; losses, gradient norms and evaluations, and the hash of weights and states
@@ -40,9 +40,11 @@ HANGS_AFTER = 120  # seconds; a run takes about one
 VOCABULARY = 300
 COMPARED = ("loss", "lr", "grad_norm", "tokens", "skipped", "eval_loss", "loss_scale", "experts",
             "rewards")
-DENSE = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gemma3", "gpt_neox"]
+DENSE = ["gpt2", "llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "olmo2",
+         "olmo3", "gemma3", "gpt_neox"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"]
-CAN_BE_TILED = {"llama", "mistral", "qwen2", "smollm3"}
+CAN_BE_TILED = {"gpt2", "llama", "mistral", "ministral3", "phi3", "qwen2", "qwen3", "smollm3"}
+MOST_RANKS = 4
 # Patterns of the tensors of a layer in Hugging Face's folders.
 LAYER = {"gpt2": "*h.{}.*", "gpt_neox": "*gpt_neox.layers.{}.*"}
 
@@ -76,7 +78,7 @@ def draw_model(dice):
     if family in CAN_BE_TILED and dice.random() < 0.4:
         model["layer_tiles"] = dice.choice([2, 4])
     # Without it, more devices would have more tiles.
-    model["vocabulary_tiles"] = dice.choice([1, 1, 2, 3])
+    model["vocabulary_tiles"] = dice.choice([1, 1, 2, 3]) if "layer_tiles" not in model else dice.choice([2, 4])
     if family != "gemma3" and dice.random() < 0.4:
         model["tie_embeddings"] = True
     return model
@@ -145,6 +147,17 @@ def draw_mathematics(dice, ranks_allowed):
         if ranks == 2 and dice.random() < 0.5:
             config["ballast"]["expert_parallel"] = 2
     return config, ranks
+
+
+def tensor_places(config, ranks):
+    """Numbers of tensor places of each of `ranks` ranks, among which all tiles can be shared."""
+    model, ballast = config["model"], config["ballast"]
+    if "train" in ballast or "pairs" in config["data"] or "sequence_parallel_size" in config:
+        return [1]
+    heads = model.get("num_kv_heads", model["num_heads"])
+    attention = next(n for n in range(min(model.get("layer_tiles", 1), heads), 0, -1) if heads % n == 0)
+    tiles = (model.get("layer_tiles", 1), attention, model["vocabulary_tiles"])
+    return [t for t in (1, 2, 4) if ranks * t <= MOST_RANKS and all(n % t == 0 for n in tiles)]
 
 
 def draw_placement(dice, config, ranks, checkpoints=True):
@@ -296,7 +309,12 @@ class Crossing:
 
     def _crossed(self, config, ranks, out, *arguments):
         """Trains with another placement."""
-        self._expect(self._train(out, ranks, draw_placement(self._dice, config, ranks), *arguments))
+        placement = draw_placement(self._dice, config, ranks)
+        tensor = self._dice.choice(tensor_places(config, ranks)) if self._mpirun else 1
+        if tensor > 1:
+            placement["tensor_parallel.autotp_size"] = tensor
+            placement["activation_checkpointing.partition_activations"] = self._dice.random() < 0.5
+        self._expect(self._train(out, ranks * tensor, placement, *arguments))
 
     def check(self, ranks_allowed):
         """Raises Mismatch if anything differs."""

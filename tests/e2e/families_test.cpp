@@ -19,6 +19,7 @@
 #include "tests/support/device_kind.h"
 #include "tests/support/fixtures.h"
 #include "tests/support/function_weights.h"
+#include "tests/support/stored_values.h"
 #include "tests/support/temp_dir.h"
 
 // Small random models of all families, compared with transformers.
@@ -68,7 +69,7 @@ std::vector<float> read_logits(const formats::SafetensorsReader& from,
 /// `from` must outlive the result.
 test::FunctionWeights source_of(const formats::SafetensorsReader& from) {
   return {[&from](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
-    const std::vector<float> values = read_tensor(from, tensor);
+    const std::vector<float> values = test::read_tensor(from, tensor);
     std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(first), out.size(), out.begin());
   }};
 }
@@ -102,7 +103,7 @@ TEST_P(Families, LogitsLossAndGradientsAreThoseOfTransformers) {
   for (std::size_t b = 0; b < step.blocks().size(); ++b) {
     for (const model::TensorSpec& tensor : step.blocks()[b].tensors) {
       if (tensor.buffer) continue;
-      const std::vector<float> theirs = read_tensor(tensors, tensor, "gradient.");
+      const std::vector<float> theirs = test::read_tensor(tensors, tensor, "gradient.");
       EXPECT_LT(relative_error(step.gradient(b, tensor), theirs), 1e-4) << tensor.name;
     }
   }
@@ -217,7 +218,7 @@ TEST_P(Families, Bf16IsAsCloseToFp32AsTransformersIs) {
       const model::TensorSpec& tensor = step.blocks()[b].tensors[at];
       if (tensor.buffer) continue;
       const double ours =
-          relative_error(step.gradient(b, tensor), read_tensor(tensors, tensor, "gradient."));
+          relative_error(step.gradient(b, tensor), test::read_tensor(tensors, tensor, "gradient."));
       const double bound = their_error(theirs["gradient_error"], step.blocks(), b, at);
       EXPECT_LE(ours, kOfEach * bound + kOneRounding) << tensor.name;
       our_squares += ours * ours;
@@ -227,43 +228,59 @@ TEST_P(Families, Bf16IsAsCloseToFp32AsTransformersIs) {
   EXPECT_LE(std::sqrt(our_squares), kOfAll * std::sqrt(their_squares));
 }
 
-TEST_P(Families, TenStepsAreThoseOfTransformers) {
-  const json record = read_record(GetParam());
-  const formats::SafetensorsReader tensors(fixture(std::string(GetParam()) + ".safetensors"));
-  for (const bool bf16 : {false, true}) {
-    const test::TempDir directory;
-    const config::Config config = make_config(record, bf16, directory.path());
-    engine::Engine engine = planner::make_engine(config);
-    test::start_from(engine, source_of(tensors));
-    const std::size_t steps = record["loss"].size();
-    for (std::size_t i = 0; i < steps; ++i) {
-      const Batch batch(record, i);
-      const auto found = engine.train_step(batch.view(), config.optimizer.lr);
-      const double loss = record["loss"][i];
-      EXPECT_NEAR(found.loss, loss, (bf16 ? 2e-2 : 2e-4) * loss) << "step " << i;
-      if (record.contains("aux_loss") && !bf16) {
-        const double balance = record["aux_loss"][i];
-        EXPECT_NEAR(found.balance_loss, balance, 2e-4 * balance) << "step " << i;
-      }
+/// Trains the model of a record from its first weights. `changes`: of the record's model section.
+void expect_ten_steps(const std::string& name, bool bf16, const json& changes = json::object()) {
+  json record = read_record(name);
+  record["model"].update(changes);
+  const formats::SafetensorsReader tensors(fixture(name + ".safetensors"));
+  const test::TempDir directory;
+  const config::Config config = make_config(record, bf16, directory.path());
+  engine::Engine engine = planner::make_engine(config);
+  test::start_from(engine, source_of(tensors));
+  const std::size_t steps = record["loss"].size();
+  for (std::size_t i = 0; i < steps; ++i) {
+    const Batch batch(record, i);
+    const auto found = engine.train_step(batch.view(), config.optimizer.lr);
+    const double loss = record["loss"][i];
+    EXPECT_NEAR(found.loss, loss, (bf16 ? 2e-2 : 2e-4) * loss) << "step " << i;
+    if (record.contains("aux_loss") && !bf16) {
+      const double balance = record["aux_loss"][i];
+      EXPECT_NEAR(found.balance_loss, balance, 2e-4 * balance) << "step " << i;
     }
-    engine.finish();
-    if (bf16) continue;
-    for (std::size_t b = 0; b < engine.blueprint().model.blocks.size(); ++b) {
-      for (const auto& tensor : engine.blueprint().model.blocks[b].tensors) {
-        const std::vector<float> ours = engine.snapshot().read_weights(b, tensor);
-        const std::vector<float> theirs = read_tensor(tensors, tensor, "final.");
-        EXPECT_LT(relative_error({ours.begin(), ours.end()}, theirs), 1e-3) << tensor.name;
-      }
+  }
+  engine.finish();
+  if (bf16) return;
+  for (std::size_t b = 0; b < engine.blueprint().model.blocks.size(); ++b) {
+    for (const auto& tensor : engine.blueprint().model.blocks[b].tensors) {
+      const std::vector<float> ours = engine.snapshot().read_weights(b, tensor);
+      const std::vector<float> theirs = test::read_tensor(tensors, tensor, "final.");
+      EXPECT_LT(relative_error({ours.begin(), ours.end()}, theirs), 1e-3) << tensor.name;
     }
   }
 }
 
+TEST_P(Families, TenStepsAreThoseOfTransformers) {
+  for (const bool bf16 : {false, true}) expect_ten_steps(GetParam(), bf16);
+}
+
+class FamiliesInTiles : public testing::TestWithParam<const char*> {};
+
+TEST_P(FamiliesInTiles, TenStepsAreThoseOfTransformers) {
+  expect_ten_steps(GetParam(), false, {{"layer_tiles", 2}});
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FamiliesInTiles,
+                         testing::Values("ministral3", "qwen2", "qwen3", "phi3",
+                                         "gpt_neox_sequential"),
+                         [](const auto& family) { return std::string(family.param); });
+
 INSTANTIATE_TEST_SUITE_P(All, Families,
                          testing::Values("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3",
-                                         "olmo2", "gemma3", "gpt_neox", "gpt_neox_sequential",
-                                         "mixtral", "mixtral_ties", "mixtral_one", "qwen3_moe",
-                                         "qwen3_moe_unnormalised", "qwen2_moe", "olmoe", "gpt_oss",
-                                         "gpt_oss_ties", "glm4_moe", "glm4_moe_ties", "minimax_m2"),
+                                         "olmo2", "olmo3", "ministral3", "gemma3", "gpt_neox",
+                                         "gpt_neox_sequential", "mixtral", "mixtral_ties",
+                                         "mixtral_one", "qwen3_moe", "qwen3_moe_unnormalised",
+                                         "qwen2_moe", "olmoe", "gpt_oss", "gpt_oss_ties",
+                                         "glm4_moe", "glm4_moe_ties", "minimax_m2"),
                          [](const auto& family) { return std::string(family.param); });
 
 }  // namespace

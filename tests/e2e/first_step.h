@@ -11,6 +11,7 @@
 #include "ballast/engine/engine.h"
 #include "ballast/formats/safetensors.h"
 
+#include "tests/support/stored_values.h"
 #include "tests/unit/model/fixture.h"
 
 namespace ballast::families_test {
@@ -53,23 +54,6 @@ struct Batch {
   }
 };
 
-/// The tensor NAME, or PREFIX + NAME, in the order of memory.
-inline std::vector<float> read_tensor(const formats::SafetensorsReader& from,
-                                      const model::TensorSpec& tensor,
-                                      const std::string& prefix = "") {
-  // Reads all of it if it is in several blocks.
-  std::vector<float> stored(from.find(prefix + tensor.name)->elements);
-  from.read(prefix + tensor.name, stored);
-  std::vector<float> found;
-  while (found.size() < tensor.size) {
-    const model::TensorRun run = model::run_in_files(tensor, found.size());
-    const auto first = stored.begin() + static_cast<std::ptrdiff_t>(run.first);
-    found.insert(found.end(), first, first + static_cast<std::ptrdiff_t>(run.count));
-  }
-  model::split_into_addends(tensor, 0, found);
-  return found;
-}
-
 /// Forward and backward pass of the first batch, block by block.
 class FirstStep {
  public:
@@ -82,7 +66,7 @@ class FirstStep {
     for (const model::BlockSpec& block : blocks) {
       std::vector<float> flat(block.elements);
       for (const model::TensorSpec& tensor : block.tensors) {
-        std::ranges::copy(read_tensor(weights, tensor), flat.begin() + tensor.offset);
+        std::ranges::copy(test::read_tensor(weights, tensor), flat.begin() + tensor.offset);
       }
       weights_.push_back(bench_.upload(flat));
       gradients_.push_back(bench_.gradient(std::vector<float>(block.elements)));

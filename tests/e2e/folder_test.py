@@ -165,15 +165,29 @@ class Folder(RunTest):
                     out = f"out{cut}-{bf16}"
                     self.run_well("export", "run", "--out", out)
                     self.assertEqual(read_folder(self.path / out), tensors)
-        llama = {"family": "llama", "vocab_size": 131, "hidden_size": 64, "num_layers": 2,
-                 "num_heads": 4, "num_kv_heads": 2, "intermediate_size": 136}
-        made = []
-        for cut in (1, 3):
-            done = self.saving("--out", f"made{cut}", model={**llama, "layer_tiles": cut,
-                                                             "vocabulary_tiles": cut})
-            self.assertEqual(done.returncode, 0, done.stderr)
-            made.append((self.path / f"made{cut}/weights/model.safetensors").read_bytes())
-        self.assertEqual(made[0], made[1])
+
+    def test_tiles_of_all_families_are_whole_tensors_in_files(self):
+        """Saved by a run in tiles, and imported and exported by another."""
+        shape = {"vocab_size": 131, "hidden_size": 64, "num_layers": 2, "num_heads": 4,
+                 "intermediate_size": 136}
+        families = {"llama": {"num_kv_heads": 2}, "gpt2": {"max_sequence": 48},
+                    "phi3": {"num_kv_heads": 2}, "gpt_neox": {"use_parallel_residual": False}}
+        for family, keys in families.items():
+            with self.subTest(family):
+                made = []
+                for cut in (1, 3):
+                    model = {"family": family, **shape, **keys, "layer_tiles": cut,
+                             "vocabulary_tiles": cut}
+                    done = self.saving("--out", f"{family}{cut}", model=model)
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    made.append((self.path / f"{family}{cut}/weights/model.safetensors").read_bytes())
+                self.assertTrue(made[0] == made[1])
+                model = {"path": f"{family}1/weights", "layer_tiles": 2}
+                done = self.saving("--overwrite", model=model)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.run_well("export", "run", "--out", f"out-{family}", "--dtype", "fp32")
+                self.assertTrue(read_folder(self.path / f"out-{family}") ==
+                                read_folder(self.path / f"{family}1/weights"))
 
     def few_tokens(self, vocabulary):
         path = self.path / "few.bin"
@@ -278,6 +292,97 @@ class Folder(RunTest):
         self.assertEqual({name: found[name] for name in copied.keys() - decoded.keys()},
                          {name: copied[name] for name in copied.keys() - decoded.keys()})
         self.assertIn("MXFP4", self.run_well("inspect", str(folder / "model")))
+
+    def eval_loss(self, folder, tokens):
+        out = self.run_well("eval", folder, "--data", tokens, "--sequence-length", "32",
+                            "--set", "bf16.enabled=false", "--set", "ballast.device=host")
+        return float(out.split("loss")[1].split()[0])
+
+    def test_models_of_text_and_images_come_back_byte_for_byte(self):
+        """The text model computes what transformers computes; towers and layers for multi-token
+        prediction pass through."""
+        passing = FIXTURES.parent / "passing"
+        shutil.copyfile(passing / "tokens.u16", self.path / "one.bin")
+        for name, loss in json.loads((passing / "losses.json").read_text()).items():
+            with self.subTest(name):
+                self.assertAlmostEqual(self.eval_loss(passing / name, "one.bin"), loss, delta=2e-6)
+                done = self.saving("--overwrite", model={"path": str(passing / name)},
+                                   data=self.few_tokens(61))
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.run_well("export", "run", "--out", name)
+                stored = {}
+                for file in (passing / name).glob("*.safetensors"):
+                    stored.update(read_file(file, aligned=False))
+                self.assertEqual(read_folder(self.path / name), stored)
+                files = {file.name for file in (passing / name).iterdir()
+                         if file.suffix == ".json" and file.name != INDEX}
+                self.assertEqual({file.name for file in (self.path / name).iterdir()},
+                                 files | {"model.safetensors"})
+                for file in files:
+                    self.assertEqual((self.path / name / file).read_bytes(),
+                                     (passing / name / file).read_bytes(), file)
+
+    def check_names_of_adapters(self, folder, ballast):
+        """They are those of the class of the whole model, and are read again."""
+        saved = read_file(self.path / "run/weights/adapter_model.safetensors")
+        layers = "model.language_model.layers."
+        self.assertEqual(len(saved), 2 * 2 * 7)
+        self.assertTrue(all(name.startswith("base_model.model." + layers) for name in saved))
+        settings = json.loads((self.path / "run/weights/adapter_config.json").read_text())
+        targets = settings["target_modules"]
+        self.assertEqual(len(targets), 2 * 7)
+        self.assertTrue(all(name.startswith(layers) for name in targets))
+        done = self.saving("--out", "again", model={"path": str(folder)}, data=self.few_tokens(61),
+                           ballast={**ballast, "adapters": {"path": "run/weights"}})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(read_file(self.path / "again/weights/adapter_model.safetensors"), saved)
+
+    def test_what_passes_through_is_shown_and_merged(self):
+        folder = FIXTURES.parent / "passing/qwen3_vl"
+        stored = {}
+        for file in folder.glob("*.safetensors"):
+            stored.update(read_file(file, aligned=False))
+        ballast = {**TINY["ballast"], "steps": 2, "save_weights": True, "train": "adapters",
+                   "adapters": {"targets": "all-linear", "rank": 2}}
+        done = self.saving(model={"path": str(folder)}, data=self.few_tokens(61), ballast=ballast,
+                           optimizer={"type": "AdamW", "params": {"lr": 0.1, "weight_decay": 0}})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.check_names_of_adapters(folder, ballast)
+        self.run_well("export", "run", "--out", "merged", "--merged")
+        merged = read_folder(self.path / "merged")
+        self.assertEqual(merged.keys(), stored.keys())
+        changed = {name for name in merged if merged[name] != stored[name]}
+        self.assertEqual(len(changed), 2 * 7)
+        self.assertTrue(all(name.startswith("model.language_model.layers.") for name in changed))
+        shares = {share["share"]: share for share in
+                  json.loads(self.run_well("inspect", folder, "--json"))["shares"]}
+        self.assertEqual(shares["MTP layers (passing through)"],
+                         {"share": "MTP layers (passing through)", "tensors": 4, "elements": 56,
+                          "bytes": 109})
+        self.assertEqual(sum(share["tensors"] for share in shares.values()), len(stored))
+        self.assertIn("text model: 25 tensors", self.run_well("inspect", folder))
+        rates = next((FIXTURES.parent.parent.parent / "configs/rates").glob("*.json"))
+        plan = json.loads(self.run_well("plan", "config.json", "--rates", rates, "--json"))
+        self.assertEqual(plan["passing"][0], {"part": "MTP layers", "parameters": 56, "bytes": 109})
+        self.assertEqual(plan["trained_parameters"] + plan["frozen_parameters"], plan["parameters"])
+        self.assertGreater(plan["frozen_bytes"], plan["trained_bytes"])
+        text = self.run_well("plan", "config.json", "--rates", rates)
+        self.assertRegex(text, r"\n  passes through    vision: \S+ \S* ?parameters, \S+ KiB\n")
+
+    def test_matrices_in_fp8_are_decoded(self):
+        folder = FIXTURES.parent / "fp8"
+        shutil.copyfile(folder / "tokens.u16", self.path / "one.bin")
+        loss = json.loads((folder / "loss.json").read_text())
+        self.assertAlmostEqual(self.eval_loss(folder / "model", "one.bin"), loss, delta=2e-6)
+        self.run_well("export", folder / "model", "--out", "decoded")
+        self.assertAlmostEqual(self.eval_loss("decoded", "one.bin"), loss, delta=2e-6)
+        self.assertIn(" FP8 ", self.run_well("inspect", folder / "model"))
+        done = self.saving(model={"path": str(folder / "model")}, data=self.few_tokens(23))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.run_well("export", "run", "--out", "trained")
+        values = lambda name: {name: without_signs_of_zeros(data) for name, (_, _, data)
+                               in read_folder(self.path / name).items()}
+        self.assertEqual(values("trained"), values("decoded"))
 
     def test_halves_and_a_single_file_too(self):
         tensors = self.llama("F16", torch_dtype="float16")

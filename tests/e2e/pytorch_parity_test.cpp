@@ -22,6 +22,7 @@
 #include "src/train/loss_scaler.h"
 #include "tests/support/device_kind.h"
 #include "tests/support/fixtures.h"
+#include "tests/support/stored_values.h"
 #include "tests/support/temp_dir.h"
 
 // Thirty optimizer steps, compared with the same steps in PyTorch: warm-up, weight decay, clipping
@@ -99,13 +100,19 @@ double square_sum(const std::vector<double>& values) {
 
 using Values = std::map<std::string, std::vector<float>>;
 
-/// The weights before the first step, by name.
+/// Name of the tensor, or of the part of it that is in a block.
+std::string name_of(const model::TensorSpec& tensor) {
+  const Elems first = tensor.first_element();
+  return first == 0 ? tensor.name : fmt::format("{}[{}]", tensor.name, first);
+}
+
+/// The weights before the first step, by name_of().
 Values initial_values(engine::Engine& engine) {
   Values values;
   const auto& blocks = engine.blueprint().model.blocks;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     for (const auto& tensor : blocks[b].tensors) {
-      values[tensor.name] = engine.snapshot().read_weights(b, tensor);
+      values[name_of(tensor)] = engine.snapshot().read_weights(b, tensor);
     }
   }
   return values;
@@ -118,8 +125,7 @@ void compare_updates(engine::Engine& engine, const Values& initial, const std::s
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     for (const auto& tensor : blocks[b].tensors) {
       const std::vector<float> ours = engine.snapshot().read_weights(b, tensor);
-      const std::vector<float>& start = initial.at(tensor.name);
-      std::vector<float> theirs(tensor.size);
+      const std::vector<float>& start = initial.at(name_of(tensor));
       if (tensor.frozen) {
         double largest = 0.0;
         for (std::size_t i = 0; i < ours.size(); ++i) {
@@ -128,7 +134,7 @@ void compare_updates(engine::Engine& engine, const Values& initial, const std::s
         comparison.frozen_errors.emplace_back(tensor.name, largest);
         continue;
       }
-      final_weights.read(tensor.name, theirs);
+      const std::vector<float> theirs = test::read_tensor(final_weights, tensor);
       std::vector<double> error;
       std::vector<double> update;
       for (std::size_t i = 0; i < ours.size(); ++i) {
@@ -141,7 +147,8 @@ void compare_updates(engine::Engine& engine, const Values& initial, const std::s
   }
 }
 
-Comparison run(const std::string& name, DType type) {
+/// `changes`: of the record's model section.
+Comparison run(const std::string& name, DType type, const json& changes = json::object()) {
   Comparison comparison;
   std::ifstream(fixture(name + ".json")) >> comparison.reference;
   const test::TempDir directory;
@@ -152,6 +159,7 @@ Comparison run(const std::string& name, DType type) {
   const std::string start = comparison.reference.value("initial", name);
   const std::filesystem::path initial = fixture(start + ".initial.safetensors");
   text["model"]["weights"] = initial.string();
+  text["model"].update(changes);
   if (comparison.reference.contains("adapters")) {
     text["ballast"]["train"] = "adapters";
     text["ballast"]["adapters"]["path"] = fixture(name).string();
@@ -201,8 +209,8 @@ bool is_noise(const std::string& tensor) {
   return tensor.ends_with("attn.c_attn.bias");
 }
 
-void expect_fp32_parity(const std::string& name) {
-  const Comparison comparison = run(name, DType::f32);
+void expect_fp32_parity(const std::string& name, const json& changes = json::object()) {
+  const Comparison comparison = run(name, DType::f32, changes);
   const json& reference = comparison.reference["runs"]["fp32"];
   for (std::size_t i = 0; i < comparison.losses.size(); ++i) {
     EXPECT_DOUBLE_EQ(comparison.rates[i], comparison.reference["lr"][i].get<double>());
@@ -297,6 +305,9 @@ TEST(PytorchParity, PreferencesInFp32) {
 
 TEST(PytorchParity, Gpt2InFp32) {
   expect_fp32_parity("gpt2");
+}
+TEST(PytorchParity, Gpt2InTilesInFp32) {
+  expect_fp32_parity("gpt2", {{"layer_tiles", 2}});
 }
 TEST(PytorchParity, LlamaInFp32) {
   expect_fp32_parity("llama");

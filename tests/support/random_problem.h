@@ -170,9 +170,10 @@ class ProblemDraw {
       if (kind == 3) experts();
     }
     add(Role::head);
-    // With several tensor places a tile of the output matrix has a block of its own.
+    // With several tensor places a tile of the output matrix has a separate block.
     shape_.tensor = draw_.ranks && !has_experts() ? dice_.pick32(1, 3) : 1;
     problem().tensor = shape_.tensor;
+    problem().partitions_activations = shape_.tensor > 1 && dice_.toss();
     if (shape_.tied || !shape_.visits_tiles()) return;
     for (std::uint64_t t = 0; t < tiles; ++t) add(Role::head_tile);
   }

@@ -129,9 +129,11 @@ inline const std::vector<std::string> kFp16 = {"bf16.enabled=false", "fp16.enabl
 
 /// Trains `steps` steps with the config's learning rate after a warm-up of 5 steps, with documents
 /// if the config packs them. Only a dynamic loss scale may skip steps. With `ranks`, their batches
-/// together are the batch of a run with one rank.
+/// together are the batch of a run with one rank. `hash_of` hashes the states at the end; without
+/// it the hash depends on the number of ranks.
 inline Outcome train(const config::Config& config, std::uint64_t steps, const Data& data,
-                     comm::Ranks* ranks = nullptr, std::uint64_t evaluate_every = 10) {
+                     comm::Ranks* ranks = nullptr, std::uint64_t evaluate_every = 10,
+                     const std::function<std::uint64_t(engine::Engine&)>& hash_of = {}) {
   constexpr std::uint64_t kHeldOut = 500;
   engine::Engine engine = planner::make_engine(config, nullptr, ranks);
   engine.start();
@@ -139,7 +141,8 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
   train::LossScaler loss_scaler(config);
   const std::size_t tokens = engine.blueprint().problem.tokens_per_step();
   const std::size_t evaluated = engine.evaluation_micro_batches() *
-                                engine.blueprint().shape.tokens() * engine.blueprint().mesh.ranks();
+                                engine.blueprint().shape.tokens() *
+                                engine.blueprint().mesh.sharers();
   const auto batch_of = [&](std::size_t size, std::uint64_t number) {
     const engine::Blueprint& blueprint = engine.blueprint();
     Batch batch = data(size, number);
@@ -165,7 +168,7 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
       outcome.evaluations.push_back(engine.evaluate(held_out.view()).loss);
     }
   }
-  outcome.states = engine.snapshot().hash();
+  outcome.states = hash_of ? hash_of(engine) : engine.snapshot().hash();
   return outcome;
 }
 

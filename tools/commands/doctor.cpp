@@ -223,7 +223,8 @@ void run_doctor(const ConfigRequest& request) {
   if (request.file.empty()) {
     print(examine_machine({.swap_folders = {"."}, .any_file_system = true}), faults);
   } else {
-    const config::Config config = request.load(1);
+    constexpr std::uint32_t kUnknownRanks = 0;
+    const config::Config config = request.load(kUnknownRanks);
     print(examine_machine(use_of(config)), faults);
     if (faults == 0 && device::kind_of(inputs::device_options(config)) == "cuda") {
       print(examine_gpu(config), faults);

@@ -4,17 +4,24 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "ballast/checkpoint/checkpoints.h"
+#include "ballast/config/adapter_folder.h"
+#include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
 #include "ballast/formats/export.h"
 #include "ballast/formats/weight_files.h"
+#include "ballast/inputs/engine_inputs.h"
 #include "ballast/text/json.h"
 
+#include "src/formats/passing_tensors.h"
+#include "src/train/used_directory.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/commands/checkpoints.h"
@@ -44,9 +51,9 @@ formats::StoredTensor stored_of(const formats::WeightPlace& place) {
   using Format = formats::QuantizedWeights::Format;
   tensor.dtype = quantized.format == Format::mxfp4 ? "MXFP4"
                  : quantized.format == Format::nf4 ? "NF4"
+                 : quantized.format == Format::fp8 ? "FP8"
                                                    : "INT8";
-  tensor.bytes = quantized.codes.tensor->bytes + quantized.scales.tensor->bytes;
-  if (quantized.nested.tensor != nullptr) tensor.bytes += quantized.nested.tensor->bytes;
+  tensor.bytes = formats::stored_bytes(place);
   tensor.offset = quantized.codes.tensor->offset;
   return tensor;
 }
@@ -62,13 +69,60 @@ Totals totals_of(const formats::WeightFiles& weights) {
   return totals;
 }
 
+using Shares = std::vector<std::pair<std::string, formats::TensorTotals>>;
+
+/// The tensors of a run that are trained and those that are frozen; none if its config cannot be
+/// read.
+Shares shares_of_run(const std::filesystem::path& run, const formats::WeightFiles& weights) {
+  constexpr std::uint64_t kAnyWorld = 0;
+  formats::TensorTotals trained;
+  formats::TensorTotals frozen;
+  try {
+    const config::Config config = config::load(run / train::kConfig, {}, kAnyWorld);
+    const model::Architecture model = inputs::model_of(config);
+    for (const model::BlockSpec& block : model.blocks) {
+      for (const model::TensorSpec& tensor : block.tensors) {
+        const std::string name =
+            model.adapters ? config::kAdapterPrefix + tensor.name : tensor.name;
+        const formats::WeightPlace* const place = weights.find(name);
+        if (place == nullptr || tensor.first_element() > 0) continue;
+        (tensor.frozen ? frozen : trained).add(*place);
+      }
+    }
+  } catch (const Error&) {
+    return {};
+  }
+  return {{"trained", trained}, {"frozen", frozen}};
+}
+
+/// The shares of a model in which not everything is trained: trained and frozen tensors, if `run`
+/// is a run, and the parts that pass through. Without a run, everything else is the text model.
+Shares shares_of(const std::filesystem::path& run, const formats::WeightFiles& weights) {
+  std::error_code ignored;
+  Shares shares;
+  if (std::filesystem::exists(run / train::kRun, ignored)) shares = shares_of_run(run, weights);
+  const auto passing = formats::passing_totals(weights);
+  if (shares.empty() && !passing.empty()) {
+    formats::TensorTotals text;
+    for (const auto& place : weights.tensors()) {
+      if (!formats::passing_part(weights, place.tensor->name)) text.add(place);
+    }
+    shares.emplace_back("text model", text);
+  }
+  for (const auto& [part, totals] : passing) {
+    shares.emplace_back(fmt::format("{} (passing through)", to_string(part)), totals);
+  }
+  const bool all_trained = shares.size() == 2 && shares.back().second.tensors == 0;
+  return all_trained ? Shares() : shares;
+}
+
 Json shape_of(const formats::StoredTensor& tensor) {
   Json shape = Json::array();
   for (const auto count : tensor.shape) shape.push_back(count);
   return shape;
 }
 
-Json weights_json(const formats::WeightFiles& weights, const Totals& totals) {
+Json weights_json(const formats::WeightFiles& weights, const Totals& totals, const Shares& shares) {
   Json tensors = Json::array();
   for (const auto& place : weights.tensors()) {
     const formats::StoredTensor tensor = stored_of(place);
@@ -79,10 +133,18 @@ Json weights_json(const formats::WeightFiles& weights, const Totals& totals) {
                                     {"file", place.file->path().filename().string()},
                                     {"offset", tensor.offset}}));
   }
+  Json list = Json::array();
+  for (const auto& [name, share] : shares) {
+    list.push_back(Json::object({{"share", name},
+                                 {"tensors", share.tensors},
+                                 {"elements", share.elements},
+                                 {"bytes", share.bytes}}));
+  }
   return Json::object({{"path", weights.path().string()},
                        {"files", weights.files().size()},
                        {"elements", totals.elements},
                        {"bytes", totals.bytes},
+                       {"shares", list},
                        {"tensors", tensors}});
 }
 
@@ -91,7 +153,7 @@ void print_json(const Json& out) {
   fmt::print("{}\n", out.pretty(kLevels));
 }
 
-void print_table(const formats::WeightFiles& weights, const Totals& totals) {
+void print_table(const formats::WeightFiles& weights, const Totals& totals, const Shares& shares) {
   const formats::SafetensorsReader* last = nullptr;
   std::size_t width = 0;
   for (const auto& place : weights.tensors()) {
@@ -112,6 +174,10 @@ void print_table(const formats::WeightFiles& weights, const Totals& totals) {
   fmt::print("{} tensors in {} file{}, {} elements, {}{}\n", weights.tensors().size(), files,
              files == 1 ? "" : "s", format_count(static_cast<double>(totals.elements)),
              format_bytes(totals.bytes), types.empty() ? "" : " (" + types + ")");
+  for (const auto& [name, share] : shares) {
+    fmt::print("  {}: {} tensors, {} elements, {}\n", name, share.tensors,
+               format_count(static_cast<double>(share.elements)), format_bytes(share.bytes));
+  }
 }
 
 void inspect_checkpoint(const InspectArguments& arguments) {
@@ -140,10 +206,11 @@ std::optional<formats::WeightFiles> weights_beside_checkpoints(const std::filesy
 void inspect_run(const InspectArguments& arguments,
                  const std::vector<std::filesystem::path>& checkpoints) {
   const auto weights = weights_beside_checkpoints(arguments.path);
-  if (weights && !arguments.json) print_table(*weights, totals_of(*weights));
+  const Shares shares = weights ? shares_of(arguments.path, *weights) : Shares();
+  if (weights && !arguments.json) print_table(*weights, totals_of(*weights), shares);
   const auto reports = examine(checkpoints, arguments.questions);
   if (arguments.json) {
-    Json out = weights ? weights_json(*weights, totals_of(*weights))
+    Json out = weights ? weights_json(*weights, totals_of(*weights), shares)
                        : Json::object({{"path", arguments.path.string()}});
     Json list = Json::array();
     for (const auto& report : reports) list.push_back(report_json(report, arguments.questions));
@@ -169,10 +236,11 @@ void run_inspect(const InspectArguments& arguments) {
   }
   const formats::WeightFiles weights(formats::weights_at(arguments.path));
   const Totals totals = totals_of(weights);
+  const Shares shares = shares_of(arguments.path, weights);
   if (arguments.json) {
-    print_json(weights_json(weights, totals));
+    print_json(weights_json(weights, totals, shares));
   } else {
-    print_table(weights, totals);
+    print_table(weights, totals, shares);
   }
 }
 

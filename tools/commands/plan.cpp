@@ -12,6 +12,7 @@
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/engine/blueprint.h"
+#include "ballast/formats/weight_files.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/plan/simulator.h"
 #include "ballast/planner/forecast.h"
@@ -20,6 +21,7 @@
 #include "ballast/train/trace.h"
 #include "ballast/train/trainer.h"
 
+#include "src/formats/passing_tensors.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/commands/run_directory.h"
@@ -76,6 +78,22 @@ void write_simulated_steps(const std::filesystem::path& file, const text::Output
                      step::OperationNames(blueprint.problem));
 }
 
+/// The parts of the imported folder that pass through; none if it cannot be read, since a plan does
+/// not need the weights.
+std::vector<planner::PassingShare> passing_shares(const config::Config& config) {
+  std::vector<planner::PassingShare> shares;
+  if (config.initial_weights.empty()) return shares;
+  try {
+    const formats::WeightFiles files(config.initial_weights);
+    for (const auto& [part, totals] : formats::passing_totals(files)) {
+      shares.push_back({std::string(to_string(part)), totals.elements, totals.bytes});
+    }
+  } catch (const Error&) {
+    shares.clear();
+  }
+  return shares;
+}
+
 void run_plan(const PlanArguments& arguments) {
   const ForecastRequest& request = arguments.request;
   announce_ending("planning ends without a result");
@@ -120,7 +138,10 @@ void run_plan(const PlanArguments& arguments) {
 }  // namespace
 
 planner::Forecast forecast_of(const ForecastRequest& request, const config::Config& config) {
-  return planner::make_forecast(config, rates_for(request, config), request.world, &interrupted());
+  planner::Forecast forecast =
+      planner::make_forecast(config, rates_for(request, config), request.world, &interrupted());
+  forecast.passing = passing_shares(config);
+  return forecast;
 }
 
 void add_plan(Command program) {

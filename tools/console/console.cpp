@@ -169,14 +169,19 @@ void Console::planned(const engine::Blueprint& blueprint, const std::string& dev
   show("device", device);
   const std::uint32_t world = blueprint.mesh.ranks();
   if (world > 1) {
-    const std::string shared =
-        shape.parts > 1 ? fmt::format(", {} share each sequence", shape.parts) : "";
+    std::string shared;
+    if (shape.parts > 1) shared = fmt::format(", {} share each sequence", shape.parts);
+    if (blueprint.mesh.tensor > 1) {
+      shared += fmt::format(", {} share each layer", blueprint.mesh.tensor);
+    }
     show("ranks", fmt::format("{} ranks{}, ZeRO stage {}; memory below is of rank 0", world, shared,
                               blueprint.problem.stage));
   }
-  show("batch", fmt::format("{}{} x {} x {} = {} tokens per step",
-                            world > 1 ? fmt::format("{} x ", world) : "", blueprint.micro_batches,
-                            shape.sequences, shape.length, blueprint.problem.tokens_per_step()));
+  const std::uint32_t sharers = blueprint.mesh.sharers();
+  show("batch",
+       fmt::format("{}{} x {} x {} = {} tokens per step",
+                   sharers > 1 ? fmt::format("{} x ", sharers) : "", blueprint.micro_batches,
+                   shape.sequences, shape.length, blueprint.problem.tokens_per_step()));
   for (const auto& line : describe_placement(blueprint)) terminal_.show("  " + line);
   terminal_.show("memory (peak, planned)");
   for (const auto& row : blueprint.ledger.table(blueprint.budgets)) terminal_.show("  " + row);

@@ -19,9 +19,9 @@ namespace ballast::comm {
 /// opposite order.
 struct OrderedSum {
   std::uint64_t elements = 0;
-  std::uint32_t terms = 1;        ///< per member
-  DType term_type = DType::f32;   ///< fp32 or `type`
-  DType type = DType::f32;        ///< type of the result and of `first`
+  std::uint32_t terms = 1;       ///< per member
+  DType term_type = DType::f32;  ///< fp32 or `type`
+  DType type = DType::f32;       ///< type of the result and of `first`
   bool descending = false;
 
   /// Returns the size of the result.
@@ -75,9 +75,9 @@ class Communicator {
                           std::span<const Bytes> output_parts) = 0;
 
   /// `out` = the sum of the terms of all members: `terms` holds this member's, one after the other.
-  /// `first` has out's size and is equal on all members, or is empty. Each member adds a part of the
-  /// elements, and all gather the rounded parts: with n members, a member receives (n - 1) / n of
-  /// its own terms' size and of out's size. The buffers do not overlap. `scratch`: at least
+  /// `first` has out's size and is equal on all members, or is empty. Each member adds a part of
+  /// the elements, and all gather the rounded parts: with n members, a member receives (n - 1) / n
+  /// of the size of its terms and of out. The buffers do not overlap. `scratch`: at least
   /// sum.scratch(n).
   virtual void sum_terms(device::Stream& stream, const OrderedSum& sum, ConstDeviceBytes terms,
                          ConstDeviceBytes first, DeviceBytes out, DeviceBytes scratch) = 0;

@@ -17,9 +17,12 @@ namespace ballast::config {
 inline constexpr const char* kAdapterConfig = "adapter_config.json";
 inline constexpr const char* kAdapterWeights = "adapter_model.safetensors";
 inline constexpr const char* kAdapterPrefix = "base_model.model.";
+/// Beginning of the modules' names in classes of text models.
+inline constexpr const char* kModulePrefix = "model.";
 
 /// The keys of ballast.adapters that the adapter_config.json in `folder` describes, all except
-/// path. Throws Error(config) naming the file and the key: no such file, another kind of adapter,
+/// path. Modules of a text model in a model of text and images have the names of the text model
+/// alone. Throws Error(config) naming the file and the key: no such file, another kind of adapter,
 /// and a setting that changes what adapters compute and that Ballast lacks.
 text::Json read_adapter_folder(const std::filesystem::path& folder);
 
@@ -54,6 +57,12 @@ struct MergeSettings {
 MergeSettings read_merge_settings(const std::filesystem::path& folder);
 
 /// Makes adapter_config.json for the adapters of `model` over the model at `base` (empty: unknown).
-text::Json make_adapter_config(const model::Architecture& model, const std::filesystem::path& base);
+/// `prefix`: see module_prefix(). In a model of text and images the modules are listed one by one,
+/// since modules of other parts may have the same names.
+text::Json make_adapter_config(const model::Architecture& model, const std::filesystem::path& base,
+                               const std::string& prefix = kModulePrefix);
+
+/// The name of a module or tensor `name` of a text model in a class with this module_prefix().
+std::string name_in_class(const std::string& name, const std::string& prefix);
 
 }  // namespace ballast::config

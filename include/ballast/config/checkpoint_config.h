@@ -13,16 +13,24 @@ namespace ballast::config {
 inline constexpr const char* kCheckpointConfig = "config.json";
 
 /// The model section that Hugging Face's config.json in `folder` describes, by the
-/// Family::checkpoint_keys() of its family. Appends to `notes` the keys without effect here, such
-/// as dropout. Throws Error(config) naming the file and the key: no such file, another family, a
-/// missing size, a value that the family does not support, and a key that is unknown, since it may
-/// change what the model computes.
+/// Family::checkpoint_keys() of its family. Of a model of text and images it reads the text model.
+/// Appends to `notes` the keys without effect here, such as dropout. Throws Error(config) naming
+/// the file and the key: no such file, another family, a missing size, a value that the family does
+/// not support, and a key that is unknown, since it may change what the model computes.
 text::Json read_model_section(const std::filesystem::path& folder, std::vector<std::string>& notes);
 
 /// Throws Error(config) if the model section of `config` disagrees with Hugging Face's config.json
 /// `file`. Shapes alone do not show, for example, how many heads a matrix has. Accepts a file that
 /// does not exist or has none of the family's keys.
 void compare_with_checkpoint(const std::filesystem::path& file, const Config& config);
+
+/// The config.json `json` of `file` as that of its text model alone; unchanged if it is not one of
+/// several parts (text and images) that Ballast knows. Throws Error(config).
+text::Json text_model_of(const text::Json& json, const std::filesystem::path& file);
+
+/// Beginning of the names of the text model's modules in transformers' class of the config.json:
+/// "model.", or "model.language_model." in a model of text and images. Throws Error(config).
+std::string module_prefix(const text::Json& json, const std::filesystem::path& file);
 
 /// The text of a config.json for dequantised weights: without its quantization_config; unchanged if
 /// it has none. Throws Error(data).

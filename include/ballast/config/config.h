@@ -338,6 +338,9 @@ struct Config {
   std::uint64_t sequence_parallel = 1;
   /// `tensor_parallel.autotp_size`: number of ranks that share the tiles of each layer; 1: none.
   std::uint64_t tensor_parallel = 1;
+  /// `activation_checkpointing.partition_activations`: each of the ranks that share a layer stores
+  /// an equal part of its input for the backward pass. No effect if there is one.
+  bool partition_activations = false;
   double gradient_clipping = 1.0;     ///< 0: no clipping
   std::uint64_t steps_per_print = 1;  ///< number of steps, or kNoProgressLines
   MonitorSection tensorboard;

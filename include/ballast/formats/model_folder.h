@@ -40,9 +40,12 @@ class ModelFolderWriter {
   /// Like SafetensorsWriter::write_stored.
   void write_stored(const std::string& name, std::span<const std::byte> bytes, DType type,
                     Elems first = 0);
+  /// Like SafetensorsWriter::write_bytes.
+  void write_bytes(const std::string& name, std::span<const std::byte> bytes, Bytes first);
   /// Adds a small file. Throws Error(io).
   void add(const std::string& name, std::string_view content);
-  /// Copies generation_config.json and the tokenizer's files, if the folder `from` has them.
+  /// Copies generation_config.json and the files of the tokenizer and of processors of images and
+  /// audio, if the folder `from` has them.
   void carry(const std::filesystem::path& from);
   /// Writes the index, syncs and renames. Throws Error(io), Error(state) if values are missing.
   void finish();

@@ -59,7 +59,14 @@ struct TensorToStore {
   std::string name;
   DType dtype = DType::f32;
   std::vector<std::uint64_t> shape;
+  /// Name of the type of a tensor that is copied byte by byte (write_bytes()) instead of being
+  /// written as values in `dtype`; "": not copied.
+  std::string copied_dtype = {};
+  Bytes copied_bytes = 0;  ///< size of a copied tensor
 };
+
+/// Size of the tensor in its file.
+Bytes bytes_of(const TensorToStore& tensor);
 
 class WriteBuffers;
 
@@ -87,6 +94,8 @@ class SafetensorsWriter {
   /// Like write(), for values that are stored as `type`, the tensor's type.
   void write_stored(const std::string& name, std::span<const std::byte> bytes, DType type,
                     Elems first = 0);
+  /// Writes bytes of a copied tensor, from byte `first` on. Throws like write().
+  void write_bytes(const std::string& name, std::span<const std::byte> bytes, Bytes first);
 
   /// Syncs the file, renames it and syncs the folder. Throws Error(io), Error(state) if values are
   /// missing.

@@ -26,7 +26,8 @@ struct QuantizedWeights {
   enum class Format : std::uint8_t {
     mxfp4,  ///< a stack of matrices (src/formats/mxfp4.h)
     nf4,    ///< a matrix (src/formats/bitsandbytes.h)
-    int8    ///< a matrix (the same)
+    int8,   ///< a matrix (also there)
+    fp8     ///< a matrix (src/formats/fp8.h)
   };
   Format format = Format::mxfp4;
   WeightPlace codes;
@@ -34,6 +35,9 @@ struct QuantizedWeights {
   WeightPlace nested;  ///< for nf4: the scales of quantised scales, otherwise no tensor
   float mean = 0.0F;   ///< mean to be added to the scales
 };
+
+/// Size of the tensor as it is stored: of a quantised one, its codes and scales.
+Bytes stored_bytes(const WeightPlace& place);
 
 /// Bytes [first, first + out.size()) of a tensor as they are stored, through the page cache. Throws
 /// Error(data) if the file is too short, Error(io).

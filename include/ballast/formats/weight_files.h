@@ -35,7 +35,9 @@ class WeightFiles {
   /// The tensors file by file, in the order of their data. Valid as long as this object.
   [[nodiscard]] const std::vector<WeightPlace>& tensors() const { return places_; }
   /// The tensor called `name` or, for files of a model without its head, called `name` without its
-  /// first part ("wte.weight" for "transformer.wte.weight"). nullptr if there is none.
+  /// first part ("wte.weight" for "transformer.wte.weight"). In a model of text and images, also
+  /// the tensor of the text model with this name (config::name_in_text_model()). nullptr if there
+  /// is none.
   [[nodiscard]] const WeightPlace* find(const std::string& name) const;
   /// Size of all tensors.
   [[nodiscard]] Bytes bytes() const;
@@ -48,6 +50,7 @@ class WeightFiles {
   void check_shards(const std::map<std::string, std::size_t>& shards) const;
   void add_places();
   void pair_codes();
+  void index_names();
 
   std::filesystem::path path_;
   std::vector<SafetensorsReader> files_;
@@ -55,6 +58,8 @@ class WeightFiles {
   std::deque<StoredTensor> dequantized_;                ///< dequantised tensors
   std::deque<QuantizedWeights> quantized_;              ///< quantised forms of these
   std::unordered_map<std::string, std::size_t> found_;  ///< indices in places_ by name
+  /// Indices in places_ by name_in_text_model(), of tensors with another name.
+  std::unordered_map<std::string, std::size_t> in_text_model_;
 };
 
 /// Whether two tensors have the same shape and values, even in different dtypes. Reads both in

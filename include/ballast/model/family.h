@@ -83,7 +83,11 @@ struct CheckpointRope {
   /// only outside rope_parameters and supports no scaled positions but longrope.
   std::optional<std::uint64_t> trained = {};
   bool by_layer_type = false;  ///< rope_parameters has an object per type of layer
-  text::Json standard = {};    ///< rope_parameters if the key is missing
+  /// The key outside rope_parameters for the base of layers with a window, if by_layer_type; "":
+  /// none.
+  std::string local_theta = "rope_local_base_freq";
+  text::Json standard = {};              ///< rope_parameters if the key is missing
+  std::vector<std::string> unread = {};  ///< keys of rope_parameters that the class ignores
 };
 
 /// How a class of transformers reads config.json, in addition to single keys.
@@ -115,8 +119,15 @@ class Family {
   [[nodiscard]] virtual OuterTensors outer() const = 0;
   /// Returns layer `index`, counted from 0, of a complete config as one block.
   [[nodiscard]] virtual BlockSpec layer(const ModelConfig& config, std::uint64_t index) const = 0;
-  /// Returns whether layers of such models can be cut into tiles.
-  [[nodiscard]] virtual bool cuts_layers(const ModelConfig& /*config*/) const { return false; }
+  /// Returns the reason why layers of such models cannot be cut into tiles, as a sentence about
+  /// "they", the layers; "" if they can be cut. `places`: tensor places that share the tiles.
+  [[nodiscard]] virtual std::string obstacle_to_tiles(const ModelConfig& /*config*/,
+                                                      std::uint64_t /*places*/) const {
+    return "the family does not describe their tiles";
+  }
+  [[nodiscard]] bool cuts_layers(const ModelConfig& config, std::uint64_t places = 1) const {
+    return obstacle_to_tiles(config, places).empty();
+  }
   /// Returns the blocks of layer `index` of a complete config with layer_tiles above 1: two norms,
   /// each followed by its tiles (see Architecture). Called only if cuts_layers().
   [[nodiscard]] virtual std::vector<BlockSpec> layer_tiles(const ModelConfig& /*config*/,

@@ -44,6 +44,9 @@ struct KernelSizes {
   /// Bytes of Port::normed: data per row that is kept between the tiles of the head or of a layer.
   /// 0 without tiles.
   Bytes rows = 0;
+  /// Bytes of Port::partial_sums for one tensor place: fp32 sums of an activation and, if layers in
+  /// tiles have norms of heads, the parts of their gradients.
+  Bytes sums = 0;
   std::uint64_t experts = 0;        ///< per layer; 0: no layer has experts
   std::uint64_t router_totals = 0;  ///< size of Port::router_totals
   /// Bytes of the accumulators that Compute::clear_gradient() sets to zero, by block.

@@ -81,7 +81,7 @@ enum class Port : std::uint8_t {
   partial_sums,
   normed_gradient,  ///< with tensor parallelism: gradient of the norm's result, rounded
   row_sums,         ///< with tensor parallelism: softmax sums of the rows, by tile of this place
-  all_row_sums,     ///< the same of all places, each place's in whole pages
+  all_row_sums,     ///< row_sums of all places, each place's in whole pages
   terms,            ///< with tensor parallelism: what is added between ranks
   received,         ///< memory for what other ranks send
   routing,          ///< on the device, written: where the rows of each expert begin

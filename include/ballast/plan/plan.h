@@ -200,6 +200,9 @@ struct Use {
   BufferId buffer = kNoBuffer;
   bool writes = false;
   bool shard = false;  ///< uses only this rank's shard of the buffer; see RankSizes
+  /// Uses only the part of the buffer of this rank's tensor place: place p has the p-th part of the
+  /// operation's bytes.
+  bool part = false;
 };
 
 /// The part of an update, or of a transfer for one, in speculation.

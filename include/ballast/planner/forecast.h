@@ -51,6 +51,13 @@ std::vector<HidingPoint> find_hiding_points(const engine::Blueprint& blueprint,
                                             const plan::Rates& rates);
 
 /// The prediction of a run that `ballast plan` prints.
+/// A part of the imported folder that the model does not use and that passes through to the export.
+struct PassingShare {
+  std::string part;  ///< "vision"
+  Elems parameters = 0;
+  Bytes bytes = 0;
+};
+
 struct Forecast {
   plan::Rates rates;
   Decision decision;
@@ -59,6 +66,7 @@ struct Forecast {
   std::optional<Wear> wear;         ///< empty if nothing is written to NVMe
   std::vector<HidingPoint> hiding;  ///< for the resources in use, largest first
   std::vector<Improvement> improvements;
+  std::vector<PassingShare> passing;  ///< set by the caller, which knows the folder
 
   /// Returns whether anything but compute bounds the step (plan::find_bottleneck()).
   [[nodiscard]] bool bandwidth_run() const;

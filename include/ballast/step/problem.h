@@ -57,8 +57,10 @@ struct Problem {
   std::uint32_t evaluation_micro_batches = 1;  ///< per evaluation plan, at most micro_batches
   std::uint32_t sharers = 1;                   ///< ranks with other rows: see Mesh
   std::uint32_t tensor = 1;                    ///< ranks that share tiles: see Mesh
-  std::uint32_t devices = 1;                   ///< per rank; see deal()
-  std::uint32_t stage = 0;                     ///< ZeRO stage, 0 to 3; no effect alone
+  /// Whether each tensor place keeps only its part of the inputs that wait below the device.
+  bool partitions_activations = false;
+  std::uint32_t devices = 1;  ///< per rank; see deal()
+  std::uint32_t stage = 0;    ///< ZeRO stage, 0 to 3; no effect alone
   /// Stage 3: ranks that share one copy of the split weights (hpZ of ZeRO++), a divisor of
   /// `sharers`; 0: all of them.
   std::uint32_t hpz_partition_size = 0;

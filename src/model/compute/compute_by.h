@@ -47,7 +47,11 @@ class ComputeBy final : public Compute {
       token_scale_ = rounded(std::sqrt(static_cast<double>(model_.config.hidden_size)));
     }
     sizes_.rows = std::max<Bytes>({head_.rows_bytes(), experts_.rows_bytes(),
-                                   model_.config.layer_tiles > 1 ? activation_bytes() : 0});
+                                   model_.config.layer_tiles > 1 ? activation_bytes() : 0,
+                                   layer_->head_norms().rows() * sizeof(T)});
+    sizes_.sums =
+        std::max<Bytes>(shape_.tokens() * model_.config.hidden_size, layer_->head_norms().sums()) *
+        sizeof(float);
     sizes_.experts = experts_.experts();
     sizes_.router_totals = experts_.empty() ? 0 : RouterTotals::values(sizes_.experts);
     sizes_.attention = sizes_.intermediates = std::vector<Bytes>(model_.blocks.size());
@@ -175,6 +179,7 @@ class ComputeBy final : public Compute {
     set(Kernel::head_scan, &ComputeBy::head_scan);
     set(Kernel::head_differentiate, &ComputeBy::head_differentiate);
     set(Kernel::head_end, &ComputeBy::head_end);
+    set(Kernel::head_merge, &ComputeBy::head_merge);
     return table;
   }
 
@@ -222,8 +227,9 @@ class ComputeBy final : public Compute {
     const T* const in = as<T>(args[Port::input]);
     T* const normed = as<T>(args[Port::normed]);
     const auto sums = view_as<float>(args[Port::partial_sums]);
-    enqueue(stream, [=, this] {
+    enqueue(stream, [=, this, block = pass.block, all = weights_of<T>(args)] {
       ops_.norm(own, in, normed, shape_.tokens());
+      if (has_head_norms(block)) layer_->append_head_norms(of_layer(block, all), normed);
       if (!sums.empty()) ops_.widen(in, sums.raw(), shape_.tokens() * model_.config.hidden_size);
     });
   }
@@ -232,14 +238,18 @@ class ComputeBy final : public Compute {
     const T* const in = as<T>(args[Port::input]);
     const float* const sums = as<float>(args[Port::partial_sums]);
     T* const dy = as<T>(args[Port::activation_gradient]);
-    enqueue(stream, [=, this] { tile_sums_.norm_backward(own, in, sums, dy, dy); });
+    const T* const given = as<const T>(args[Port::normed_gradient]);
+    enqueue(stream, [=, this, block = pass.block, all = weights_of<T>(args)] {
+      tile_sums_.norm_backward(own, in, given, sums, dy, dy);
+      if (has_head_norms(block)) layer_->add_head_norm_gradients(of_layer(block, all), sums);
+    });
   }
 
   void tile(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     const BlockWeights<T> about = views_.weights_of_layer(pass, args);
     const LayerSequences sequences = views_.sequences_of(args);
     const T* const normed = as<T>(args[Port::normed]);
-    float* const sums = as<float>(args[Port::partial_sums]);
+    float* const sums = tile_sums_.part_of(as<float>(args[Port::partial_sums]), pass.number);
     enqueue(stream, [=, this] {
       tile_sums_.add_part(
           sums, false, [&](float* part) { layer_->forward_tile(about, sequences, normed, part); });
@@ -251,11 +261,14 @@ class ComputeBy final : public Compute {
     const LayerSequences sequences = views_.sequences_of(args);
     const T* const normed = as<T>(args[Port::normed]);
     const T* const dy = as<T>(args[Port::activation_gradient]);
-    float* const sums = as<float>(args[Port::partial_sums]);
+    float* const sums = tile_sums_.part_of(as<float>(args[Port::partial_sums]), pass.number);
     const bool begins = begins_backward(pass.block);
+    const std::size_t norm = norm_of_tile(pass.block);
+    float* const slice =
+        has_head_norms(norm) ? layer_->head_norms().slice(sums, pass.block - norm - 1) : nullptr;
     enqueue(stream, [=, this] {
       tile_sums_.add_part(sums, begins, [&](float* part) {
-        layer_->backward_tile(about, sequences, normed, dy, part);
+        layer_->backward_tile(about, sequences, normed, dy, part, slice);
       });
     });
   }
@@ -354,6 +367,9 @@ class ComputeBy final : public Compute {
   void head_end(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     enqueue(stream, head_kernels_.end(pass, args));
   }
+  void head_merge(device::Stream& stream, const Pass& /*pass*/, const PassArguments& args) {
+    enqueue(stream, head_kernels_.merge(args));
+  }
 
   static std::size_t code_blocks(Bytes weights, Bytes codes) {
     const Elems elements = weights / sizeof(T);
@@ -397,6 +413,20 @@ class ComputeBy final : public Compute {
   [[nodiscard]] bool begins_backward(std::size_t block) const {
     return !model_.is_layer_tile(block + 1);
   }
+  /// Returns the block of the norm before a tile.
+  [[nodiscard]] std::size_t norm_of_tile(std::size_t block) const {
+    while (model_.is_layer_tile(block)) --block;
+    return block;
+  }
+  /// Returns whether `block` is a norm before tiles of attention with norms of heads.
+  [[nodiscard]] bool has_head_norms(std::size_t block) const {
+    return !layer_->head_norms().empty() && model_.blocks[block].part == LayerPart::norm &&
+           model_.blocks[block + 1].part == LayerPart::attention;
+  }
+  [[nodiscard]] BlockWeights<T> of_layer(std::size_t block, BlockWeights<T> weights) const {
+    weights.layer = block - model_.first_layer();
+    return weights;
+  }
   /// Returns the norm that precedes the tiles of `block`.
   [[nodiscard]] NormAt norm_before_tiles(std::size_t block) const {
     if (block == model_.head()) return head_kernels_.norm();
@@ -413,8 +443,13 @@ class ComputeBy final : public Compute {
       const bool wanted = tensor != nullptr && (std::is_const_v<U> || !tensor->frozen);
       return wanted ? values + tensor->offset : nullptr;
     };
-    return {at(&tokens),      at(positions),        token_scale_,
-            tokens.first_row, tokens.shape.front(), model_.config.vocabulary_tiles > 1};
+    return {.tokens = at(&tokens),
+            .positions = at(positions),
+            .scale = token_scale_,
+            .first = tokens.first_row,
+            .size = tokens.shape.front(),
+            .tile = model_.config.vocabulary_tiles > 1,
+            .begins = model_.split.tensor > 1 && block == 0};
   }
   /// Lays out the workspace from `base` on (null: only counts) and returns its size. Layers, the
   /// head, packing and embeddings share memory, except for the lasting memory of layers.
@@ -444,7 +479,7 @@ class ComputeBy final : public Compute {
   Ops ops_;
   TileSums<Ops> tile_sums_;
   Head<Ops> head_;
-  HeadKernels<Ops> head_kernels_{model_, shape_, ops_, head_};
+  HeadKernels<Ops> head_kernels_{model_, shape_, ops_, head_, tile_sums_};
   Experts<Ops> experts_;
   std::unique_ptr<Layer<Ops>> layer_;
   float token_scale_ = 1.0F;  ///< a value of the training type

@@ -1,13 +1,12 @@
 #pragma once
 
 #include <cstddef>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "ballast/core/error.h"
 
 #include "src/model/compute/adapted_maps.h"
+#include "src/model/compute/decoder_tensors.h"
 #include "src/model/compute/layer.h"
 #include "src/model/spec/families/decoder.h"
 
@@ -24,40 +23,22 @@ class DecoderLayer final : public Layer<Ops> {
       : Layer<Ops>(model, shape, ops,
                    arrays_of(decoder_family(model.config).decoder(model.config, 0),
                              model.config.layer_tiles > 1)),
-        bound_(Layer<Ops>::bind_layers(
-            model,
-            [&](const BlockSpec& block) { return bind(model.config, block, ops.mlp_rule()); })),
+        bound_(Layer<Ops>::bind_layers(model,
+                                       [&](const BlockSpec& block) {
+                                         return find_decoder_tensors(model.config, block,
+                                                                     ops.mlp_rule());
+                                       })),
         rotaries_(decoder_family(model.config).rotaries_of(model.config)),
         angles_(rotaries_.size()),
         maps_(model, ops) {}
   void take_memory(Bump& bump) override;
   void take_lasting_memory(Bump& bump) override;
   [[nodiscard]] NormAt norm_of(std::size_t layer) const override;
+  void append_head_norms(const BlockWeights<T>& block, T* normed) override;
+  void add_head_norm_gradients(const BlockWeights<T>& block, const float* sums) override;
 
  private:
-  /// Positions of tensors in a block. A part of a layer lacks the tensors of the other parts.
-  struct Bound {
-    LayerPart part = LayerPart::whole;
-    std::optional<NormAt> norm_before_attention;
-    std::optional<NormAt> norm_after_attention;
-    std::optional<NormAt> norm_before_mlp;
-    std::optional<NormAt> norm_after_mlp;
-    std::vector<LinearAt> qkv;  ///< outputs side by side in a row
-    std::optional<NormAt> query_norm;
-    std::optional<NormAt> key_norm;
-    bool norms_whole_rows = false;
-    bool parallel = false;
-    bool rotates = false;
-    std::size_t rotary = 0;  ///< index in rotaries_
-    std::size_t window = 0;
-    std::optional<Elems> sinks;
-    LinearAt attention_out;
-    bool gated = false;
-    Activation activation = Activation::silu;
-    std::vector<LinearAt>
-        mlp_in;  ///< outputs side by side if one map makes both, else consecutive arrays
-    LinearAt mlp_out;
-  };
+  using Bound = DecoderTensors;
 
   static LayerArrays arrays_of(const DecoderSpec& spec, bool tiles) {
     return {.mlp = spec.gated ? 3U : 2U,
@@ -69,8 +50,6 @@ class DecoderLayer final : public Layer<Ops> {
             .tiles = tiles,
             .keeps_attention = true};
   }
-  static Bound bind(const ModelConfig& config, const BlockSpec& block, const MlpRule& rule);
-
   void compute(const BlockWeights<T>& block, const T* in) override;
   void project(const BlockWeights<T>& block, const T* in, T* out) override;
   [[nodiscard]] LayerPart part_of(const BlockWeights<T>& block) const override {
@@ -120,11 +99,16 @@ class DecoderLayer final : public Layer<Ops> {
   /// keys is rotated as one row of heads.
   void rotate(const Bound& b, T* qkv, float direction) {
     for (std::size_t i = 0; i < angles_.size(); ++i) {
-      const bool stale = angles_[i].by_row ? i == b.rotary : !angles_filled_;
+      const bool stale = !angles_filled_ || angles_[i].by_row;
       if (stale) this->ops_.fill_angles(rotaries_[i], angles_[i], this->sequences_.positions);
     }
     angles_filled_ = true;
-    this->ops_.rotate(qkv, angles_[b.rotary], this->sequences_.positions, direction);
+    const std::int32_t* const positions = this->sequences_.positions;
+    const std::size_t all = this->shape_.heads + this->shape_.kv_heads;
+    const std::size_t apart = b.query_rotary == b.rotary ? 0 : this->shape_.heads;
+    if (apart > 0) this->ops_.rotate(qkv, apart, angles_[b.query_rotary], positions, direction);
+    this->ops_.rotate(qkv + apart * this->shape_.head_dim, all - apart, angles_[b.rotary],
+                      positions, direction);
   }
   /// Returns the residual stream before the MLP.
   [[nodiscard]] const T* mlp_input(const Bound& b, const T* in) const {
@@ -135,6 +119,15 @@ class DecoderLayer final : public Layer<Ops> {
     return b.norm_before_mlp ? this->memory_.norm2 : this->memory_.middle;
   }
 
+  /// Returns the weights and gradients that query_norm and key_norm refer to. `x`: input of the
+  /// first maps.
+  [[nodiscard]] BlockWeights<T> head_norm_weights(const BlockWeights<T>& block, const T* x) const {
+    if (bound_[block.layer].part != LayerPart::attention) return block;
+    const HeadNorms& norms = this->head_norms_;
+    BlockWeights<T> own = {.weights = norms.weights(x)};
+    if (this->head_gradient_ != nullptr) own.gradient = {this->head_gradient_, norms.size()};
+    return own;
+  }
   [[nodiscard]] MapRows all_rows() const { return {0, this->rows_}; }
   static MapRows rows_of(const MlpChunk<T>& chunk) { return {chunk.first, chunk.rows}; }
 
@@ -146,67 +139,36 @@ class DecoderLayer final : public Layer<Ops> {
 };
 
 template <class Ops>
-typename DecoderLayer<Ops>::Bound DecoderLayer<Ops>::bind(const ModelConfig& config,
-                                                          const BlockSpec& block,
-                                                          const MlpRule& rule) {
-  const DecoderSpec spec = decoder_family(config).decoder(config, block.layer);
-  const auto is_elsewhere = [&](const std::string& name) {
-    return block.part != LayerPart::whole && block.find(name + ".weight") == nullptr;
-  };
-  const auto norm = [&](const std::string& name) {
-    return name.empty() || is_elsewhere(name)
-               ? std::nullopt
-               : std::optional(find_norm(block, name, spec.norm_offset));
-  };
-  const auto linear = [&](const std::string& name) {
-    if (is_elsewhere(name)) return LinearAt();
-    return spec.conv1d ? find_conv1d(block, name) : find_linear(block, name);
-  };
-  const auto linears = [&](const std::vector<std::string>& names) {
-    std::vector<LinearAt> maps;
-    maps.reserve(names.size());
-    for (const std::string& name : names) maps.push_back(linear(name));
-    return maps;
-  };
-  const TensorSpec* const sinks = spec.sinks.empty() ? nullptr : block.find(spec.sinks);
-  Bound b = {.part = block.part,
-             .norm_before_attention = norm(spec.norm_before_attention),
-             .norm_after_attention = norm(spec.norm_after_attention),
-             .norm_before_mlp = norm(spec.norm_before_mlp),
-             .norm_after_mlp = norm(spec.norm_after_mlp),
-             .qkv = linears(spec.qkv),
-             .query_norm = norm(spec.query_norm),
-             .key_norm = norm(spec.key_norm),
-             .norms_whole_rows = spec.norms_whole_rows,
-             .parallel = spec.parallel,
-             .rotates = spec.rotates,
-             .rotary = spec.rotary,
-             .window = spec.window,
-             .sinks = sinks == nullptr ? std::nullopt : std::optional(sinks->offset),
-             .attention_out = linear(spec.attention_out),
-             .gated = spec.gated,
-             .activation = spec.activation,
-             .mlp_in = linears(spec.mlp_in),
-             .mlp_out = linear(spec.mlp_out)};
-  if (b.query_norm) {
-    expects(b.qkv.size() == 3, "queries and keys with norms need separate maps");
-  } else {
-    b.qkv = joined(b.qkv);
-  }
-  expects(!b.parallel || (b.norm_before_attention && b.norm_before_mlp),
-          "a parallel MLP needs norms before it and before attention");
-  if (rule.joins_gate_and_up) b.mlp_in = joined(b.mlp_in);
-  number_adapters(b.qkv);
-  number_adapters(b.mlp_in);
-  return b;
-}
-
-template <class Ops>
 NormAt DecoderLayer<Ops>::norm_of(std::size_t layer) const {
   const Bound& b = bound_[layer];
   expects(b.part == LayerPart::norm || b.part == LayerPart::router,
           "the block is not a norm before tiles");
   return b.norm_before_attention ? *b.norm_before_attention : *b.norm_before_mlp;
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::append_head_norms(const BlockWeights<T>& block, T* normed) {
+  const Bound& b = bound_[block.layer];
+  T* const to = this->head_norms_.weights(normed);
+  const auto copy = [&](const NormAt& at, T* copied) {
+    this->ops_.copy_bytes(reinterpret_cast<const std::byte*>(block[at].weight),
+                          reinterpret_cast<std::byte*>(copied), this->shape_.head_dim * sizeof(T));
+  };
+  copy(*b.query_norm, to);
+  copy(*b.key_norm, to + this->head_norms_.keys());
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::add_head_norm_gradients(const BlockWeights<T>& block, const float* sums) {
+  const Bound& b = bound_[block.layer];
+  const auto add = [&](float* gradient, const float* slice) {
+    if (gradient != nullptr) this->ops_.accumulate(slice, gradient, this->shape_.head_dim);
+  };
+  for (std::size_t tile = 0; tile < this->head_norms_.tiles(); ++tile) {
+    const float* const slice = this->head_norms_.slice(sums, tile);
+    add(block[*b.query_norm].weight_gradient, slice);
+    add(block[*b.key_norm].weight_gradient, slice + this->head_norms_.keys());
+  }
 }
 
 template <class Ops>
@@ -233,6 +195,7 @@ void DecoderLayer<Ops>::take_lasting_memory(Bump& bump) {
     angles_[i] = {.cosine = bump.take<float>(rows * half),
                   .sine = bump.take<float>(rows * half),
                   .half = half,
+                  .interleaved = rotaries_[i].interleaved,
                   .by_row = by_row};
   }
   angles_filled_ = false;
@@ -253,9 +216,10 @@ void DecoderLayer<Ops>::project_qkv(const BlockWeights<T>& block, const T* x) {
   }
   if (b.query_norm) {
     const std::size_t keys = this->shape_.width();
-    ops.norm_groups(block[*b.query_norm], heads(b, this->shape_.heads), m.projected,
+    const BlockWeights<T> norms = head_norm_weights(block, x);
+    ops.norm_groups(norms[*b.query_norm], heads(b, this->shape_.heads), m.projected,
                     projected_row(), m.qkv, row);
-    ops.norm_groups(block[*b.key_norm], heads(b, this->shape_.kv_heads), m.projected + keys,
+    ops.norm_groups(norms[*b.key_norm], heads(b, this->shape_.kv_heads), m.projected + keys,
                     projected_row(), m.qkv + keys, row);
   }
   if (b.rotates) rotate(b, m.qkv, 1.0F);
@@ -439,9 +403,10 @@ void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T
   if (b.rotates) rotate(b, m.dqkv, -1.0F);
   if (b.query_norm) {
     const std::size_t keys = this->shape_.width();
-    ops.norm_groups_backward(block[*b.query_norm], heads(b, this->shape_.heads), m.projected,
+    const BlockWeights<T> norms = head_norm_weights(block, x);
+    ops.norm_groups_backward(norms[*b.query_norm], heads(b, this->shape_.heads), m.projected,
                              projected_row(), m.dqkv, row);
-    ops.norm_groups_backward(block[*b.key_norm], heads(b, this->shape_.kv_heads),
+    ops.norm_groups_backward(norms[*b.key_norm], heads(b, this->shape_.kv_heads),
                              m.projected + keys, projected_row(), m.dqkv + keys, row);
   }
   const T* from = m.dqkv;
@@ -476,6 +441,7 @@ void DecoderLayer<Ops>::differentiate_tile(const BlockWeights<T>& block, const T
   if (b.part == LayerPart::attention) {
     project_qkv(block, x);
     this->attend(b.window);
+    if (b.query_norm) this->ops_.zero(this->head_gradient_, this->head_norms_.size());
     attention_backward(block, x, dy, part, false);
     return;
   }

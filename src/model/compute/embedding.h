@@ -23,6 +23,9 @@ struct Embedding {
   /// True for a tile: it writes only the outputs of its tokens. The last tile adds the positions to
   /// all.
   bool tile = false;
+  /// True for the first tile of a tensor place: outputs of all other tokens become -0.0, which
+  /// changes no value that is added to it.
+  bool begins = false;
 };
 
 }  // namespace ballast::model

@@ -51,6 +51,7 @@ struct HeadRows {
   RowSum<float>* sums = nullptr;  ///< [N]
   /// [N, H]; null if not wanted, or if the sums are not in fp32.
   float* dnormed = nullptr;
+  const T* given = nullptr;  ///< gradient of `normed`, if dnormed does not have it
 
   static HeadRows take(Bump& bump, std::size_t tokens, std::size_t width) {
     HeadRows rows;
@@ -75,9 +76,10 @@ class Head {
       : tokens_(shape.tokens()),
         length_(shape.length),
         width_(model.config.hidden_size),
+        in_tiles_(model.config.vocabulary_tiles > 1),
         ops_(ops),
         tile_sums_(tile_sums) {
-    for (std::size_t t = 0; t < model.config.vocabulary_tiles; ++t) tiles_.push_back(model.tile(t));
+    for (std::size_t t = 0; t < model.own_vocabulary_tiles(); ++t) tiles_.push_back(model.tile(t));
     logit_row_ = round_up(model.largest_tile(), 16);
     sums_in_fp32_ = TileSums<Ops>::head_sums_in_fp32(model);
     chunk_ = chunk_rows(tokens_, bytes_per_row(model), Ops::kLogitBytes);
@@ -87,8 +89,8 @@ class Head {
   void take_memory(Bump& bump) {
     losses_ = bump.take<double>(tokens_);
     logits_ = bump.take<float>(chunk_ * logit_row_);
-    if (tiles_.size() > 1) {
-      part_ = bump.take<float>(chunk_ * width_);
+    if (in_tiles_) {
+      if (!tile_sums_.apart()) part_ = bump.take<float>(chunk_ * width_);
       return;
     }
     own_ = HeadRows<T>::take(bump, tokens_, width_);
@@ -98,29 +100,32 @@ class Head {
   [[nodiscard]] std::size_t rows_bytes() const {
     Bump counting;
     static_cast<void>(HeadRows<T>::take(counting, tokens_, width_));
-    return tiles_.size() == 1 ? 0 : counting.used();
+    return in_tiles_ ? counting.used() : 0;
   }
   [[nodiscard]] HeadRows<T> rows_at(std::byte* place) const {
     Bump bump(place);
     return HeadRows<T>::take(bump, tokens_, width_);
   }
-  /// Bytes that one pass over several tiles needs; 0 if there is one tile.
+  /// Bytes that one pass over several tiles needs; 0 if there is one tile, or if the tiles are on
+  /// several tensor places.
   [[nodiscard]] std::size_t one_pass_bytes() const {
     Bump counting;
     static_cast<void>(take_for_one_pass(counting));
-    return tiles_.size() == 1 ? 0 : counting.used();
+    return in_tiles_ && !tile_sums_.apart() ? counting.used() : 0;
   }
 
   // Tile by tile.
 
-  /// Adds a tile to the sums of the rows. Runs after the norm; tiles in ascending order.
+  /// Adds a tile to the sums of the rows. Runs after the norm; tiles in ascending order. Tiles of
+  /// several tensor places overwrite the sums.
   void scan(const OutputRows<T>& tile, const std::int32_t* targets, const HeadRows<T>& rows) {
     in_chunks([&](std::size_t first, std::size_t count) {
       scan_chunk(tile, targets, rows, first, count, logits_);
     });
   }
-  /// Adds a tile's contribution to rows.dnormed (the last tile overwrites it) and to the gradient
-  /// of the tile, unless they are null. Tiles in descending order.
+  /// Adds a tile's contribution to rows.dnormed (the last tile overwrites it, and so do tiles of
+  /// several tensor places) and to the gradient of the tile, unless they are null. Tiles in
+  /// descending order.
   void differentiate(const OutputRows<T>& tile, Accumulation accumulation,
                      const RowTargets& row_targets, float scale, const HeadRows<T>& rows) {
     in_chunks([&](std::size_t first, std::size_t count) {
@@ -143,7 +148,7 @@ class Head {
   }
   /// dx = the gradient of the norm's input; adds to the gradient of the norm.
   void end(const Norm<T>& norm, const T* in, const HeadRows<T>& rows, T* dx) {
-    tile_sums_.norm_backward(norm, in, rows.dnormed, nullptr, dx);
+    tile_sums_.norm_backward(norm, in, rows.given, rows.dnormed, nullptr, dx);
   }
 
   // All tiles in one pass.
@@ -208,7 +213,8 @@ class Head {
   [[nodiscard]] Bytes bytes_per_row(const Architecture& model) const {
     constexpr Bytes kTilesInOnePass = 4;
     const Bytes all = round_up(model.config.vocab_size, 16) * sizeof(float);
-    return std::max(logit_row_ * sizeof(float), all / std::min(tiles_.size(), kTilesInOnePass));
+    return std::max(logit_row_ * sizeof(float),
+                    all / std::min(model.config.vocabulary_tiles, kTilesInOnePass));
   }
 
   /// Calls `work(first, rows)` for each chunk.
@@ -234,8 +240,8 @@ class Head {
   void scan_chunk(const OutputRows<T>& tile, const std::int32_t* targets, const HeadRows<T>& rows,
                   std::size_t first, std::size_t count, float* logits) {
     project(tile, rows, first, count, logits);
-    ops_.sum_logits(logits_of(tile, count, logits), targets + first, tile.number == 0,
-                    rows.sums + first);
+    ops_.sum_logits(logits_of(tile, count, logits), targets + first,
+                    tile.number == 0 || tile_sums_.apart(), rows.sums + first);
   }
   void differentiate_chunk(const OutputRows<T>& tile, Accumulation accumulation,
                            const RowTargets& row_targets, float scale, const HeadRows<T>& rows,
@@ -249,7 +255,7 @@ class Head {
                          row_targets.weights == nullptr ? nullptr : row_targets.weights + first,
                          rows.sums + first);
     if (!sums_in_fp32_ || rows.dnormed != nullptr) {
-      const bool adds = tile.number + 1 < tiles_.size();
+      const bool adds = !tile_sums_.apart() && tile.number + 1 < tiles_.size();
       ops_.multiply({count, width_, tokens}, matrix(dlogits, row), matrix(tile.weights, width_),
                     sums_in_fp32_ ? matrix(adds ? part_ : rows.dnormed + at, width_)
                                   : matrix(tile_sums_.rounded() + at, width_));
@@ -265,10 +271,11 @@ class Head {
   std::size_t tokens_;
   std::size_t length_;  ///< tokens per sequence
   std::size_t width_;
-  std::vector<VocabularyTile> tiles_;
-  std::size_t logit_row_ = 0;  ///< stride of a tile's logits, in floats
-  std::size_t chunk_ = 0;      ///< rows per chunk
-  bool sums_in_fp32_ = false;  ///< whether the normed rows' gradient is summed in fp32
+  bool in_tiles_;
+  std::vector<VocabularyTile> tiles_;  ///< tiles of this tensor place
+  std::size_t logit_row_ = 0;          ///< stride of a tile's logits, in floats
+  std::size_t chunk_ = 0;              ///< rows per chunk
+  bool sums_in_fp32_ = false;          ///< whether the normed rows' gradient is summed in fp32
   Ops& ops_;
   TileSums<Ops>& tile_sums_;
   HeadRows<T> own_;        ///< used if there is one tile

@@ -21,12 +21,15 @@ class HeadKernels {
  public:
   using T = typename Ops::Value;
 
-  HeadKernels(const Architecture& model, const MicroBatchShape& shape, Ops& ops, Head<Ops>& head)
+  HeadKernels(const Architecture& model, const MicroBatchShape& shape, Ops& ops, Head<Ops>& head,
+              const TileSums<Ops>& tile_sums)
       : model_(model),
+        tokens_(shape.tokens()),
         views_(model, shape),
         norm_(find_norm(model.blocks[model.head()], model.outer.norm, model.outer.norm_offset)),
         ops_(ops),
-        head_(head) {}
+        head_(head),
+        tile_sums_(tile_sums) {}
 
   /// Offsets of the norm before the output matrix.
   [[nodiscard]] const NormAt& norm() const { return norm_; }
@@ -51,10 +54,13 @@ class HeadKernels {
     };
   }
   auto scan(const Pass& pass, const PassArguments& args) {
-    return [this, targets = args.batch.targets.raw(), rows = args[Port::normed].raw(),
-            tile = views_.output_tile(pass, args), losses = views_.losses_of(pass, args)] {
+    HeadRows<T> known = rows_of(args);
+    if (tile_sums_.apart()) {
+      known.sums = as<RowSum<float>>(args[Port::row_sums]) + pass.number * tokens_;
+    }
+    return [=, this, targets = args.batch.targets.raw(), tile = views_.output_tile(pass, args),
+            losses = views_.losses_of(pass, args)] {
       ops_.check_tokens(targets, kLeastTarget);
-      const HeadRows<T> known = head_.rows_at(rows);
       head_.scan(tile, targets, known);
       if (!losses.out.empty()) head_.report_losses(targets, known, losses);
     };
@@ -63,7 +69,9 @@ class HeadKernels {
     const bool pairs = !args[Port::pairs].empty();
     const RowTargets row_targets = {args.batch.targets.raw(),
                                     pairs ? views_.pairs_of(args).weights.raw() : nullptr};
-    return [=, this, known = rows_of(args), tile = views_.output_tile(pass, args),
+    HeadRows<T> known = rows_of(args);
+    if (known.dnormed != nullptr) known.dnormed = tile_sums_.part_of(known.dnormed, pass.number);
+    return [=, this, tile = views_.output_tile(pass, args),
             accumulation = args.scalars.accumulation, scale = args.scalars.loss_gradient] {
       head_.differentiate(tile, accumulation, row_targets, scale, known);
     };
@@ -76,23 +84,36 @@ class HeadKernels {
       if (dx != nullptr) head_.end(norm, in, known, dx);
     };
   }
+  auto merge(const PassArguments& args) {
+    const std::size_t tiles = model_.own_vocabulary_tiles();
+    const RowSumsOfTiles all = {
+        .sums = as<const RowSum<float>>(args[Port::all_row_sums]),
+        .places = model_.split.tensor,
+        .tiles = tiles,
+        .rows = tokens_,
+        .step = round_up(tiles * tokens_ * kRowSumBytes, kPage) / kRowSumBytes};
+    return [=, this, known = rows_of(args)] { ops_.merge_row_sums(all, known.sums); };
+  }
 
  private:
   /// Lower bound for targets, because negative ones are valid.
   static constexpr std::int32_t kLeastTarget = std::numeric_limits<std::int32_t>::min();
 
-  /// Returns the rows that the tiles share, with the sums of the gradient.
+  /// Returns the rows that the tiles share, with the gradient of the norm's result.
   [[nodiscard]] HeadRows<T> rows_of(const PassArguments& args) const {
     HeadRows<T> rows = head_.rows_at(args[Port::normed].raw());
     rows.dnormed = as<float>(args[Port::partial_sums]);
+    rows.given = as<const T>(args[Port::normed_gradient]);
     return rows;
   }
 
   const Architecture& model_;
+  std::size_t tokens_;
   PassViews<T> views_;
   NormAt norm_;
   Ops& ops_;
   Head<Ops>& head_;
+  const TileSums<Ops>& tile_sums_;
 };
 
 }  // namespace ballast::model

@@ -58,7 +58,16 @@ struct NormalBatch {
 /// there. The order of rows in files does not affect values.
 TensorRun run_of_values(const TensorSpec& tensor, Elems first) {
   if (tensor.cuts_rows()) return run_in_files(tensor, first);
-  return {tensor.first_element() + first, tensor.size - first};
+  const Elems all = tensor.rows_in_all * tensor.columns_in_all;
+  if (tensor.stored.parts == 1 || tensor.stored.stacked > 0 || tensor.size == all) {
+    return {tensor.first_element() + first, tensor.size - first};
+  }
+  // The block has some groups, and memory has them part by part.
+  const Elems part = tensor.size / tensor.stored.parts;
+  const Elems inside = first % part;
+  return {first / part * (all / tensor.stored.parts) +
+              tensor.first_element() / tensor.stored.parts + inside,
+          part - inside};
 }
 
 /// Fills normal values. Element i of the whole tensor is number i mod 4 of group i / 4.

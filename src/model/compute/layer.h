@@ -4,13 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "ballast/core/bump.h"
 #include "ballast/core/error.h"
-#include "ballast/core/random.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/attention.h"
 #include "ballast/model/compute.h"
@@ -18,10 +15,12 @@
 
 #include "src/model/compute/embedding.h"
 #include "src/model/compute/head_exchange.h"
+#include "src/model/compute/head_norms.h"
 #include "src/model/compute/layer_memory.h"
 #include "src/model/compute/matrix.h"
 #include "src/model/compute/mlp_rule.h"
 #include "src/model/compute/row_sum.h"
+#include "src/model/compute/tensor_offsets.h"
 
 namespace ballast::model {
 
@@ -61,7 +60,8 @@ struct Groups {
 struct Angles {
   float* cosine = nullptr;
   float* sine = nullptr;
-  std::size_t half = 0;  ///< the first 2 * half values of a head rotate
+  std::size_t half = 0;      ///< the first 2 * half values of a head rotate
+  bool interleaved = false;  ///< see Rotary
   /// True: one row of angles per row of the micro-batch, because frequencies depend on the
   /// document's length. False: one per position.
   bool by_row = false;
@@ -76,110 +76,6 @@ struct Norm {
   float* bias_gradient = nullptr;
   float offset = 0.0F;  ///< for an RMSNorm: values are multiplied by offset + weight
 };
-
-/// Offsets of a norm's tensors in a block, in elements.
-struct NormAt {
-  Elems weight = 0;
-  std::optional<Elems> bias;
-  float offset = 0.0F;  ///< see Norm
-};
-
-/// Offsets of an adapter's tensors in a block, in elements: A [rank, in], B [out, rank].
-struct AdapterAt {
-  Elems a = 0;
-  Elems b = 0;
-  std::size_t rank = 0;
-  std::size_t out = 0;
-  std::size_t column = 0;    ///< first output of the adapter among those of the map
-  std::size_t number = 0;    ///< index among the adapters of all maps with the same input
-  std::uint64_t stream = 0;  ///< stream of its random numbers
-  std::optional<Elems> magnitudes = std::nullopt;  ///< [out], with DoRA
-};
-
-/// Offsets of a linear map's tensors in a block, in elements, and its extents.
-struct LinearAt {
-  Elems weight = 0;
-  std::optional<Elems> bias;
-  std::size_t in = 0;
-  std::size_t out = 0;
-  bool flipped = false;  ///< see Linear
-  bool frozen = false;   ///< whether its weight is frozen
-  std::vector<AdapterAt> adapters = {};
-};
-
-inline std::optional<Elems> find_bias(const BlockSpec& block, std::string_view name) {
-  const TensorSpec* const found = block.find(std::string(name) + ".bias");
-  return found == nullptr ? std::nullopt : std::optional(found->offset);
-}
-
-/// Finds NAME.weight and, if the block has it, NAME.bias: a LayerNorm has a bias, an RMSNorm does
-/// not.
-inline NormAt find_norm(const BlockSpec& block, std::string_view name, float offset = 0.0F) {
-  return {block.tensor(std::string(name) + ".weight").offset, find_bias(block, name), offset};
-}
-
-/// Finds NAME.lora_A.weight, NAME.lora_B.weight and NAME.lora_magnitude_vector, if present.
-inline std::vector<AdapterAt> find_adapters(const BlockSpec& block, std::string_view name) {
-  const TensorSpec* const a = block.find(std::string(name) + ".lora_A.weight");
-  if (a == nullptr) return {};
-  const TensorSpec& b = block.tensor(std::string(name) + ".lora_B.weight");
-  const TensorSpec* const m = block.find(std::string(name) + ".lora_magnitude_vector");
-  return {{a->offset, b.offset, a->shape[0], b.shape[0], 0, 0, fnv1a(a->name),
-           m == nullptr ? std::nullopt : std::optional(m->offset)}};
-}
-
-/// Finds NAME.weight [out, in] with its adapter and, if the block has it, NAME.bias [out].
-inline LinearAt find_linear(const BlockSpec& block, std::string_view name) {
-  const TensorSpec& weight = block.tensor(std::string(name) + ".weight");
-  return {weight.offset, find_bias(block, name), weight.shape[1],           weight.shape[0],
-          true,          weight.frozen,          find_adapters(block, name)};
-}
-
-/// Like find_linear(), for gpt2's Conv1D, whose weight is [in, out].
-inline LinearAt find_conv1d(const BlockSpec& block, std::string_view name) {
-  const TensorSpec& weight = block.tensor(std::string(name) + ".weight");
-  return {weight.offset, find_bias(block, name), weight.shape[0],           weight.shape[1],
-          false,         weight.frozen,          find_adapters(block, name)};
-}
-
-/// Finds the tensors NAME [out, in] and NAME_bias [out] of ExpertsSpec::stacked.
-inline LinearAt find_stacked(const BlockSpec& block, std::string_view name) {
-  const TensorSpec& weight = block.tensor(name);
-  return {weight.offset,
-          block.tensor(std::string(name) + "_bias").offset,
-          weight.shape[1],
-          weight.shape[0],
-          true,
-          weight.frozen};
-}
-
-/// Joins maps with the same input that are contiguous, have no bias and are all trained or all
-/// frozen.
-inline std::vector<LinearAt> joined(const std::vector<LinearAt>& maps) {
-  std::vector<LinearAt> parts;
-  for (const LinearAt& next : maps) {
-    if (!parts.empty() && next.flipped && !next.bias && !parts.back().bias &&
-        parts.back().frozen == next.frozen &&
-        parts.back().weight + parts.back().out * next.in == next.weight) {
-      for (AdapterAt adapter : next.adapters) {
-        adapter.column = parts.back().out;
-        parts.back().adapters.push_back(adapter);
-      }
-      parts.back().out += next.out;
-    } else {
-      parts.push_back(next);
-    }
-  }
-  return parts;
-}
-
-/// Numbers the adapters of maps with the same input.
-inline void number_adapters(std::vector<LinearAt>& maps) {
-  std::size_t number = 0;
-  for (LinearAt& map : maps) {
-    for (AdapterAt& adapter : map.adapters) adapter.number = number++;
-  }
-}
 
 /// The model that a pass computes. Without preference pairs it is always the policy.
 enum class ModelRole : std::uint8_t {
@@ -264,7 +160,10 @@ class Layer {
                       ? chunk_rows(rows_, arrays.mlp * wide_ * sizeof(T), ops.mlp_rule().bytes)
                       : rows_),
         ops_(ops),
-        exchange_(shape, ops) {}
+        exchange_(shape, ops) {
+    if (!arrays.tiles || !arrays.projected) return;
+    head_norms_ = HeadNorms(rows_ * width_, shape.head_dim, attention_tiles(model.config));
+  }
   virtual ~Layer() = default;
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
@@ -320,16 +219,28 @@ class Layer {
 
   /// Returns the norm of a block of LayerPart::norm or router. `layer` as in BlockWeights.
   [[nodiscard]] virtual NormAt norm_of(std::size_t /*layer*/) const { refuse_tiles(); }
+  [[nodiscard]] const HeadNorms& head_norms() const { return head_norms_; }
+  /// Appends the weights of the norms of heads in `block` to the result of its norm.
+  virtual void append_head_norms(const BlockWeights<T>& /*block*/, T* /*normed*/) {
+    refuse_tiles();
+  }
+  /// Adds the slices after `sums` to the gradients of the norms of heads in `block`.
+  virtual void add_head_norm_gradients(const BlockWeights<T>& /*block*/, const float* /*sums*/) {
+    refuse_tiles();
+  }
   /// Writes the tile's part of the output [N, H]. `x` [N, H]: result of the norm.
   void forward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
                     float* part) {
     use(sequences, {}, LayerPart::whole);
+    head_gradient_ = nullptr;
     compute_tile(block, x, part);
   }
-  /// Writes the tile's part of the gradient of `x` [N, H].
+  /// Writes the tile's part of the gradient of `x` [N, H], and a tile of attention its slice of
+  /// head_norms(), if there are any.
   void backward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
-                     const T* dy, float* part) {
+                     const T* dy, float* part, float* slice) {
     use(sequences, {}, LayerPart::whole);
+    head_gradient_ = slice;
     differentiate_tile(block, x, dy, part);
   }
 
@@ -455,6 +366,8 @@ class Layer {
   bool knows_attention_ = false;  ///< see attention_is_known()
   LayerSequences sequences_;      ///< sequences of the current call
   HeadExchange<Ops> exchange_;
+  HeadNorms head_norms_;
+  float* head_gradient_ = nullptr;  ///< slice of the current call's tile; null in a forward pass
 
  private:
   [[noreturn]] static void refuse_tiles() {

@@ -131,7 +131,7 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
     case Port::normed:
       return sizes_.rows;
     case Port::partial_sums:
-      return (model_.split.tensor > 1 ? pass.number + 1 : 1) * tokens * width * sizeof(float);
+      return (model_.split.tensor > 1 ? pass.number + 1 : 1) * sizes_.sums;
     case Port::normed_gradient:
       return tokens * width * size_of(type_);
     case Port::row_sums:

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <limits>
 
@@ -23,14 +24,15 @@ static_assert(sizeof(RowSum<float>) == kRowSumBytes);
 
 /// Returns the state of two parts of a row together. The total of the part with the smaller largest
 /// logit is rescaled (Milakov & Gimelshein 2018, arXiv 1805.02867). A total of NaN stays NaN.
+/// Products are fused explicitly, so that all kernels of a device compute the same bits.
 template <class A>
 constexpr RowSum<A> merged(const RowSum<A>& a, const RowSum<A>& b) {
   const double distance = static_cast<double>(a.largest) - static_cast<double>(b.largest);
   const A wanted = b.wanted == b.wanted ? b.wanted : a.wanted;  // NaN: in neither
   if (b.largest > a.largest) {
-    return {b.largest, wanted, a.total * formulas::exp(distance) + b.total};
+    return {b.largest, wanted, std::fma(a.total, formulas::exp(distance), b.total)};
   }
-  return {a.largest, wanted, a.total + b.total * formulas::exp(-distance)};
+  return {a.largest, wanted, std::fma(b.total, formulas::exp(-distance), a.total)};
 }
 
 /// Row sums of all vocabulary tiles, ordered by place (tensor parallelism), tile and row.

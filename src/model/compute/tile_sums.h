@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 
 #include "ballast/core/bump.h"
 #include "ballast/model/compute.h"
@@ -20,6 +21,7 @@ class TileSums {
   TileSums(const Architecture& model, std::size_t tokens, Ops& ops)
       : tokens_(tokens),
         size_(tokens * model.config.hidden_size),
+        apart_(model.split.tensor > 1),
         has_layer_tiles_(model.config.layer_tiles > 1),
         has_tiles_(std::any_of(model.blocks.begin(), model.blocks.end(),
                                [](const BlockSpec& block) {
@@ -36,7 +38,7 @@ class TileSums {
 
   /// Takes the memory for the rows of one tile, in addition to that of a layer.
   void take_part(Bump& bump) {
-    if (has_layer_tiles_) part_ = bump.take<float>(size_);
+    if (has_layer_tiles_ && !apart_) part_ = bump.take<float>(size_);
   }
   void take_memory(Bump& bump) {
     rounded_ = bump.take<T>(size_);
@@ -44,12 +46,18 @@ class TileSums {
     partial_ = bump.take<GradientStats>((size_ + kStatsChunk - 1) / kStatsChunk);
   }
 
+  /// Whether parts of tiles stay apart, because the tiles are on several tensor places.
+  [[nodiscard]] bool apart() const { return apart_; }
+  /// Returns the memory of tile `number` of this place in `sums`.
+  [[nodiscard]] float* part_of(float* sums, std::uint32_t number) const {
+    return apart_ ? sums + number * size_ : sums;
+  }
   /// Calls compute(float* part), which writes a tile's part [N, H], and adds the part to `sums`.
   /// The tile that `begins` overwrites the sums. A part is complete before it is added, so that
   /// sums do not depend on where it is computed.
   template <class Compute>
   void add_part(float* sums, bool begins, const Compute& compute) {
-    if (begins) return compute(sums);
+    if (begins || apart_) return compute(sums);
     compute(part_);
     ops_.accumulate(part_, sums, size_);
   }
@@ -59,20 +67,21 @@ class TileSums {
     ops_.pack(sums, nullptr, 0, to, size_, partial_, nullptr);
   }
   /// dx = residual (null: 0) + gradient of the norm's input `in`. The gradient of its result is
-  /// `sums`, or rounded() if `sums` is null. Adds to the gradient of the norm.
-  void norm_backward(const Norm<T>& norm, const T* in, const float* sums, const T* residual,
-                     T* dx) {
-    if (sums != nullptr) round(sums, rounded_);
-    ops_.norm_backward(norm, in, rounded_, residual, dx, tokens_);
+  /// `given`, or else `sums`, or else rounded(). Adds to the gradient of the norm.
+  void norm_backward(const Norm<T>& norm, const T* in, const T* given, const float* sums,
+                     const T* residual, T* dx) {
+    if (given == nullptr && sums != nullptr) round(sums, rounded_);
+    ops_.norm_backward(norm, in, given == nullptr ? rounded_ : given, residual, dx, tokens_);
   }
 
  private:
   std::size_t tokens_;
   std::size_t size_;
+  bool apart_;
   bool has_layer_tiles_;
   bool has_tiles_;
   Ops& ops_;
-  float* part_ = nullptr;
+  float* part_ = nullptr;  ///< [N, H] of one tile
   T* rounded_ = nullptr;
   GradientStats* partial_ = nullptr;  ///< scratch of the rounding
 };

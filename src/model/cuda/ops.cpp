@@ -140,20 +140,19 @@ void Ops<T>::fill_angles(const Rotary& rotary, const Angles& angles,
 }
 
 template <class T>
-void Ops<T>::rotate(T* qkv, const Angles& angles, const std::int32_t* positions,
+void Ops<T>::rotate(T* x, std::size_t heads, const Angles& angles, const std::int32_t* positions,
                     float direction) const {
-  const std::size_t heads = shape_.heads + shape_.kv_heads;
   const Rotation rotation = {.length = angles.by_row ? shape_.tokens() : shape_.whole_length(),
                              .positions = angles.by_row ? nullptr : positions,
                              .heads = heads,
                              .head_dim = shape_.head_dim,
                              .half = angles.half,
+                             .interleaved = angles.interleaved,
                              .cosine = angles.cosine,
                              .sine = angles.sine,
                              .direction = direction};
-  check(
-      cuda::rotate(queue_, qkv, shape_.row(), rotation, {shape_.tokens(), heads * shape_.head_dim}),
-      "rotary positions", {shape_.tokens(), heads, shape_.head_dim});
+  check(cuda::rotate(queue_, x, shape_.row(), rotation, {shape_.tokens(), heads * shape_.head_dim}),
+        "rotary positions", {shape_.tokens(), heads, shape_.head_dim});
 }
 
 template <class T>

@@ -75,7 +75,8 @@ class Ops {
                        std::size_t width) const;
 
   void fill_angles(const Rotary& rotary, const Angles& angles, const std::int32_t* positions) const;
-  void rotate(T* qkv, const Angles& angles, const std::int32_t* positions, float direction) const;
+  void rotate(T* x, std::size_t heads, const Angles& angles, const std::int32_t* positions,
+              float direction) const;
 
   void regroup(const Regrouping& how, const T* from, T* to) const {
     check(cuda::regroup(queue_, how, from, to), "exchange of heads", {how.rows(), how.width()});

@@ -160,6 +160,31 @@ void rope(T* x, Size stride, Size first, Size rows, Size length, const std::int3
   }
 }
 
+/// Variant for pairs (x[2i], x[2i + 1]).
+template <class T>
+void interleaved_rope(T* x, Size stride, Size first, Size rows, Size length,
+                      const std::int32_t* positions, Size heads, Size head_dim, Size half,
+                      const Acc<T>* cosine, const Acc<T>* sine, Acc<T> direction) {
+  using A = Acc<T>;
+  constexpr Part one{1};
+  for (Size r = 0; r < rows; ++r, x += stride) {
+    const Size row = first + r;
+    const Size position = positions == nullptr ? row % length : static_cast<Size>(positions[row]);
+    const Size angles = position * half;
+    for (Size h = 0; h < heads; ++h) {
+      for (Size i = 0; i < half; ++i) {
+        T* const pair = x + h * head_dim + 2 * i;
+        const Vec<A> va = get(pair, one);
+        const Vec<A> vb = get(pair + 1, one);
+        const Vec<A> c(cosine[angles + i]);
+        const Vec<A> s(sine[angles + i] * direction);
+        put(pair, formulas::rotate_first(va, vb, c, s), one);
+        put(pair + 1, formulas::rotate_second(va, vb, c, s), one);
+      }
+    }
+  }
+}
+
 template <class T>
 void add(const T* a, const T* b, T* y, Size size) {
   for_row<Acc<T>>(

@@ -70,6 +70,10 @@ struct RowKernels {
   /// backward.
   void (*rope)(T* x, Size stride, Size first, Size rows, Size length, const std::int32_t* positions,
                Size heads, Size head_dim, Size half, const A* cosine, const A* sine, A direction);
+  /// Variant for pairs of neighbours, see Rotary::interleaved.
+  void (*interleaved_rope)(T* x, Size stride, Size first, Size rows, Size length,
+                           const std::int32_t* positions, Size heads, Size head_dim, Size half,
+                           const A* cosine, const A* sine, A direction);
   /// y = a + b.
   void (*add)(const T* a, const T* b, T* y, Size size);
   /// sum += x.

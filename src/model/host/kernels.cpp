@@ -26,6 +26,7 @@ TypeKernels<T> kernels() {
   k.limited_swiglu_backward = limited_swiglu_backward<T>;
   k.column_sum = column_sum<T>;
   k.rope = rope<T>;
+  k.interleaved_rope = interleaved_rope<T>;
   k.add = add<T>;
   k.accumulate = accumulate<T>;
   k.scale = scale<T>;

@@ -135,6 +135,7 @@ void embed(const RowKernels<T>& kernels, const Embedding<const T>& tables, const
       const std::size_t at = row_of(tables, ids, i);
       const bool here = at < tables.size;
       T* const out = outputs + i * width;
+      if (!here && tables.begins) std::fill_n(out, width, from_float<T>(-0.0F));
       const T* const row = here ? tables.tokens + at * width : out;
       if (tables.positions != nullptr) {
         kernels.add(row, tables.positions + position_of(ids, i, length) * width, out, width);
@@ -360,24 +361,25 @@ void Ops<T>::fill_angles(const Rotary& rotary, const Angles& angles,
         document = tokens;
       }
       const auto position = static_cast<double>(position_of({nullptr, positions}, row, length));
+      const double factor = factor_at(position, rotary.factor, rotary.slope, rotary.period);
       for (std::size_t i = 0; i < angles.half; ++i) {
         const double angle = position * frequencies[i];
-        angles.cosine[row * angles.half + i] = static_cast<float>(std::cos(angle) * rotary.factor);
-        angles.sine[row * angles.half + i] = static_cast<float>(std::sin(angle) * rotary.factor);
+        angles.cosine[row * angles.half + i] = static_cast<float>(std::cos(angle) * factor);
+        angles.sine[row * angles.half + i] = static_cast<float>(std::sin(angle) * factor);
       }
     }
   });
 }
 
 template <class T>
-void Ops<T>::rotate(T* qkv, const Angles& angles, const std::int32_t* positions,
+void Ops<T>::rotate(T* x, std::size_t heads, const Angles& angles, const std::int32_t* positions,
                     float direction) const {
   if (angles.by_row) positions = nullptr;
   const std::size_t length = angles.by_row ? shape_.tokens() : shape_.whole_length();
+  const auto rotate = angles.interleaved ? kernels_.interleaved_rope : kernels_.rope;
   split(shape_.tokens(), 1, [&](Range r) {
-    kernels_.rope(qkv + r.begin * shape_.row(), shape_.row(), r.begin, r.size(), length, positions,
-                  shape_.heads + shape_.kv_heads, shape_.head_dim, angles.half, angles.cosine,
-                  angles.sine, direction);
+    rotate(x + r.begin * shape_.row(), shape_.row(), r.begin, r.size(), length, positions, heads,
+           shape_.head_dim, angles.half, angles.cosine, angles.sine, direction);
   });
 }
 

@@ -80,10 +80,11 @@ class Ops {
   /// Writes the cosines and sines of position * frequency, times the factor, computed in double and
   /// rounded once: for all positions, or for all rows, given their `positions` as in rotate().
   void fill_angles(const Rotary& rotary, const Angles& angles, const std::int32_t* positions) const;
-  /// Rotates queries and keys of qkv by `positions` [tokens] in the whole sequence (null: rows are
-  /// whole sequences, each one document).
-  /// `direction` -1 rotates back.
-  void rotate(T* qkv, const Angles& angles, const std::int32_t* positions, float direction) const;
+  /// Rotates `heads` heads of qkv, whose first is at `x` in the first row. `x` may be inside of a
+  /// head: then the values before it do not rotate. `positions` [tokens] are those in the whole
+  /// sequence (null: rows are whole sequences, each one document). `direction` -1 rotates back.
+  void rotate(T* x, std::size_t heads, const Angles& angles, const std::int32_t* positions,
+              float direction) const;
 
   /// Copies rows from one order to another.
   void regroup(const Regrouping& how, const T* from, T* to) const;

@@ -39,7 +39,7 @@ class ProgramDraft {
   ValueId logits = kNone;
   // With tensor parallelism.
   ValueId embedded = kNone;  ///< rows of the embedding that this place has, other rows zero
-  std::vector<ValueId> normed_gradient;  ///< of halves and of the head, rounded, of all places
+  std::vector<ValueId> normed_gradient;  ///< rounded sums of all places, of halves and of the head
   ValueId row_sums = kNone;              ///< softmax sums of this place's tiles
   ValueId all_row_sums = kNone;
   ValueId received = kNone;

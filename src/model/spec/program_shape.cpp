@@ -189,7 +189,7 @@ ProgramShape shape_of(const Architecture& model, DType type, const StepShape& sh
       .activation = tokens * width * size_of(type),
       .batch = batch_bytes(shape),
       .rows = sizes.rows,
-      .partial_sums = tokens * width * size_of(DType::f32),
+      .partial_sums = std::max(sizes.sums, tokens * width * size_of(DType::f32)),
       .losses = losses_of_head(shape),
       .ranks = shape.ranks,
       .tensor = static_cast<std::uint32_t>(model.split.tensor),

@@ -90,7 +90,7 @@ struct ProgramShape {
   Bytes activation = 0;              ///< between two blocks
   Bytes batch = 0;                   ///< tokens, targets and positions, if there are any
   Bytes rows = 0;                    ///< KernelSizes::rows
-  Bytes partial_sums = 0;            ///< fp32 sums of an activation
+  Bytes partial_sums = 0;            ///< KernelSizes::sums
   Bytes tied_gradient = 0;           ///< fp32 sums of a tied tile; 0: not tied, or frozen
   Bytes routing = 0;                 ///< offsets of each expert's rows
   Bytes router_totals = 0;           ///< KernelSizes::router_totals

@@ -18,6 +18,10 @@ struct Rotary {
   double trained_length = std::numeric_limits<double>::infinity();
   std::vector<double> long_frequencies = {};  ///< n, if trained_length is finite
   double growth = 0.0;                        ///< growth of the base with the length; 0: none
+  /// Growth of the factor with the position, see factor_at(); 0: none.
+  double slope = 0.0;
+  double period = 1.0;       ///< tokens between steps of the growth, above 0
+  bool interleaved = false;  ///< the pairs are (x[2i], x[2i + 1])
 
   /// Returns whether a document that fills a sequence of `length` tokens exceeds trained_length.
   [[nodiscard]] bool depends_on_documents(std::size_t length) const {
@@ -36,6 +40,13 @@ constexpr double frequency_in(double ratio, double long_frequency, double growth
   if (growth == 0.0) return long_frequency;
   const double power = -static_cast<double>(pair) / static_cast<double>(pairs - 1);
   return long_frequency * std::pow(1.0 + growth * (ratio - 1.0), power);
+}
+
+/// Value of Rotary::factor at a position: factor * (1 + slope * ln(1 + floor(position / period))).
+/// Llama 4 introduced it for queries, whose attention would flatten in long documents.
+constexpr double factor_at(double position, double factor, double slope, double period) {
+  if (slope == 0.0) return factor;
+  return factor * (1.0 + slope * std::log(1.0 + std::floor(position / period)));
 }
 
 /// Number of tokens in the document of `row`. `positions`: positions of all rows in their

@@ -42,7 +42,7 @@ void check_tensor_places(const ModelConfig& c, std::uint64_t places, const Refus
 
 void complete_layer_tiles(ModelConfig& c, const Family& described, std::uint64_t places,
                           const Refuse& refuse) {
-  const bool cuts = described.cuts_layers(c);
+  const bool cuts = described.cuts_layers(c, places);
   if (c.layer_tiles == 0) {
     const Elems layer = cuts ? described.layer(c, 0).elements : 0;
     const std::uint64_t usual = usual_layer_tiles(layer, c.num_layers);
@@ -50,11 +50,9 @@ void complete_layer_tiles(ModelConfig& c, const Family& described, std::uint64_t
   }
   if (c.layer_tiles == 1) return;
   if (!cuts) {
-    refuse("layer_tiles",
-           fmt::format("layers of this {} model cannot be cut (this needs a norm before attention "
-                       "and one before the MLP, no other norm, separate maps for queries, keys, "
-                       "values, gate and up, and no bias after the last maps); set it to 1",
-                       c.family));
+    refuse("layer_tiles", fmt::format("layers of this {} model cannot be cut into tiles, because "
+                                      "{}; set it to 1",
+                                      c.family, described.obstacle_to_tiles(c, places)));
   }
   const std::uint64_t most = steps_of(c.intermediate_size);
   if (c.layer_tiles <= most) return;

@@ -27,7 +27,7 @@ TEST(DeepSpeedConfig, OfATypicalOffloadRunIsAcceptedAndItsForeignKeysAreListed) 
     "aio": {"block_size": 262144, "queue_depth": 32, "thread_count": 1, "single_submit": false,
             "overlap_events": true, "intra_op_parallelism": 2, "use_gds": false},
     "fp16": {"enabled": false, "loss_scale": 0, "auto_cast": false}, "bf16": {"enabled": true},
-    "activation_checkpointing": {"partition_activations": false, "cpu_checkpointing": true},
+    "activation_checkpointing": {"partition_activations": true, "cpu_checkpointing": true},
     "flops_profiler": {"enabled": true, "profile_step": 1}, "wall_clock_breakdown": false,
     "wandb": {"enabled": true}, "checkpoint": {"tag_validation": "Warn"},
     "zero_allow_untested_optimizer": true, "gradient_allreduce_op": "mean"

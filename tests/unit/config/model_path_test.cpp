@@ -274,6 +274,66 @@ TEST(ModelPath, ReadsGemma3) {
   EXPECT_EQ(family.layer(Folder(v5).parse().model, 0).attention_window, 0U);
 }
 
+json section_of(const Config& config) {
+  json section = json::parse(print(config)).at("model");
+  section.erase("weights");
+  return section;
+}
+
+/// The model section read from the config.json that Ballast writes for `config`.
+json written_and_read(const Config& config) {
+  return section_of(Folder(json::parse(make_checkpoint_config(config).compact())).parse());
+}
+
+TEST(ModelPath, ReadsOlmo3) {
+  json config = json::parse(R"({
+      "attention_bias": false, "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 96,
+      "max_position_embeddings": 65536, "model_type": "olmo3", "num_attention_heads": 4,
+      "num_hidden_layers": 5, "num_key_value_heads": 4, "rms_norm_eps": 1e-06,
+      "rope_scaling": {"attention_factor": 1.2, "factor": 8.0,
+                       "original_max_position_embeddings": 8192, "rope_type": "yarn"},
+      "rope_theta": 600000, "sliding_window": 4096, "tie_word_embeddings": false, "vocab_size": 300
+  })");
+  const Config c = Folder(config).parse();
+  EXPECT_EQ(c.model.number("rope_theta"), 600000.0);
+  EXPECT_EQ(c.model.number("rope_local_base_freq"), 500000.0);  // not rope_theta
+  for (const std::uint64_t layer : {0U, 1U, 2U, 3U, 4U}) {
+    const std::uint64_t window = layer == 3 ? 0U : 4096U;
+    EXPECT_EQ(model::family("olmo3").layer(c.model, layer).attention_window, window) << layer;
+  }
+  EXPECT_EQ(written_and_read(c), section_of(c));
+
+  config["rope_parameters"]["sliding_attention"] = {{"rope_type", "default"},
+                                                    {"rope_theta", 700.0}};
+  config["rope_local_base_freq"] = 9.0;  // not a key of this class
+  const Config other = Folder(config).parse();
+  EXPECT_EQ(other.model.number("rope_local_base_freq"), 700.0);
+  EXPECT_EQ(written_and_read(other), section_of(other));
+}
+
+TEST(ModelPath, ReadsMinistral3) {
+  json config = json::parse(R"({
+      "head_dim": 16, "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 96,
+      "max_position_embeddings": 262144, "model_type": "ministral3", "num_attention_heads": 4,
+      "num_hidden_layers": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-05,
+      "rope_parameters": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0,
+                          "llama_4_scaling_beta": 0.1, "max_position_embeddings": 262144,
+                          "mscale": 1.0, "mscale_all_dim": 1.0,
+                          "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
+                          "rope_type": "yarn", "type": "yarn"},
+      "sliding_window": null, "tie_word_embeddings": true, "vocab_size": 300
+  })");
+  const Config c = Folder(config).parse();
+  EXPECT_EQ(c.model.detail("rope_scaling").find("llama_4_scaling_beta")->number(), 0.1);
+  EXPECT_EQ(written_and_read(c), section_of(c));
+  config["rope_parameters"]["llama_4_scaling_beta"] = -1.0;
+  EXPECT_NE(Folder(config).error().find("'llama_4_scaling_beta' must be a number of at least 0"),
+            std::string::npos);
+  EXPECT_NE(error_with(llama(), {{"rope_parameters", config["rope_parameters"]}})
+                .find("unknown key 'llama_4_scaling_beta'"),
+            std::string::npos);
+}
+
 TEST(ModelPath, RefusesOtherGemmas) {
   const auto refused = [](const json& changes, const std::string& part) {
     const std::string message = error_with(gemma3(), changes);
@@ -288,7 +348,7 @@ TEST(ModelPath, RefusesOtherGemmas) {
   refused({{"query_pre_attn_scalar", 0}}, "model.query_pre_attn_scalar (from ");
   refused({{"rope_local_base_freq", 0}}, "model.rope_local_base_freq (from ");
   refused({{"model_type", "gemma3"}},
-          "model_type is \"gemma3\", a model of text and images; give a folder of its text model");
+          "model_type is \"gemma3\", but Ballast supports only gpt2");  // no text_config
   refused({{"model_type", "gemma2"}}, "model_type is \"gemma2\", but Ballast supports only gpt2");
 }
 

@@ -52,14 +52,35 @@ TEST(ConfigTensorParallel, SaysWhatDividesWhat) {
          "the ranks; possible: 1, 2");
   expect(shared_by(8), 8, ": 8 does not divide the 4 heads of keys");
   expect(shared_by(2, {"model.layer_tiles=3"}), 2,
-         "model.layer_tiles (--set model.layer_tiles=3): gives 3 tiles of a layer's MLP, which " +
-             key + " 2 does not divide; give a multiple of 2 or leave it out");
+         "model.layer_tiles (--set model.layer_tiles=3): " + key +
+             " 2 does not divide the 3 tiles of an MLP; give a multiple of 2, or \"auto\"");
   expect(shared_by(4, {"model.num_kv_heads=12", "model.num_heads=12", "model.hidden_size=96",
                        "model.layer_tiles=8"}),
-         4, "gives 6 tiles of a layer's attention");
-  expect(shared_by(2, {"model.vocabulary_tiles=1"}), 2, "gives 1 tile of the vocabulary");
+         4, "4 does not divide the 6 tiles of attention, which has 12 heads");
+  expect(shared_by(2, {"model.vocabulary_tiles=1"}), 2,
+         "2 does not divide the 1 tiles of the vocabulary");
   expect(shared_by(2, {"train_batch_size=9"}), 8,
          "9 is not divisible by gradient_accumulation_steps 1 x 4 groups of 2 ranks (" + key + ")");
+}
+
+TEST(ConfigTensorParallel, RoundsTheNumbersOfTilesUp) {
+  const auto tiles_of = [](const std::string& size, Overrides more) {
+    more.insert(more.begin(), {kLlama, "model.layer_tiles=auto", "model.vocabulary_tiles=auto",
+                               "tensor_parallel.autotp_size=" + size});
+    const model::ModelConfig model = parse_text(kMinimal, more, 0).model;
+    return std::vector<std::uint64_t>{model.layer_tiles, model::attention_tiles(model),
+                                      model.vocabulary_tiles};
+  };
+  using Tiles = std::vector<std::uint64_t>;
+  EXPECT_EQ(tiles_of("1", {}), (Tiles{1, 1, 1}));
+  EXPECT_EQ(tiles_of("4", {}), (Tiles{4, 4, 4}));
+  // A large vocabulary has a usual number of tiles, which depends on the tiles of layers.
+  const Overrides large = {"model.hidden_size=2048", "model.vocab_size=152000",
+                           "model.layer_tiles=4"};
+  const std::uint64_t usual = tiles_of("1", large)[2];
+  EXPECT_GT(usual, 4U);
+  EXPECT_NE(usual % 4, 0U);
+  EXPECT_EQ(tiles_of("4", large)[2], (usual / 4 + 1) * 4);
 }
 
 TEST(ConfigTensorParallel, IsRefusedForLayersThatAreNotCut) {
@@ -74,6 +95,16 @@ TEST(ConfigTensorParallel, IsRefusedForLayersThatAreNotCut) {
   refused(shared_by(2, {R"(data={"pairs": "p.safetensors", "sequence_length": 32})"}),
           "preference pairs are not trained");
   refused(shared_by(2, {"sequence_parallel_size=2"}), "cannot share layers, too");
+}
+
+TEST(ConfigTensorParallel, PartitionsActivationsOfRanksThatShareLayers) {
+  const std::string key = "activation_checkpointing.partition_activations";
+  EXPECT_FALSE(parse_text(kMinimal).partition_activations);
+  const Config shared = parse_text(kMinimal, shared_by(2, {key + "=true"}), 2);
+  EXPECT_TRUE(parse_text(print(shared), {}, 2).partition_activations);
+  EXPECT_TRUE(ignored_paths(shared).empty());
+  EXPECT_EQ(ignored_paths(parse_text(kMinimal, {key + "=true"})), std::vector<std::string>{key});
+  EXPECT_EQ(role_of(key), KeyRole::free);
 }
 
 TEST(ConfigTensorParallel, OtherKeysOfTheSectionAreKnown) {

@@ -227,8 +227,8 @@ TEST(WeightFiles, SayWhyTensorsHaveOtherNames) {
   }
   says({"model.layers.0._checkpoint_wrapped_module.self_attn.q_proj.weight"}, "checkpointing");
   says({"model.norm.weight", map + ".base_layer.weight"}, "an unmerged PEFT model");
-  says({"model.language_model.layers.0.self_attn.q_proj.weight"}, "a model of text and images");
-  says({"language_model.model.norm.weight"}, "a model of text and images");
+  says({"language_model.layers.0.self_attn.q_proj.weight"}, "a model of text and images");
+  says({"thinker.model.layers.0.self_attn.q_proj.weight"}, "a model of text and images");
   says({map + ".qweight", map + ".qzeros"}, "quantised by GPTQ or AWQ");
   says({map + ".weight_packed"}, "compressed-tensors");
   says({"layers.0.attention.wq.weight"}, "Meta's own format");

@@ -3,6 +3,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ballast/core/random.h"
@@ -52,7 +53,10 @@ inline model::ModelConfig small_llama() {
 struct Bench {
   Bench(const model::ModelConfig& config, DType type, model::MicroBatchShape shape, int threads = 2,
         const std::string& kind = device_kind())
-      : architecture(model::build_architecture(config)), shape(shape), type(type) {
+      : Bench(model::build_architecture(config), type, shape, threads, kind) {}
+  Bench(model::Architecture model, DType type, model::MicroBatchShape shape, int threads = 2,
+        const std::string& kind = device_kind())
+      : architecture(std::move(model)), shape(shape), type(type) {
     device::DeviceOptions options;
     options.kind = kind;
     options.budget = odd(1 * kGiB, 96 * kMiB);

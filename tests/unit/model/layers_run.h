@@ -38,8 +38,22 @@ inline Elems whole_size(const model::TensorSpec& tensor) {
   return size;
 }
 
-/// The layers of a model, in one piece or in tiles, forward and backward. Weights depend only on
-/// the names and places in whole tensors.
+/// Flat weights of a block, which depend only on the names of its tensors and the places in the
+/// whole tensors.
+inline std::vector<double> weights_by_name(const model::BlockSpec& block) {
+  std::vector<double> flat(block.elements, 0.0);
+  for (const model::TensorSpec& tensor : block.tensors) {
+    std::uint64_t seed = 1;
+    for (const char c : tensor.name) seed = 31 * seed + static_cast<unsigned char>(c);
+    const auto whole =
+        normals(whole_size(tensor), seed, 0.2, tensor.init == model::Init::ones ? 1.0 : 0.0);
+    for_elements(tensor, [&](Elems at, Elems in_all) { flat[tensor.offset + at] = whole[in_all]; });
+  }
+  return flat;
+}
+
+/// The layers of a model, in one piece or in tiles, forward and backward, with
+/// weights_by_name().
 class LayersRun {
  public:
   /// `before`: the content of all memory that a step need not have cleared.
@@ -50,10 +64,11 @@ class LayersRun {
     }
     rows_ = filled(memory.rows);
     b_.compute->set_workspace(filled(memory.workspace));
-    sums_ = b_.gradient(std::vector<float>(b_.activations(), static_cast<float>(before)));
+    sums_ =
+        b_.gradient(std::vector<float>(memory.sums / sizeof(float), static_cast<float>(before)));
     for (const model::BlockSpec& block : b_.architecture.blocks) {
       if (block.kind == model::BlockKind::layer) {
-        weights_.push_back(b_.upload(weights_of(block)));
+        weights_.push_back(b_.upload(weights_by_name(block)));
         gradients_.push_back(b_.gradient(
             std::vector<float>(block.elements, std::numeric_limits<float>::quiet_NaN())));
         b_.compute->clear_gradient(*b_.stream, first() + gradients_.size() - 1, gradients_.back());
@@ -91,18 +106,6 @@ class LayersRun {
   }
   static void append(std::vector<double>& to, const std::vector<double>& values) {
     to.insert(to.end(), values.begin(), values.end());
-  }
-  static std::vector<double> weights_of(const model::BlockSpec& block) {
-    std::vector<double> flat(block.elements, 0.0);
-    for (const model::TensorSpec& tensor : block.tensors) {
-      std::uint64_t seed = 1;
-      for (const char c : tensor.name) seed = 31 * seed + static_cast<unsigned char>(c);
-      const auto whole =
-          normals(whole_size(tensor), seed, 0.2, tensor.init == model::Init::ones ? 1.0 : 0.0);
-      for_elements(tensor,
-                   [&](Elems at, Elems in_all) { flat[tensor.offset + at] = whole[in_all]; });
-    }
-    return flat;
   }
 
   /// End of the layer or half of a layer that begins with `block`.

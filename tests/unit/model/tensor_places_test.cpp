@@ -18,7 +18,8 @@ ModelConfig in_tiles(const std::string& family, bool tied) {
   c.hidden_size = 64;
   c.num_layers = 2;
   c.num_heads = 8;
-  if (family == "llama") c.num_kv_heads = 4;
+  if (family == "llama" || family == "phi3") c.num_kv_heads = 4;
+  if (family == "gpt_neox") c.details["use_parallel_residual"] = false;
   c.intermediate_size = 176;
   c.max_sequence = 16;
   c.tie_embeddings = tied;
@@ -29,7 +30,9 @@ ModelConfig in_tiles(const std::string& family, bool tied) {
 
 std::vector<ModelConfig> models() {
   std::vector<ModelConfig> all;
-  for (const bool tied : {false, true}) all.push_back(in_tiles("llama", tied));
+  for (const char* family : {"llama", "gpt2", "phi3", "gpt_neox"}) {
+    for (const bool tied : {false, true}) all.push_back(in_tiles(family, tied));
+  }
   return all;
 }
 
@@ -82,8 +85,7 @@ TEST(TensorPlaces, HaveConsecutiveTiles) {
         const VocabularyTile tile = own.tile(t);
         EXPECT_EQ(tile.first, tokens);
         tokens += tile.rows;
-        const std::string& matrix =
-            config.tie_embeddings ? own.outer.tokens : own.outer.output;
+        const std::string& matrix = config.tie_embeddings ? own.outer.tokens : own.outer.output;
         EXPECT_EQ(own.blocks[tile.block].tensor(matrix).first_row, tile.first);
         EXPECT_EQ(own.blocks[tile.block].tensor(matrix).shape.front(), tile.rows);
       }

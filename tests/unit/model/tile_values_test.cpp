@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -34,13 +35,18 @@ ModelConfig config_of(const std::string& family, std::uint64_t layer_tiles) {
   c.init_stddev = 0.5;
   c.vocabulary_tiles = 1;
   c.layer_tiles = layer_tiles;
+  if (family == "gpt2" || family == "gpt_neox") c.num_kv_heads = c.num_heads;
+  if (family != "gpt_neox") return c;
+  c.head_dim = 9;
+  c.details["partial_rotary_factor"] = 0.5;
+  c.details["use_parallel_residual"] = false;
   return c;
 }
 
 std::vector<std::string> families_with_tiles() {
   std::vector<std::string> found;
   for (const std::string& name : family_names()) {
-    if (family(name).cuts_layers(default_config(name))) found.push_back(name);
+    if (family(name).cuts_layers(config_of(name, 1))) found.push_back(name);
   }
   return found;
 }
@@ -48,13 +54,18 @@ std::vector<std::string> families_with_tiles() {
 /// Values by the tensor's name.
 using Tensors = std::map<std::string, std::vector<float>>;
 
+/// Values in the order of files.
 Tensors values_of_whole(const Architecture& model) {
   Tensors values;
   for (const BlockSpec& block : model.blocks) {
     for (const TensorSpec& tensor : block.tensors) {
+      std::vector<float> in_memory(tensor.size);
+      initialize(tensor, kSeed, 0, in_memory);
       std::vector<float>& of_tensor = values[tensor.name];
       of_tensor.resize(tensor.size);
-      initialize(tensor, kSeed, 0, of_tensor);
+      for (Elems at = 0; at < tensor.size; ++at) {
+        of_tensor.at(run_in_files(tensor, at).first) = in_memory[at];
+      }
     }
   }
   return values;
@@ -74,12 +85,14 @@ void for_tensors(const Architecture& model, const Visit& visit) {
 
 TEST(TileValues, AreThoseOfTheWholeTensor) {
   EXPECT_EQ(families_with_tiles(),
-            (std::vector<std::string>{"llama", "mistral", "qwen2", "smollm3"}));
+            (std::vector<std::string>{"gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3",
+                                      "phi3", "gpt_neox"}));
   for (const std::string& name : families_with_tiles()) {
     SCOPED_TRACE(name);
     const Architecture whole = build_architecture(config_of(name, 1));
     const Architecture tiles = build_architecture(config_of(name, 3));
-    ASSERT_EQ(tiles.blocks.size(), whole.blocks.size() + 2 * (2 + 2 + 3 - 1));
+    ASSERT_EQ(tiles.blocks.size(),
+              whole.blocks.size() + 2 * (2 + attention_tiles(tiles.config) + 3 - 1));
     EXPECT_EQ(tiles.parameters(), whole.parameters());
     Tensors missing = values_of_whole(whole);
     const Tensors expected = missing;
@@ -104,32 +117,83 @@ TEST(TileValues, AreThoseOfTheWholeTensor) {
 
 TEST(TileValues, DoNotDependOnThePieceTheyAreDrawnIn) {
   std::mt19937 random(3);
-  const Architecture model = build_architecture(config_of("qwen2", 3));
-  for_tensors(model, [&](const TensorSpec& tensor) {
-    std::vector<float> whole(tensor.size);
-    initialize(tensor, kSeed, 0, whole);
-    for (int i = 0; i < 50; ++i) {
-      const Elems first = random() % tensor.size;
-      const Elems count = random() % std::min<Elems>(tensor.size - first, 400) + 1;
-      std::vector<float> piece(count);
-      initialize(tensor, kSeed, first, piece);
-      const auto begin = whole.begin() + static_cast<std::ptrdiff_t>(first);
-      EXPECT_TRUE(std::equal(piece.begin(), piece.end(), begin)) << first << ", " << count;
-    }
-  });
+  for (const char* name : {"qwen2", "gpt2", "gpt_neox"}) {
+    SCOPED_TRACE(name);
+    for_tensors(build_architecture(config_of(name, 3)), [&](const TensorSpec& tensor) {
+      std::vector<float> whole(tensor.size);
+      initialize(tensor, kSeed, 0, whole);
+      for (int i = 0; i < 50; ++i) {
+        const Elems first = random() % tensor.size;
+        const Elems count = random() % std::min<Elems>(tensor.size - first, 400) + 1;
+        std::vector<float> piece(count);
+        initialize(tensor, kSeed, first, piece);
+        const auto begin = whole.begin() + static_cast<std::ptrdiff_t>(first);
+        EXPECT_TRUE(std::equal(piece.begin(), piece.end(), begin)) << first << ", " << count;
+      }
+    });
+  }
 }
 
 TEST(TileValues, HaveTheShapeOfTheWholeTensorInFiles) {
-  const Architecture whole = build_architecture(config_of("llama", 1));
-  std::map<std::string, std::vector<std::uint64_t>> shapes;
-  for_tensors(whole, [&](const TensorSpec& tensor) { shapes[tensor.name] = tensor.shape; });
-  const Architecture tiles = build_architecture(config_of("llama", 3));
-  std::size_t cut = 0;
-  for_tensors(tiles, [&](const TensorSpec& tensor) {
-    EXPECT_EQ(tensor.whole_shape(), shapes.at(tensor.name));
-    if (tensor.cuts_rows()) ++cut;
-  });
-  EXPECT_EQ(cut, 2U * (2 + 3));  // the last matrices of attention and of the MLP
+  for (const std::string& name : families_with_tiles()) {
+    SCOPED_TRACE(name);
+    const Architecture whole = build_architecture(config_of(name, 1));
+    std::map<std::string, std::vector<std::uint64_t>> shapes;
+    for_tensors(whole, [&](const TensorSpec& tensor) { shapes[tensor.name] = tensor.shape; });
+    const Architecture tiles = build_architecture(config_of(name, 3));
+    std::size_t cut = 0;
+    for_tensors(tiles, [&](const TensorSpec& tensor) {
+      EXPECT_EQ(tensor.whole_shape(), shapes.at(tensor.name));
+      if (tensor.cuts_rows()) ++cut;
+    });
+    // The last matrices of attention and of the MLP, or with Conv1D the first ones, three of which
+    // are one tensor.
+    const std::size_t attention = attention_tiles(tiles.config);
+    EXPECT_EQ(cut, 2 * (name == "gpt2" ? 3 * attention + 3 : attention + 3));
+  }
+}
+
+TEST(TileValues, OfFusedMapsAreRangesOfOneTensor) {
+  const auto of_tile = [](const char* family) {
+    const Architecture model = build_architecture(config_of(family, 3));
+    return model.blocks[model.first_layer() + 2];  // the second tile of attention
+  };
+  const BlockSpec phi3 = of_tile("phi3");
+  ASSERT_EQ(phi3.name, "layer 0 attention 1");
+  // Two of four heads of queries, after which come two heads of keys and two of values.
+  const std::array<std::uint64_t, 3> first_rows = {2 * 14, (4 + 1) * 14, (4 + 2 + 1) * 14};
+  for (std::size_t i = 0; i < first_rows.size(); ++i) {
+    EXPECT_EQ(phi3.tensors[i].name, "model.layers.0.self_attn.qkv_proj.weight");
+    EXPECT_EQ(phi3.tensors[i].first_row, first_rows[i]);
+    EXPECT_EQ(phi3.tensors[i].shape.front(), (i == 0 ? 2U : 1U) * 14);
+  }
+  const BlockSpec gpt2 = of_tile("gpt2");
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(gpt2.tensors[i].name, "transformer.h.0.attn.c_attn.weight");
+    EXPECT_EQ(gpt2.tensors[i].first_column, (4 * i + 2) * 14);
+    EXPECT_EQ(gpt2.tensors[3 + i].name, "transformer.h.0.attn.c_attn.bias");
+    EXPECT_EQ(gpt2.tensors[3 + i].first_row, (4 * i + 2) * 14);
+  }
+  // Files have queries, keys and values head by head.
+  const BlockSpec gpt_neox = of_tile("gpt_neox");
+  EXPECT_EQ(gpt_neox.tensors[0].first_row, 2U * 3 * 9);
+  EXPECT_EQ(gpt_neox.tensors[0].shape.front(), 2U * 3 * 9);
+}
+
+TEST(TileValues, OnlyTheFirstTileHasTheBiasOfTheLastMap) {
+  const Architecture model = build_architecture(config_of("gpt2", 3));
+  std::map<std::string, std::vector<std::string>> owners;
+  for (const BlockSpec& block : model.blocks) {
+    for (const TensorSpec& tensor : block.tensors) {
+      if (tensor.name.ends_with("c_proj.bias")) owners[tensor.name].push_back(block.name);
+    }
+  }
+  const std::map<std::string, std::vector<std::string>> expected = {
+      {"transformer.h.0.attn.c_proj.bias", {"layer 0 attention 0"}},
+      {"transformer.h.0.mlp.c_proj.bias", {"layer 0 mlp 0"}},
+      {"transformer.h.1.attn.c_proj.bias", {"layer 1 attention 0"}},
+      {"transformer.h.1.mlp.c_proj.bias", {"layer 1 mlp 0"}}};
+  EXPECT_EQ(owners, expected);
 }
 
 }  // namespace

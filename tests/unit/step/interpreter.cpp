@@ -135,6 +135,7 @@ class Interpreter {
       case Action::pass:
         return move(op);
       case Action::gather:
+        if (op.group == RankGroup::tensor) return gather_parts(op);
         return op.payload == Payload::value ? gather_counts(op) : gather_weights(op);
       case Action::reduce:
         return reduce(op);
@@ -308,8 +309,8 @@ class Interpreter {
     const bool training = order_ == &training_order_;
     for (std::uint32_t b = 0; training && b < problem_.blocks.size(); ++b) {
       if (!is_trained(b)) continue;
-      need(op, {next_of(Role::statistics), 0, problem_.statistics_bytes},
-           {What::statistics, b, 0, run_});
+      const Range place = {next_of(Role::statistics), 0, problem_.statistics_bytes};
+      need(op, place, {What::statistics, b, 0, run_});
     }
     for (model::ValueId v = 0; v < program_.values.size(); ++v) {
       if (training && class_of(v).counts) {
@@ -361,7 +362,6 @@ class Interpreter {
     const bool staged = (op.action == Action::fetch && use.writes) ||
                         (op.action == Action::writeback && !use.writes);
     const bool offset = staged || schedule_.buffers[use.buffer].tier == Tier::device;
-    // The counts of all micro-batches lie next to each other.
     const bool counts = moves(op, MovedValue::routing) && use.writes;
     const std::uint32_t number = counts ? op.micro : use.shard ? shard : 0;
     return {use.buffer, number * bytes + (offset ? op.offset : 0), bytes};
@@ -410,6 +410,17 @@ class Interpreter {
       if (!fits) complain(op, "has no room for the codes of all ranks");
     }
     put(op, {target, 0, rank_.padded_weights(op.block)}, current);
+  }
+
+  /// Completes an input from the parts of all tensor places. This rank has the first.
+  void gather_parts(const Operation& op) {
+    const BufferId target = take(op, Role::target, true).buffer;
+    const auto pieces = memory_.read(target, 0, 1);
+    const bool right = !pieces.empty() && belongs(op, pieces.front().content);
+    const Bytes whole = right ? size_of(pieces.front().content.number) : 1;
+    const Bytes part = round_up((whole - 1) / problem_.tensor + 1, kPage);
+    if (!right || op.bytes != (problem_.tensor - 1) * part) complain(op, "gathers something else");
+    put(op, {target, 0, whole}, pieces.empty() ? Content() : pieces.front().content);
   }
 
   void gather_counts(const Operation& op) {

@@ -246,7 +246,11 @@ class Counter {
         value.waits == model::Waits::kept_attention && at(value.owner).kept == Kept::attention;
     if (value.waits != model::Waits::placed && !kept) return;
     if (at(value.owner).activations == Tier::device) return;
-    const Bytes bytes = program_.bytes_of(value);
+    Bytes bytes = program_.bytes_of(value);
+    if (problem_.partitions_activations && value.waits == model::Waits::placed) {
+      bytes = round_up((bytes - 1) / problem_.tensor + 1, kPage);
+      count(Lane::gather, micro_batches * (problem_.tensor - 1) * bytes);
+    }
     count(Lane::offload, micro_batches * bytes);
     count(Lane::upload, micro_batches * bytes);
     if (at(value.owner).activations != Tier::nvme) return;
@@ -478,18 +482,15 @@ TEST(Volumes, OfWeightsSplitInGroupsLeaveTheGroupOnlyBehindTheUpdate) {
 TEST(Volumes, OfBlocksThatStayWholeInStageThreeAreThoseOfStageTwo) {
   for (const Tier optimizer : kTiers) {
     BuildArguments problem = uniform(4, 3, optimizer);
-    for (const std::size_t whole : {0U, 3U, 4U, 7U})
-      problem.problem.blocks[whole].replicated = true;
+    for (const auto whole : {0U, 3U, 4U, 7U}) problem.problem.blocks[whole].replicated = true;
     const Plan plan = build(problem).steady;
-    // One gather for the update instead of one each before the forward and the backward pass. Among
-    // the others, the last two are still there when the backward pass begins.
+    // One gather for the update instead of one before each pass. Among the others, the last two are
+    // still there when the backward pass begins.
     const Bytes once = problem.problem.blocks[0].weight_bytes / 4 * 3;
     EXPECT_EQ(plan.bytes_on(Lane::reduce), 8 * once);
     EXPECT_EQ(plan.bytes_on(Lane::gather), (8 + 4 - 2) * once);
     std::vector<std::uint32_t> gathered(8, 0);
-    for (const Operation& operation : plan.operations) {
-      if (operation.action == Action::gather) ++gathered[operation.block];
-    }
+    for (const Operation& op : plan.operations) gathered[op.block] += op.action == Action::gather;
     EXPECT_EQ(gathered, (std::vector<std::uint32_t>{1, 2, 2, 1, 1, 1, 1, 1}));
   }
 }

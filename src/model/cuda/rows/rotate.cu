@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
@@ -25,6 +26,8 @@ struct Frequencies {
   double factor;
   double trained_length;
   double growth;
+  double slope;
+  double period;
 };
 
 __global__ void find_angles(Frequencies frequencies, AngleRows rows, float* cosine, float* sine) {
@@ -44,8 +47,10 @@ __global__ void find_angles(Frequencies frequencies, AngleRows rows, float* cosi
   const double position = rows.positions == nullptr ? static_cast<double>(row % rows.length)
                                                     : static_cast<double>(rows.positions[row]);
   const double angle = position * frequency;
-  cosine[at] = static_cast<float>(std::cos(angle) * frequencies.factor);
-  sine[at] = static_cast<float>(std::sin(angle) * frequencies.factor);
+  const double factor =
+      factor_at(position, frequencies.factor, frequencies.slope, frequencies.period);
+  cosine[at] = static_cast<float>(std::cos(angle) * factor);
+  sine[at] = static_cast<float>(std::sin(angle) * factor);
 }
 
 /// Returns the offset of the angles for this block's row.
@@ -106,21 +111,24 @@ __global__ void turn_eights(T* x, std::size_t stride, Rotation rotation) {
   }
 }
 
-/// Variant for a half, or heads, that are not a multiple of eight: one pair at a time.
+/// Variant for pairs of neighbours, and for a half, heads or a start of the first head that are not
+/// a multiple of eight: one pair at a time.
 template <class T>
 __global__ void turn_pairs(T* x, std::size_t stride, Rotation rotation) {
   const std::size_t half = rotation.half;
   const std::size_t angles = first_angle(rotation);
   for (std::size_t pair = threadIdx.x; pair < rotation.heads * half; pair += blockDim.x) {
     const std::size_t column = pair % half;
-    T* const from = x + blockIdx.x * stride + pair / half * rotation.head_dim + column;
+    const std::size_t apart = rotation.interleaved ? 1 : half;
+    T* const from = x + blockIdx.x * stride + pair / half * rotation.head_dim +
+                    (rotation.interleaved ? 2 * column : column);
     float a[1] = {device::widen(from[0])};
-    float b[1] = {device::widen(from[half])};
+    float b[1] = {device::widen(from[apart])};
     const float cosine[1] = {rotation.cosine[angles + column]};
     const float sine[1] = {rotation.sine[angles + column] * rotation.direction};
     turn(a, b, cosine, sine);
     device::narrow(a[0], from[0]);
-    device::narrow(b[0], from[half]);
+    device::narrow(b[0], from[apart]);
   }
 }
 
@@ -137,7 +145,9 @@ cudaError_t fill_angles(cudaStream_t stream, const Rotary& rotary, const AngleRo
                        .count = pairs,
                        .factor = rotary.factor,
                        .trained_length = rotary.trained_length,
-                       .growth = rotary.growth};
+                       .growth = rotary.growth,
+                       .slope = rotary.slope,
+                       .period = rotary.period};
   std::copy(rotary.frequencies.begin(), rotary.frequencies.end(), given.values);
   std::copy(rotary.long_frequencies.begin(), rotary.long_frequencies.end(),
             given.of_long_documents);
@@ -153,7 +163,9 @@ cudaError_t rotate(cudaStream_t stream, T* x, std::size_t stride, const Rotation
                    Rows rows) {
   const std::size_t half = rotation.half;
   if (rows.count == 0 || rotation.heads * half == 0) return cudaSuccess;
-  const bool eights = half % kEight == 0 && rotation.head_dim % kEight == 0;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(x) % (kEight * sizeof(T)) == 0;
+  const bool eights =
+      aligned && !rotation.interleaved && half % kEight == 0 && rotation.head_dim % kEight == 0;
   const std::size_t pieces = eights ? (rotation.heads + kTogether - 1) / kTogether * (half / kEight)
                                     : rotation.heads * half;
   const std::size_t warps =

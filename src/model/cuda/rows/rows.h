@@ -127,6 +127,7 @@ struct Rotation {
   std::size_t heads = 0;  ///< number of heads to rotate, side by side from the start of a row
   std::size_t head_dim = 0;
   std::size_t half = 0;           ///< the first 2 * half values of a head rotate
+  bool interleaved = false;       ///< see Rotary
   const float* cosine = nullptr;  ///< [length, half]
   const float* sine = nullptr;
   float direction = 1.0F;  ///< -1 for the backward pass

@@ -42,11 +42,15 @@ __global__ void look_up(Embedding<const T> tables, Ids ids, EmbeddingExtents ext
   const std::size_t at = blockIdx.x;
   const std::int32_t token = ids.tokens[at];
   const bool here = is_in(token, tables.first, tables.size);
-  if (!here && tables.tile && tables.positions == nullptr) return;
+  if (!here && tables.tile && !tables.begins && tables.positions == nullptr) return;
   Piece<T> row;
   if (here) {
     const std::size_t place = static_cast<std::size_t>(token) - tables.first;
     row = device::read<kOneAccess<T>>(tables.tokens + place * extents.width + column);
+  } else if (tables.begins) {
+    float none[kOneAccess<T>];
+    for (float& value : none) value = -0.0F;
+    device::narrow(none, row);
   } else if (tables.tile) {
     row = device::read<kOneAccess<T>>(out + at * extents.width + column);
   }

@@ -28,20 +28,70 @@ class Tensors {
     block_.add(name + ".weight", shape(in, out), Init::normal, factor * stddev_);
     bias(name, out, biased);
   }
-  /// Adds some outputs of a map [out, in], which are rows of its matrix.
-  void rows(const std::string& name, std::uint64_t in, std::uint64_t out, const TileRange& range,
-            bool biased) {
-    block_.add(name + ".weight", {range.size, in}, Init::normal, stddev_);
-    block_.rows_of(out, range.first);
+  /// Adds some outputs of a map [out, in], one tensor per range: rows of its matrix, or columns of
+  /// a Conv1D.
+  void outputs(const std::string& name, std::uint64_t in, std::uint64_t out,
+               const std::vector<TileRange>& ranges, bool biased) {
+    for (const TileRange& range : ranges) {
+      block_.add(name + ".weight", shape(in, range.size), Init::normal, stddev_);
+      if (spec_.conv1d) {
+        block_.columns_of(out, range.first);
+      } else {
+        block_.rows_of(out, range.first);
+      }
+    }
     if (!biased) return;
-    block_.add(name + ".bias", {range.size}, Init::zeros);
-    block_.rows_of(out, range.first);
+    for (const TileRange& range : ranges) {
+      block_.add(name + ".bias", {range.size}, Init::zeros);
+      block_.rows_of(out, range.first);
+    }
   }
-  /// Adds some inputs of a tile's last map [out, in], which are columns of its matrix.
-  void last_columns(const std::string& name, std::uint64_t in, std::uint64_t out,
-                    const TileRange& range) {
-    block_.add_last_product(name + ".weight", {out, range.size}, spec_.residual_factor * stddev_);
-    block_.columns_of(in, range.first);
+  /// Adds some inputs of a tile's last map [out, in]: columns of its matrix, or rows of a Conv1D.
+  /// The bias belongs to the first tile.
+  void last_inputs(const std::string& name, std::uint64_t in, std::uint64_t out,
+                   const TileRange& range, bool biased) {
+    block_.add_last_product(name + ".weight", shape(range.size, out),
+                            spec_.residual_factor * stddev_);
+    if (spec_.conv1d) {
+      block_.rows_of(in, range.first);
+    } else {
+      block_.columns_of(in, range.first);
+    }
+    bias(name, out, biased && range.first == 0);
+  }
+  /// Adds the queries, keys and values of tile `number` of `tiles`, each with equally many heads.
+  void attention_tile(const ModelConfig& c, std::uint64_t tiles, std::uint64_t number) {
+    const std::uint64_t h = c.hidden_size;
+    const std::uint64_t q = c.num_heads * c.head_dim;
+    const std::uint64_t kv = c.num_kv_heads * c.head_dim;
+    const auto part = [&](std::uint64_t before, std::uint64_t all) {
+      return TileRange{before + number * (all / tiles), all / tiles};
+    };
+    if (spec_.interleaved_qkv) {
+      outputs(spec_.qkv.front(), h, 3 * q, {part(0, 3 * q)}, spec_.qkv_bias);
+      block_.stored_by({3, c.num_heads / tiles});
+    } else if (spec_.qkv.size() == 1) {
+      outputs(spec_.qkv.front(), h, q + 2 * kv, {part(0, q), part(q, kv), part(q + kv, kv)},
+              spec_.qkv_bias);
+    } else {
+      outputs(spec_.qkv.at(0), h, q, {part(0, q)}, spec_.qkv_bias);
+      outputs(spec_.qkv.at(1), h, kv, {part(0, kv)}, spec_.qkv_bias);
+      outputs(spec_.qkv.at(2), h, kv, {part(0, kv)}, spec_.qkv_bias);
+    }
+    block_.attend(q / tiles, spec_.window);
+    last_inputs(spec_.attention_out, q, h, part(0, q), spec_.attention_out_bias);
+  }
+  /// Adds rows `range` of gate and up, or of the only first map, and their inputs of the last map.
+  void mlp_tile(const ModelConfig& c, const TileRange& range) {
+    const std::uint64_t h = c.hidden_size;
+    const std::uint64_t wide = c.intermediate_size;
+    if (spec_.gated && spec_.mlp_in.size() == 1) {
+      outputs(spec_.mlp_in.front(), h, 2 * wide, {range, {wide + range.first, range.size}},
+              spec_.mlp_bias);
+    } else {
+      for (const std::string& name : spec_.mlp_in) outputs(name, h, wide, {range}, spec_.mlp_bias);
+    }
+    last_inputs(spec_.mlp_out, wide, h, range, spec_.mlp_bias);
   }
   /// Adds the map of the block's last product.
   void last_linear(const std::string& name, std::uint64_t in, std::uint64_t out, bool biased) {
@@ -77,9 +127,15 @@ class Tensors {
       linear(spec_.qkv.at(2), h, kv, spec_.qkv_bias);
     }
     if (!spec_.sinks.empty()) block_.add(spec_.sinks, {c.num_heads}, Init::normal, stddev_);
-    norm(spec_.query_norm, spec_.norms_whole_rows ? q : c.head_dim, false);
-    norm(spec_.key_norm, spec_.norms_whole_rows ? kv : c.head_dim, false);
+    head_norms(c);
     block_.attend(q, spec_.window);
+  }
+  void head_norms(const ModelConfig& c) {
+    const auto width = [&](std::uint64_t heads) {
+      return (spec_.norms_whole_rows ? heads : 1) * c.head_dim;
+    };
+    norm(spec_.query_norm, width(c.num_heads), false);
+    norm(spec_.key_norm, width(c.num_kv_heads), false);
   }
 
  private:
@@ -206,57 +262,55 @@ std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::u
   return blocks;
 }
 
-bool DecoderFamily::cuts_layers(const ModelConfig& config) const {
+std::string DecoderFamily::obstacle_to_tiles(const ModelConfig& config,
+                                             std::uint64_t places) const {
   for (std::uint64_t index = 0; index < config.num_layers; ++index) {
-    if (decoder(config, index).experts.count > 0) return false;
+    if (decoder(config, index).experts.count > 0) return "some have experts";
   }
   const DecoderSpec spec = decoder(config, 0);
-  return !spec.norm_before_attention.empty() && !spec.norm_before_mlp.empty() &&
-         spec.norm_after_attention.empty() && spec.norm_after_mlp.empty() && !spec.parallel &&
-         spec.qkv.size() == 3 && spec.query_norm.empty() && spec.key_norm.empty() &&
-         spec.sinks.empty() && spec.gated && spec.mlp_in.size() == 2 && !spec.conv1d &&
-         !spec.attention_out_bias && !spec.mlp_bias;
+  if (!spec.norm_after_attention.empty() || !spec.norm_after_mlp.empty()) {
+    return "they have norms after attention or the MLP";
+  }
+  if (spec.norm_before_attention.empty() || spec.norm_before_mlp.empty()) {
+    return "they lack a norm before attention or the MLP";
+  }
+  if (spec.parallel) return "attention and the MLP read the same residual stream";
+  if (!spec.query_norm.empty()) {
+    if (spec.norms_whole_rows) return "norms of queries and keys join all heads";
+    if (spec.qkv.size() != 3) return "queries and keys with norms have a fused map";
+    if (places > 1) return "tensor places cannot share the norms of queries and keys";
+  }
+  if (!spec.sinks.empty()) return "attention has sinks";
+  if (spec.mlp_in.empty()) return "they have no MLP";
+  return "";
 }
 
 std::vector<BlockSpec> DecoderFamily::layer_tiles(const ModelConfig& c, std::uint64_t index) const {
   const DecoderSpec spec = decoder(c, index);
-  const std::uint64_t h = c.hidden_size;
-  const std::uint64_t q = c.num_heads * c.head_dim;
-  const std::uint64_t kv = c.num_kv_heads * c.head_dim;
   std::vector<BlockSpec> blocks;
   const auto add = [&](LayerPart part, const std::string& name, const auto& fill) {
     BlockBuilder block(BlockKind::layer, fmt::format("layer {} {}", index, name), prefix(index));
     block.part(part);
-    fill(Tensors(block, spec, c.init_stddev), block);
+    fill(Tensors(block, spec, c.init_stddev));
     blocks.push_back(block.finish());
   };
   const auto add_norm = [&](const char* half, const std::string& name) {
-    add(LayerPart::norm, half,
-        [&](Tensors tensors, BlockBuilder&) { tensors.norm(name, h, spec.layer_norm); });
+    add(LayerPart::norm, half, [&](Tensors tensors) {
+      tensors.norm(name, c.hidden_size, spec.layer_norm);
+      if (name == spec.norm_before_attention) tensors.head_norms(c);
+    });
   };
   add_norm("attention", spec.norm_before_attention);
   const std::uint64_t attention = attention_tiles(c);
   for (std::uint64_t t = 0; t < attention; ++t) {
-    const TileRange heads = {t * q / attention, q / attention};
-    const TileRange kv_heads = {t * kv / attention, kv / attention};
     add(LayerPart::attention, fmt::format("attention {}", t),
-        [&](Tensors tensors, BlockBuilder& block) {
-          tensors.rows(spec.qkv[0], h, q, heads, spec.qkv_bias);
-          tensors.rows(spec.qkv[1], h, kv, kv_heads, spec.qkv_bias);
-          tensors.rows(spec.qkv[2], h, kv, kv_heads, spec.qkv_bias);
-          block.attend(heads.size, spec.window);
-          tensors.last_columns(spec.attention_out, q, h, heads);
-        });
+        [&](Tensors tensors) { tensors.attention_tile(c, attention, t); });
   }
   add_norm("mlp", spec.norm_before_mlp);
   for (std::uint64_t t = 0; t < c.layer_tiles; ++t) {
     const TileRange wide = tile_range(c.intermediate_size, c.layer_tiles, t);
-    add(LayerPart::mlp, fmt::format("mlp {}", t), [&](Tensors tensors, BlockBuilder&) {
-      for (const std::string& name : spec.mlp_in) {
-        tensors.rows(name, h, c.intermediate_size, wide, false);
-      }
-      tensors.last_columns(spec.mlp_out, c.intermediate_size, h, wide);
-    });
+    add(LayerPart::mlp, fmt::format("mlp {}", t),
+        [&](Tensors tensors) { tensors.mlp_tile(c, wide); });
   }
   return blocks;
 }

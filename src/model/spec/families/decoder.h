@@ -67,6 +67,7 @@ struct DecoderSpec {
   bool norms_whole_rows = false;  ///< true: over all heads together; false: per head
   bool rotates = true;            ///< false: attention without rotary positions
   std::size_t rotary = 0;         ///< index into rotaries_of()
+  std::size_t query_rotary = 0;   ///< that of queries, if it is not 0; else `rotary`
   std::uint64_t window = 0;       ///< attended tokens, including its own; 0: all preceding
   std::string sinks;              ///< a tensor [heads] (AttentionSinks); "": none
   std::string attention_out;
@@ -114,7 +115,8 @@ class DecoderFamily : public Family {
                                                   std::uint64_t index) const final;
   [[nodiscard]] std::uint64_t experts_of_layer(const ModelConfig& config,
                                                std::uint64_t index) const final;
-  [[nodiscard]] bool cuts_layers(const ModelConfig& config) const final;
+  [[nodiscard]] std::string obstacle_to_tiles(const ModelConfig& config,
+                                              std::uint64_t places) const final;
   [[nodiscard]] std::vector<BlockSpec> layer_tiles(const ModelConfig& config,
                                                    std::uint64_t index) const final;
   /// Rotary positions of the layers (see DecoderSpec::rotary); empty if no layer rotates.

@@ -31,8 +31,8 @@ std::vector<std::unique_ptr<const Family>> make_families() {
 /// The registered families. New ones are added here; the first is the default.
 std::vector<std::unique_ptr<const Family>>& families() {
   static auto all = [] {
-    auto made =
-        make_families<Gpt2, Llama, Mistral, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2, Gemma3, GptNeoX>();
+    auto made = make_families<Gpt2, Llama, Mistral, Ministral3, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2,
+                              Olmo3, Gemma3, GptNeoX>();
     std::ranges::move(families_with_experts(), std::back_inserter(made));
     return made;
   }();

@@ -32,6 +32,51 @@ class Mistral final : public Llama {
                              {"sliding_window", 4096, true}}}) {}
 };
 
+/// Queries grow with their position (factor_at()).
+class Ministral3 final : public Llama {
+ public:
+  Ministral3()
+      : Llama({.name = "ministral3",
+               .checkpoint_class = "Ministral3ForCausalLM",
+               .details = {{"rope_theta", 1000000.0}, {"rope_scaling", {}}, {"sliding_window", {}}},
+               .rules = {.rope = {.longest = 262144,
+                                  .standard = text::Json::object(
+                                      {{"rope_type", "yarn"},
+                                       {"rope_theta", 1000000.0},
+                                       {"factor", 16.0},
+                                       {"original_max_position_embeddings", 16384},
+                                       {"beta_fast", 32.0},
+                                       {"beta_slow", 1.0},
+                                       {"mscale_all_dim", 1.0},
+                                       {"mscale", 1.0},
+                                       {"llama_4_scaling_beta", 0.1}}),
+                                  .unread = {"max_position_embeddings"}}},
+               .standards = {{"num_key_value_heads", 8},
+                             {"head_dim", 128},
+                             {"intermediate_size", 14336},
+                             {"rms_norm_eps", 1e-5}}}) {}
+  void complete(ModelConfig& c, const Refuse& refuse) const override {
+    Llama::complete(c, refuse);
+    // transformers scales positions if config.json does not mention them, and reads these keys.
+    text::Json& scaling = c.details["rope_scaling"];
+    if (!scaling.is_null()) return;
+    scaling = text::Json::object({{"rope_type", "default"},
+                                  {"llama_4_scaling_beta", 0.0},
+                                  {"original_max_position_embeddings", 16384}});
+  }
+  std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
+    const Rotary of_queries = rotary_positions(c, refuse, true);
+    Rotary of_keys = of_queries;
+    of_keys.slope = 0.0;
+    return {of_keys, of_queries};
+  }
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
+    DecoderSpec spec = Llama::decoder(c, index);
+    spec.query_rotary = 1;
+    return spec;
+  }
+};
+
 /// Has biases for queries, keys and values.
 class Qwen2 final : public Llama {
  public:
@@ -174,7 +219,7 @@ class Phi3 final : public Llama {
 };
 
 /// Has norms after attention and MLP instead of before, and norms over whole queries and keys.
-class Olmo2 final : public Llama {
+class Olmo2 : public Llama {
  public:
   Olmo2()
       : Llama(
@@ -193,6 +238,39 @@ class Olmo2 final : public Llama {
     spec.key_norm = "self_attn.k_norm";
     spec.norms_whole_rows = true;
     return spec;
+  }
+
+ protected:
+  using Llama::Llama;
+};
+
+/// OLMo 2 with a window in three of four layers, whose rotary positions have their own base and are
+/// not scaled.
+class Olmo3 final : public Olmo2 {
+ public:
+  Olmo3()
+      : Olmo2({.name = "olmo3",
+               .checkpoint_class = "Olmo3ForCausalLM",
+               .details = {{"rope_theta", 500000.0},
+                           {"rope_scaling", {}},
+                           {"attention_bias", false},
+                           {"rope_local_base_freq", 500000.0},
+                           {"sliding_window", 4096},
+                           {"layer_types", {}}},
+               .rules = {.rope = {.longest = 2048, .by_layer_type = true, .local_theta = ""}},
+               .standards = {{"rms_norm_eps", 1e-5}, {"intermediate_size", 11008}}}) {}
+  std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
+    return {rotary_positions(c, refuse), plain_rotary_positions(c, "rope_local_base_freq", refuse)};
+  }
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
+    DecoderSpec spec = Olmo2::decoder(c, index);
+    spec.rotary = is_sliding(c, index) ? 1 : 0;
+    return spec;
+  }
+
+ protected:
+  bool is_windowed(const ModelConfig& /*config*/, std::uint64_t index) const override {
+    return (index + 1) % 4 != 0;
   }
 };
 

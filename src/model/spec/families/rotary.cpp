@@ -48,6 +48,17 @@ class Scaling {
     }
     return found->number();
   }
+  /// Returns Rotary::slope; 0 if it is not given.
+  [[nodiscard]] double growth() {
+    const Json* const found = get("llama_4_scaling_beta");
+    static_cast<void>(get("original_max_position_embeddings"));
+    if (found == nullptr) return 0.0;
+    if (!found->is_number() || !(found->number() >= 0.0)) {
+      fail(fmt::format("'llama_4_scaling_beta' must be a number of at least 0, got {}",
+                       found->described()));
+    }
+    return found->number();
+  }
   [[nodiscard]] bool flag(std::string_view name, bool standard) {
     const Json* const found = get(name);
     if (found == nullptr) return standard;
@@ -230,7 +241,7 @@ Rotary plain_rotary_positions(const ModelConfig& c, std::string_view key, const 
   return {frequencies_of(theta, c.head_dim / 2)};
 }
 
-Rotary rotary_positions(const ModelConfig& c, const Refuse& refuse) {
+Rotary rotary_positions(const ModelConfig& c, const Refuse& refuse, bool grows) {
   Scaling scaling(c, refuse);
   const double theta = scaling.number("rope_theta", c.number("rope_theta"));
   if (!(theta > 0.0)) refuse("rope_theta", fmt::format("must be above 0, got {}", theta));
@@ -250,6 +261,10 @@ Rotary rotary_positions(const ModelConfig& c, const Refuse& refuse) {
                        part, c.head_dim, fits ? static_cast<double>(dims) : exact));
   }
   Rotary rotary = scaled({theta, dims / 2}, scaling);
+  if (grows) {
+    rotary.slope = scaling.growth();
+    if (rotary.slope > 0.0) rotary.period = scaling.number("original_max_position_embeddings");
+  }
   scaling.check_unknown();
   return rotary;
 }

@@ -26,6 +26,9 @@ Rotary plain_rotary_positions(const ModelConfig& config, std::string_view theta,
 /// scaled RoPE", 2023); llama3 (frequencies below a bound divided by the factor; Llama 3.1's model
 /// card); yarn (Peng et al., "YaRN", 2023, section 3); longrope (other divisors of the frequencies
 /// in long documents; Ding et al., "LongRoPE", 2024).
-Rotary rotary_positions(const ModelConfig& config, const Refuse& refuse);
+///
+/// `grows`: the factor grows with the position (factor_at()) by rope_scaling's keys
+/// llama_4_scaling_beta and original_max_position_embeddings, if the first is given.
+Rotary rotary_positions(const ModelConfig& config, const Refuse& refuse, bool grows = false);
 
 }  // namespace ballast::model

@@ -128,7 +128,7 @@ void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_dim, s
       const DeviceArray<T> turned(x);
       must(rotate<T>(nullptr, turned.data(), stride,
                      {length, packed ? uploaded.data() : nullptr, heads, head_dim, rotating / 2,
-                      cosine.data(), sine.data(), direction},
+                      false, cosine.data(), sine.data(), direction},
                      {rows, heads * head_dim}));
       return turned.get();
     });
@@ -159,9 +159,9 @@ TEST_F(CudaRotation, HeadsAreTurnedAsOnTheHost) {
 
 TEST_F(CudaRotation, EmptyInputsAreAccepted) {
   EXPECT_EQ(fill_angles(nullptr, {.frequencies = {1.0}}, {}, nullptr, nullptr), cudaSuccess);
-  EXPECT_EQ(
-      rotate<float>(nullptr, nullptr, 8, {1, nullptr, 1, 8, 4, nullptr, nullptr, 1.0F}, {0, 8}),
-      cudaSuccess);
+  EXPECT_EQ(rotate<float>(nullptr, nullptr, 8, {1, nullptr, 1, 8, 4, false, nullptr, nullptr, 1.0F},
+                          {0, 8}),
+            cudaSuccess);
 }
 
 }  // namespace

@@ -239,6 +239,18 @@ TEST_F(CudaRows, WideningIsExact) {
   }
 }
 
+TEST_F(CudaRows, AccumulatingAddsOnce) {
+  for (const std::size_t size : kSizes) {
+    const std::vector<float> part = normals_of<float>(size, 1);
+    std::vector<float> expected = normals_of<float>(size + 8, 2);
+    const DeviceArray<float> x(part);
+    const DeviceArray<float> y(expected);
+    must(accumulate(nullptr, x.data(), y.data(), size));
+    for (std::size_t i = 0; i < size; ++i) expected[i] += part[i];
+    EXPECT_EQ(y.get(), expected);
+  }
+}
+
 /// Numbers of rows on both sides of one group, of all threads of a column, and of the largest
 /// number of groups; numbers of columns on both sides of a block.
 constexpr Rows kColumnShapes[] = {{1, 8},   {7, 248},  {9, 256},  {64, 264},
@@ -400,6 +412,7 @@ TEST_F(CudaRows, EmptyInputsAreAccepted) {
   EXPECT_EQ(gate_backward<float>(nullptr, {f}, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(add_column_sums<float>(nullptr, nullptr, 8, nullptr, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(widen<float>(nullptr, nullptr, nullptr, 0), cudaSuccess);
+  EXPECT_EQ(accumulate(nullptr, nullptr, nullptr, 0), cudaSuccess);
 }
 
 }  // namespace

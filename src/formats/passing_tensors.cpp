@@ -1,0 +1,107 @@
+#include "src/formats/passing_tensors.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+
+#include <fmt/format.h>
+
+#include "ballast/text/words.h"
+
+#include "src/config/stored_names.h"
+
+namespace ballast::formats {
+namespace {
+
+/// The first part of the names of a part's tensors, perhaps after "model.".
+struct FirstWords {
+  PassingPart part;
+  std::string_view words;
+};
+constexpr std::array<FirstWords, 4> kFirstWords = {{
+    {PassingPart::mtp, "mtp mtp_layers"},
+    {PassingPart::vision,
+     "visual vision_tower vision_model vision_encoder vision_embedder image_newline"},
+    {PassingPart::audio, "audio_tower audio_model audio_encoder"},
+    {PassingPart::projector,
+     "multi_modal_projector mm_projector vision_projector audio_projector connector embed_vision "
+     "embed_audio"},
+}};
+
+/// The name of the eh_proj that marks the layer of tensor `name` as one for multi-token prediction:
+/// "model.layers.61.eh_proj.weight"; "" if the tensor is in no numbered layer.
+std::string mtp_mark(const std::string& name) {
+  constexpr std::string_view kLayers = "layers.";
+  const auto at = name.find(kLayers);
+  if (at == std::string::npos || (at > 0 && name[at - 1] != '.')) return "";
+  std::size_t end = at + kLayers.size();
+  const std::size_t digits = end;
+  while (end < name.size() && std::isdigit(static_cast<unsigned char>(name[end])) != 0) ++end;
+  if (end == digits || end == name.size() || name[end] != '.') return "";
+  return name.substr(0, end) + ".eh_proj.weight";
+}
+
+}  // namespace
+
+std::string_view to_string(PassingPart part) {
+  switch (part) {
+    case PassingPart::mtp:
+      return "MTP layers";
+    case PassingPart::vision:
+      return "vision";
+    case PassingPart::audio:
+      return "audio";
+    case PassingPart::projector:
+      break;
+  }
+  return "projector";
+}
+
+std::optional<PassingPart> passing_part(const WeightFiles& files, const std::string& name) {
+  constexpr std::string_view kModel = "model.";
+  const std::string in_text_model = config::name_in_text_model(name);
+  std::string_view rest = in_text_model;
+  if (rest.starts_with(kModel)) rest.remove_prefix(kModel.size());
+  const std::string_view first = rest.substr(0, rest.find('.'));
+  for (const FirstWords& known : kFirstWords) {
+    if (text::has_word(known.words, first)) return known.part;
+  }
+  const std::string mark = mtp_mark(name);
+  if (!mark.empty() && files.find(mark) != nullptr) return PassingPart::mtp;
+  return {};
+}
+
+void TensorTotals::add(const WeightPlace& place) {
+  ++tensors;
+  elements += place.tensor->elements;
+  bytes += stored_bytes(place);
+}
+
+std::map<PassingPart, TensorTotals> passing_totals(const WeightFiles& files) {
+  std::map<PassingPart, TensorTotals> totals;
+  for (const WeightPlace* const place : passing_tensors(files)) {
+    totals[*passing_part(files, place->tensor->name)].add(*place);
+  }
+  return totals;
+}
+
+std::string describe(const std::map<PassingPart, TensorTotals>& totals) {
+  std::string text;
+  for (const auto& [part, total] : totals) {
+    text +=
+        fmt::format("{}{} {} tensor{}, {} parameters, {}", text.empty() ? "" : "; ",
+                    to_string(part), total.tensors, total.tensors == 1 ? "" : "s",
+                    format_count(static_cast<double>(total.elements)), format_bytes(total.bytes));
+  }
+  return text;
+}
+
+std::vector<const WeightPlace*> passing_tensors(const WeightFiles& files) {
+  std::vector<const WeightPlace*> passing;
+  for (const WeightPlace& place : files.tensors()) {
+    if (passing_part(files, place.tensor->name)) passing.push_back(&place);
+  }
+  return passing;
+}
+
+}  // namespace ballast::formats

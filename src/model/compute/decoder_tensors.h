@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ballast/core/error.h"
+#include "ballast/model/architecture.h"
+
+#include "src/model/compute/head_norms.h"
+#include "src/model/compute/mlp_rule.h"
+#include "src/model/compute/tensor_offsets.h"
+#include "src/model/spec/families/decoder.h"
+
+namespace ballast::model {
+
+/// Positions of tensors in a block. A part of a layer lacks the tensors of the other parts.
+struct DecoderTensors {
+  LayerPart part = LayerPart::whole;
+  std::optional<NormAt> norm_before_attention;
+  std::optional<NormAt> norm_after_attention;
+  std::optional<NormAt> norm_before_mlp;
+  std::optional<NormAt> norm_after_mlp;
+  std::vector<LinearAt> qkv;         ///< outputs side by side in a row
+  std::optional<NormAt> query_norm;  ///< in a tile: offsets in the weights of HeadNorms
+  std::optional<NormAt> key_norm;
+  bool norms_whole_rows = false;
+  bool parallel = false;
+  bool rotates = false;
+  // Indices in rotaries_of(), of keys and of queries.
+  std::size_t rotary = 0;
+  std::size_t query_rotary = 0;
+  std::size_t window = 0;
+  std::optional<Elems> sinks;
+  LinearAt attention_out;
+  bool gated = false;
+  Activation activation = Activation::silu;
+  std::vector<LinearAt>
+      mlp_in;  ///< outputs side by side if one map makes both, else consecutive arrays
+  LinearAt mlp_out;
+};
+
+/// Finds the tensors of a layer that a DecoderSpec describes, or of a part of one.
+inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const BlockSpec& block,
+                                           const MlpRule& rule) {
+  const DecoderSpec spec = decoder_family(config).decoder(config, block.layer);
+  const auto is_elsewhere = [&](const std::string& name) {
+    return block.part != LayerPart::whole && block.find(name + ".weight") == nullptr;
+  };
+  const auto norm = [&](const std::string& name) {
+    return name.empty() || is_elsewhere(name)
+               ? std::nullopt
+               : std::optional(find_norm(block, name, spec.norm_offset));
+  };
+  const auto linear = [&](const std::string& name) {
+    if (is_elsewhere(name)) return LinearAt();
+    return spec.conv1d ? find_conv1d(block, name) : find_linear(block, name);
+  };
+  const auto linears = [&](const std::vector<std::string>& names) {
+    std::vector<LinearAt> maps;
+    for (const std::string& name : names) {
+      if (is_elsewhere(name)) continue;
+      for (const LinearAt& map : find_ranges(block, name, linear(name))) maps.push_back(map);
+    }
+    return maps;
+  };
+  const TensorSpec* const sinks = spec.sinks.empty() ? nullptr : block.find(spec.sinks);
+  DecoderTensors b = {.part = block.part,
+                      .norm_before_attention = norm(spec.norm_before_attention),
+                      .norm_after_attention = norm(spec.norm_after_attention),
+                      .norm_before_mlp = norm(spec.norm_before_mlp),
+                      .norm_after_mlp = norm(spec.norm_after_mlp),
+                      .qkv = linears(spec.qkv),
+                      .query_norm = norm(spec.query_norm),
+                      .key_norm = norm(spec.key_norm),
+                      .norms_whole_rows = spec.norms_whole_rows,
+                      .parallel = spec.parallel,
+                      .rotates = spec.rotates,
+                      .rotary = spec.rotary,
+                      .query_rotary = spec.query_rotary == 0 ? spec.rotary : spec.query_rotary,
+                      .window = spec.window,
+                      .sinks = sinks == nullptr ? std::nullopt : std::optional(sinks->offset),
+                      .attention_out = linear(spec.attention_out),
+                      .gated = spec.gated,
+                      .activation = spec.activation,
+                      .mlp_in = linears(spec.mlp_in),
+                      .mlp_out = linear(spec.mlp_out)};
+  if (block.part == LayerPart::attention && !spec.query_norm.empty()) {
+    b.query_norm = NormAt{.offset = spec.norm_offset};
+    b.key_norm = NormAt{.weight = HeadNorms::keys_at(config.head_dim), .offset = spec.norm_offset};
+  }
+  if (b.query_norm && block.part != LayerPart::norm) {
+    expects(b.qkv.size() == 3, "queries and keys with norms need separate maps");
+  } else {
+    b.qkv = joined(b.qkv);
+  }
+  expects(!b.parallel || (b.norm_before_attention && b.norm_before_mlp),
+          "a parallel MLP needs norms before it and before attention");
+  if (rule.joins_gate_and_up) b.mlp_in = joined(b.mlp_in);
+  number_adapters(b.qkv);
+  number_adapters(b.mlp_in);
+  return b;
+}
+
+}  // namespace ballast::model

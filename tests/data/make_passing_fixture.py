@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Writes small models of text and images, and the loss that transformers computes for text.
+
+    python tests/data/make_passing_fixture.py [OUTPUT_FOLDER]
+
+Needs torch, transformers and safetensors; the build and the tests do not. It writes into passing/
+beside this script (or OUTPUT_FOLDER):
+
+    gemma3/        one file; "language_model.model." before the names of the text model, tied
+    qwen3_vl/      two files; "model.language_model.", and layers for multi-token prediction, some
+                   of them in types that are not trained
+    qwen2_5_vl/    the text model's keys are outside text_config, as in folders before transformers 5
+    tokens.u16     tokens of one sequence
+    losses.json    cross-entropy of its tokens after the first, in fp32, by folder
+"""
+
+import json
+import pathlib
+import sys
+
+import safetensors.torch
+import torch
+import transformers
+
+LENGTH, VOCABULARY = 32, 61
+TEXT = {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "vocab_size": VOCABULARY, "max_position_embeddings": 64,
+        "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+AXES = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [2, 3, 3]}
+TOWER = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "patch_size": 4,
+         "out_hidden_size": TEXT["hidden_size"]}
+
+
+def gemma3():
+    text = {**TEXT, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 20,
+            "layer_types": ["sliding_attention", "full_attention"]}
+    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+    config = transformers.Gemma3Config(text_config=text, vision_config=tower, mm_tokens_per_image=4)
+    return transformers.Gemma3ForConditionalGeneration(config)
+
+
+def qwen3_vl():
+    config = transformers.Qwen3VLConfig(
+        text_config={**TEXT, "head_dim": 16, "rope_parameters": AXES},
+        vision_config={**TOWER, "deepstack_visual_indexes": [0], "num_position_embeddings": 16})
+    return transformers.Qwen3VLForConditionalGeneration(config)
+
+
+def qwen2_5_vl():
+    config = transformers.Qwen2_5_VLConfig(text_config={**TEXT, "rope_parameters": AXES},
+                                           vision_config=TOWER)
+    return transformers.Qwen2_5_VLForConditionalGeneration(config)
+
+
+def loss_of(folder, tokens):
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(input_ids=tokens[None]).logits[0]
+    return torch.nn.functional.cross_entropy(logits[:-1].double(), tokens[1:]).item()
+
+
+def add_prediction_layers(tensors):
+    tensors["mtp.fc.weight"] = torch.randn(6, 5).to(torch.bfloat16)
+    tensors["mtp.layers.0.mlp.down_proj.weight"] = torch.randn(7, 3).to(torch.float8_e4m3fn)
+    tensors["mtp.layers.0.steps"] = torch.tensor([-3, 2**40])
+    tensors["mtp.norm.weight"] = torch.randn(3)
+
+
+def split(folder):
+    """Divides model.safetensors into two files with an index."""
+    whole = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(whole)
+    add_prediction_layers(tensors)
+    whole.unlink()
+    names = list(tensors)
+    weight_map = {}
+    for i in range(2):
+        file = f"model-{i + 1:05}-of-00002.safetensors"
+        part = {name: tensors[name] for name in names[i::2]}
+        safetensors.torch.save_file(part, folder / file, {"format": "pt"})
+        weight_map.update(dict.fromkeys(part, file))
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
+def flatten(folder):
+    """Moves the keys of the text model out of text_config."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    text = config.pop("text_config")
+    parameters = text.pop("rope_parameters")
+    text["rope_theta"] = parameters["rope_theta"]
+    text["rope_scaling"] = {"type": "mrope", "mrope_section": parameters["mrope_section"]}
+    path.write_text(json.dumps({**text, **config}, indent=1) + "\n")
+
+
+def main():
+    torch.manual_seed(5)
+    here = pathlib.Path(__file__).resolve().parent
+    out = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else here / "passing"
+    tokens = torch.randint(0, VOCABULARY, (LENGTH + 1,))
+    losses = {}
+    for make in (gemma3, qwen3_vl, qwen2_5_vl):
+        folder = out / make.__name__
+        model = make().to(torch.bfloat16)
+        for parameter in model.parameters():
+            parameter.data.normal_(0, 0.3)
+        model.save_pretrained(folder)
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        losses[make.__name__] = loss_of(folder, tokens)
+    split(out / "qwen3_vl")
+    flatten(out / "qwen2_5_vl")
+    (out / "qwen3_vl/preprocessor_config.json").write_text('{"size":  16}\n')
+    (out / "qwen3_vl/video_preprocessor_config.json").write_text('{"fps":  2}\n')
+    (out / "gemma3/processor_config.json").write_text('{"image_seq_length":  4}\n')
+    (out / "tokens.u16").write_bytes(tokens.to(torch.uint16).numpy().tobytes())
+    (out / "losses.json").write_text(json.dumps(losses, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+#include "src/config/text_part.h"
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "ballast/config/checkpoint_config.h"
+#include "ballast/config/config.h"
+#include "ballast/core/error.h"
+
+#include "src/config/stored_names.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_dir.h"
+
+namespace ballast::config::text_part_test {
+namespace {
+
+using nlohmann::json;
+
+/// The text model of a released folder of Gemma 3, which relies on defaults of its class.
+json gemma3() {
+  return json::parse(R"({
+      "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999,
+      "eos_token_id": [1, 106], "image_token_index": 262144, "mm_tokens_per_image": 256,
+      "model_type": "gemma3", "torch_dtype": "bfloat16",
+      "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+                      "num_hidden_layers": 34, "sliding_window": 1024,
+                      "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
+      "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"}
+  })");
+}
+
+json mistral3() {
+  return json::parse(R"({
+      "model_type": "mistral3", "image_token_index": 10, "spatial_merge_size": 2,
+      "text_config": {"head_dim": 16, "hidden_act": "silu", "hidden_size": 64,
+                      "intermediate_size": 96, "max_position_embeddings": 128,
+                      "model_type": "mistral", "num_attention_heads": 4, "num_hidden_layers": 2,
+                      "num_key_value_heads": 2, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0,
+                      "sliding_window": null, "vocab_size": 300},
+      "tie_word_embeddings": false, "vision_config": {"model_type": "pixtral"}
+  })");
+}
+
+/// A folder of Qwen2.5-VL with the text model's keys outside text_config.
+json flat_qwen() {
+  return json::parse(R"({
+      "model_type": "qwen2_5_vl", "vision_start_token_id": 151652, "image_token_id": 151655,
+      "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+      "num_hidden_layers": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+      "rope_theta": 1000000.0, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+      "sliding_window": 32768, "use_sliding_window": false, "max_window_layers": 70,
+      "tie_word_embeddings": true, "vocab_size": 300, "vision_config": {"hidden_size": 1280}
+  })");
+}
+
+struct Folder {
+  explicit Folder(const json& config) { dir.write("m/config.json", config.dump()); }
+  [[nodiscard]] Config parse() const {
+    const json text = {{"model", {{"path", "m"}}},
+                       {"data", {{"text", "t"}, {"sequence_length", 32}}},
+                       {"train_batch_size", 1}};
+    return config::parse(text.dump(), dir.path(), "c.json", {});
+  }
+  /// The effective model section.
+  [[nodiscard]] json model() const {
+    json model = json::parse(print(parse()))["model"];
+    model.erase("weights");
+    return model;
+  }
+  /// Expects an error with these parts.
+  void expect_refused(std::initializer_list<std::string_view> parts) const {
+    test::expect_error(ErrorCategory::config, parts, [&] { static_cast<void>(parse()); });
+  }
+  test::TempDir dir;
+};
+
+TEST(TextPart, IsReadWithTheDefaultsOfItsClass) {
+  const Config c = Folder(gemma3()).parse();
+  EXPECT_EQ(c.model.family, "gemma3");
+  EXPECT_EQ(c.model.hidden_size, 2560U);
+  EXPECT_EQ(c.model.vocab_size, 262208U);
+  EXPECT_EQ(c.model.num_heads, 8U);
+  EXPECT_EQ(c.model.num_kv_heads, 4U);
+  EXPECT_TRUE(c.model.tie_embeddings);
+  EXPECT_TRUE(c.notes.empty());
+  const Config mistral = Folder(mistral3()).parse();
+  EXPECT_EQ(mistral.model.family, "mistral");
+  EXPECT_EQ(mistral.model.num_kv_heads, 2U);
+  EXPECT_FALSE(mistral.model.tie_embeddings);
+}
+
+TEST(TextPart, MayBeOutsideTextConfig) {
+  const Config c = Folder(flat_qwen()).parse();
+  EXPECT_EQ(c.model.family, "qwen2");
+  EXPECT_TRUE(c.model.tie_embeddings);
+  EXPECT_EQ(c.model.number("rope_theta"), 1e6);
+  EXPECT_EQ(c.model.norm_epsilon, 1e-6);
+  json without = flat_qwen();
+  for (const char* key : {"rms_norm_eps", "rope_theta", "num_key_value_heads"}) without.erase(key);
+  without["num_attention_heads"] = 8;
+  const Config standard = Folder(without).parse();
+  EXPECT_EQ(standard.model.norm_epsilon, 1e-5);  // Qwen2's class has 1e-6
+  EXPECT_EQ(standard.model.number("rope_theta"), 1e6);
+  EXPECT_EQ(standard.model.num_kv_heads, 8U);
+  // Transformers 5 writes it in this form.
+  json nested = flat_qwen();
+  json text = flat_qwen();
+  for (const char* key : {"vision_config", "image_token_id", "vision_start_token_id",
+                          "tie_word_embeddings", "rope_scaling", "rope_theta"}) {
+    text.erase(key);
+  }
+  text["model_type"] = "qwen2_5_vl_text";
+  text["rope_parameters"] = {
+      {"rope_type", "default"}, {"rope_theta", 1e6}, {"mrope_section", {2, 3, 3}}};
+  const json whole = {{"model_type", "qwen2_5_vl"},
+                      {"text_config", text},
+                      {"tie_word_embeddings", true},
+                      {"vision_config", {{"depth", 1}}}};
+  EXPECT_EQ(Folder(whole).model(), Folder(flat_qwen()).model());
+}
+
+TEST(TextPart, IsComparedWithTheModelSection) {
+  const Folder folder(mistral3());
+  Config c = folder.parse();
+  compare_with_checkpoint(folder.dir.path() / "m/config.json", c);
+  c.model.num_kv_heads = 4;
+  test::expect_error(ErrorCategory::config,
+                     {"config.json, text_config: num_key_value_heads is 2, but"},
+                     [&] { compare_with_checkpoint(folder.dir.path() / "m/config.json", c); });
+}
+
+TEST(TextPart, IsRefusedInOneLineIfItIsNotKnown) {
+  json other = mistral3();
+  other["text_config"]["model_type"] = "ministral3";
+  Folder(other).expect_refused(
+      {"config.json, text_config: model_type is \"ministral3\", but Ballast supports only"});
+  other["text_config"].erase("model_type");
+  Folder(other).expect_refused({"text_config: has no model_type"});
+  other = mistral3();
+  other["model_type"] = "mllama";
+  Folder(other).expect_refused({"model_type is \"mllama\", a model of several parts", "gemma3, ",
+                                "a folder of the text model alone"});
+  other = mistral3();
+  other["text_config"]["query_temperature"] = 2;
+  Folder(other).expect_refused({"text_config: query_temperature is 2, but Ballast does not know"});
+  other = mistral3();
+  other["text_config"].erase("hidden_size");
+  Folder(other).expect_refused({"text_config: has no hidden_size"});
+  other = mistral3();
+  other["quantization_config"] = {{"quant_method", "gptq"}};
+  Folder(other).expect_refused({"quant_method is \"gptq\""});
+}
+
+/// An index alone shows whether the folder has an output matrix.
+TEST(TextPart, IsTiedUnlessTheFolderHasAnOutputMatrix) {
+  json config = mistral3();
+  config.erase("tie_word_embeddings");
+  for (const std::string output : {"language_model.lm_head.weight", "vision_tower.weight"}) {
+    const Folder folder(config);
+    const json index = {{"weight_map", {{output, "model-1.safetensors"}}}};
+    folder.dir.write("m/model.safetensors.index.json", index.dump());
+    EXPECT_EQ(folder.parse().model.tie_embeddings, !output.ends_with("lm_head.weight"));
+  }
+}
+
+TEST(NameInTextModel, DropsThePrefixesOfWrappers) {
+  EXPECT_EQ(name_in_text_model("model.language_model.norm.weight"), "model.norm.weight");
+  EXPECT_EQ(name_in_text_model("language_model.model.norm.weight"), "model.norm.weight");
+  EXPECT_EQ(name_in_text_model("language_model.lm_head.weight"), "lm_head.weight");
+  EXPECT_EQ(name_in_text_model("model.text_model.norm.weight"), "model.norm.weight");
+  for (const std::string name :
+       {"model.norm.weight", "lm_head.weight", "language_model.norm.weight",
+        "text_model.encoder.weight", "visual.language_model.weight", ""}) {
+    EXPECT_EQ(name_in_text_model(name), name);
+  }
+}
+
+}  // namespace
+}  // namespace ballast::config::text_part_test

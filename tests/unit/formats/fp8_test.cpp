@@ -1,0 +1,191 @@
+#include "src/formats/fp8.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <initializer_list>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "ballast/config/config.h"
+#include "ballast/formats/export.h"
+#include "ballast/formats/model_folder.h"
+#include "ballast/formats/weight_files.h"
+
+#include "src/formats/weight_reader.h"
+#include "src/train/initial_weights.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/fixtures.h"
+#include "tests/support/temp_dir.h"
+
+// The files are those of tests/data/make_fp8_fixture.py.
+
+namespace ballast::formats::fp8_test {
+namespace {
+
+namespace fs = std::filesystem;
+using test::expect_error;
+
+const std::string kGate = "model.layers.0.mlp.gate_proj.weight";
+
+fs::path fixture(const std::string& name) {
+  return test::fixture("fp8") / name;
+}
+
+config::Config config_of(const fs::path& folder) {
+  const nlohmann::json text = {{"data", {{"tokens", "none.bin"}, {"sequence_length", 8}}},
+                               {"bf16", {{"enabled", true}}},
+                               {"model", {{"path", folder.string()}}},
+                               {"train_micro_batch_size_per_gpu", 1}};
+  return config::parse(text.dump(), "/", "test", {});
+}
+
+TEST(Fp8, EveryCodeHasTheValueOfPyTorch) {
+  const SafetensorsReader file(fixture("decoded.safetensors"));
+  std::vector<float> expected(256);
+  file.read("codes", expected);
+  for (std::size_t code = 0; code < expected.size(); ++code) {
+    const float value = fp8::value_of(static_cast<std::uint8_t>(code));
+    EXPECT_EQ(std::isnan(value), std::isnan(expected[code])) << code;
+    if (!std::isnan(value)) {
+      EXPECT_EQ(std::memcmp(&value, &expected[code], sizeof value), 0) << code;
+    }
+  }
+}
+
+TEST(Fp8, AnyRangeIsDequantisedAsTransformersDoes) {
+  train::check_initial_weights(config_of(fixture("model")));
+  const WeightFiles files(fixture("model"));
+  const WeightPlace& place = *files.find(kGate);
+  ASSERT_NE(place.quantized, nullptr);
+  EXPECT_EQ(type_of(place), DType::bf16);
+  const SafetensorsReader decoded(fixture("decoded.safetensors"));
+  std::vector<std::byte> expected(place.tensor->elements * sizeof(Bf16));
+  read_stored({decoded.find("gate"), &decoded}, 0, expected);
+  std::mt19937 random(3);
+  for (int round = 0; round < 50; ++round) {
+    const Elems first = round == 0 ? 0 : random() % place.tensor->elements;
+    const Elems count =
+        round == 0 ? place.tensor->elements : random() % (place.tensor->elements - first + 1);
+    std::vector<std::byte> found(count * sizeof(Bf16));
+    read_elements(place, first, found, nullptr);
+    ASSERT_TRUE(std::equal(found.begin(), found.end(),
+                           expected.begin() + static_cast<std::ptrdiff_t>(first * sizeof(Bf16))))
+        << first << " " << count;
+  }
+}
+
+/// Writes a safetensors file of tensors with these types and shapes, all of whose bytes are `byte`.
+struct Stored {
+  std::string name;
+  std::string dtype;
+  std::vector<std::uint64_t> shape;
+  Bytes bytes;
+};
+void write_file(const fs::path& path, const std::vector<Stored>& tensors, std::uint8_t byte) {
+  std::vector<TensorToStore> list;
+  for (const Stored& one : tensors) {
+    list.push_back({.name = one.name,
+                    .shape = one.shape,
+                    .copied_dtype = one.dtype,
+                    .copied_bytes = one.bytes});
+  }
+  SafetensorsWriter writer(path, list);
+  for (const Stored& one : tensors) {
+    writer.write_bytes(one.name, std::vector<std::byte>(one.bytes, std::byte{byte}), 0);
+  }
+  writer.finish();
+}
+
+TEST(Fp8, BlocksAtTheEndsAreSmaller) {
+  const test::TempDir dir;
+  constexpr Elems kRows = 130;
+  constexpr Elems kColumns = 200;
+  const std::vector<float> scales = {1.0F, 2.0F, 4.0F, 8.0F};
+  const std::vector<std::byte> ones(kRows * kColumns, std::byte{0x38});  // 1.0
+  SafetensorsWriter writer(dir.path() / kSingleWeights, {{.name = "w",
+                                                          .shape = {kRows, kColumns},
+                                                          .copied_dtype = "F8_E4M3",
+                                                          .copied_bytes = kRows * kColumns},
+                                                         {"w_scale_inv", DType::f32, {2, 2}}});
+  writer.write_bytes("w", ones, 0);
+  writer.write("w_scale_inv", scales);
+  writer.finish();
+  const WeightFiles files(dir.path());
+  EXPECT_EQ(files.tensors().size(), 1U);
+  std::vector<float> values(kRows * kColumns);
+  files.read("w", values);
+  for (Elems i = 0; i < values.size(); ++i) {
+    const Elems block = i / kColumns / fp8::kBlock * 2 + i % kColumns / fp8::kBlock;
+    ASSERT_EQ(values[i], scales[block]) << i;
+  }
+}
+
+TEST(Fp8, ExportWritesDequantisedWeights) {
+  const test::TempDir dir;
+  export_model(fixture("model"), dir.path() / "out", {}, [](Bytes, Bytes) {});
+  const auto config = nlohmann::json::parse(read_small_file(dir.path() / "out/config.json"));
+  EXPECT_FALSE(config.contains("quantization_config"));
+  train::check_initial_weights(config_of(dir.path() / "out"));
+  const WeightFiles from(fixture("model"));
+  const WeightFiles found(dir.path() / "out");
+  EXPECT_EQ(found.tensors().size(), from.tensors().size());
+  for (const WeightPlace& place : from.tensors()) {
+    std::vector<float> expected(place.tensor->elements);
+    std::vector<float> values(place.tensor->elements);
+    from.read(place.tensor->name, expected);
+    found.read(place.tensor->name, values);
+    EXPECT_EQ(values, expected) << place.tensor->name;
+  }
+}
+
+TEST(Fp8, ScalesThatDoNotFitAreNamed) {
+  const test::TempDir dir;
+  const auto refused = [&](const Stored& codes, const Stored& scales,
+                           std::initializer_list<std::string_view> parts) {
+    write_file(dir.path() / kSingleWeights, {codes, scales}, 0);
+    expect_error(ErrorCategory::data, parts, [&] { const WeightFiles files(dir.path()); });
+  };
+  const Stored codes = {"w", "F8_E4M3", {130, 4}, 520};
+  refused(codes, {"w_scale_inv", "F32", {1, 1}, 4},
+          {"model.safetensors: tensor 'w_scale_inv' is F32 [1, 1], but 'w' with shape [130, 4]",
+           "each block of 128 x 128"});
+  refused(codes, {"w_scale_inv", "F32", {}, 4}, {"is F32 [], but"});
+  refused(codes, {"w_scale_inv", "U8", {2, 1}, 2}, {"is U8 [2, 1], but"});
+  refused({"w", "F8_E4M3", {4}, 4}, {"w_scale_inv", "F32", {1}, 4}, {"'w' with shape [4]"});
+  // Codes without scales are not weights.
+  write_file(dir.path() / kSingleWeights, {codes}, 0);
+  const WeightFiles files(dir.path());
+  expect_error(ErrorCategory::data, {"tensor 'w'", "dtype F8_E4M3", "it is quantised"},
+               [&] { type_of(*files.find("w")); });
+}
+
+TEST(Fp8, OtherSizesOfBlocksAreRefused) {
+  const test::TempDir dir;
+  auto config = nlohmann::json::parse(read_small_file(fixture("model/config.json")));
+  fs::copy_file(fixture("model/model.safetensors"), dir.path() / kSingleWeights);
+  config["quantization_config"]["weight_block_size"] = {1, 128};
+  dir.write("config.json", config.dump());
+  expect_error(ErrorCategory::config,
+               {"quantization_config.weight_block_size is [1,128], but", "blocks of [128,128]"},
+               [&] { config_of(dir.path()); });
+  for (const char* method : {"gptq", "awq", "compressed-tensors"}) {
+    config["quantization_config"] = {{"quant_method", method}};
+    dir.write("config.json", config.dump());
+    expect_error(ErrorCategory::config, {method, "give the folder of the original model"},
+                 [&] { config_of(dir.path()); });
+  }
+}
+
+}  // namespace
+}  // namespace ballast::formats::fp8_test
