@@ -28,6 +28,7 @@ constexpr const char* kGlobal = "full_attention";
 constexpr const char* kLocalTheta = "rope_local_base_freq";
 constexpr const char* kTrained = "original_max_position_embeddings";
 constexpr const char* kLongest = "max_position_embeddings";
+constexpr const char* kHead = "head_dim";
 constexpr const char* kTruncate = "truncate";
 constexpr const char* kGrowth = "llama_4_scaling_beta";
 
@@ -85,6 +86,22 @@ class RopeReader {
              fmt::format("{} needs a number; give one or remove the key", class_name()));
     }
     return *found;
+  }
+  /// The rotated part of a head if no key gives it as a part.
+  [[nodiscard]] Json standard_part() const {
+    const Json* const width =
+        rules_.part_width.empty() ? nullptr : find_given(json_, rules_.part_width);
+    if (width == nullptr) return standard(kPart);
+    const Json* head = find_given(json_, kHead);
+    Json usual;
+    for (const model::CheckpointKey& key : family_.checkpoint_keys()) {
+      if (head == nullptr && key.name == kHead) usual = key.standard;
+    }
+    if (head == nullptr) head = &usual;
+    if (!width->is_number() || !head->is_number() || !(head->number() > 0.0)) {
+      refuse(rules_.part_width, *width, "it must be a number of values, and head_dim too");
+    }
+    return Json(width->number() / head->number());
   }
   [[nodiscard]] double longest() const {
     const Json* const found = find_given(json_, kLongest);
@@ -240,7 +257,7 @@ Json RopeReader::usual() const {
   if (rules_.part.empty()) {
     check_part(given, name, type);
   } else {
-    keys[kPart] = chosen(given, name, kPart, rules_.part, standard(kPart));
+    keys[kPart] = chosen(given, name, kPart, rules_.part, standard_part());
     if (rules_.part != kPart) check_unread(kPart, keys[kPart]);
   }
   if (rules_.theta != kTheta) check_unread(kTheta, keys[kTheta]);
@@ -295,7 +312,8 @@ Json with_rope_keys(Json json, const model::Family& family, const std::string& f
   const Json keys = RopeReader(json, family, file, notes).read();
   for (const std::string_view read :
        {std::string_view(kScaling), std::string_view(kParameters), std::string_view(kPart),
-        std::string_view(rules.theta), std::string_view(rules.part)}) {
+        std::string_view(rules.theta), std::string_view(rules.part),
+        std::string_view(rules.part_width)}) {
     json.erase(read);
   }
   if (!rules.by_layer_type) json.erase(kTrained);
@@ -343,7 +361,8 @@ Json with_separate_rope_keys(Json section) {
 bool has_rope_keys(const Json& json) {
   const auto given = [&json](const char* key) { return find_given(json, key) != nullptr; };
   return given(kScaling) || given(kParameters) || given(kTheta) || given(kPart) ||
-         given(kLocalTheta) || given("rotary_emb_base") || given("rotary_pct");
+         given(kLocalTheta) || given("rotary_emb_base") || given("rotary_pct") ||
+         given("rotary_dim");
 }
 
 }  // namespace ballast::config

@@ -177,9 +177,9 @@ namespace {
 
 /// Columns are short runs spread over the whole tensor. Reading ahead would read the whole tensor
 /// for each tile. The page cache reads only the pages of the runs, and keeps pages that the next
-/// tile shares.
+/// tile shares. Lists of values that are split into addends are read once per addend.
 bool is_read_ahead(const model::TensorSpec& tensor) {
-  return !tensor.cuts_rows();
+  return !tensor.cuts_rows() && tensor.stored.addends == 1;
 }
 
 /// Whether the fill reads a tensor twice, the second time for the masters of weights of type
@@ -246,6 +246,7 @@ void read_initial_weights(const formats::WeightPlace& place, formats::WeightRead
   const HostBytes stored = HostBytes(buffer).first(bytes);
   read_stored_weights(place, reader, tensor, first, stored);
   decode(stored, type, out);
+  model::split_into_addends(tensor, first, out);
 }
 
 namespace {
@@ -297,7 +298,8 @@ class InitialWeights : public engine::WeightSource {
   }
   [[nodiscard]] bool has_magnitudes() override { return adapters_.has_value(); }
   [[nodiscard]] bool is_bf16(const model::TensorSpec& tensor) override {
-    return is_of_model(tensor) && formats::type_of(place_of(*files_, tensor)) == DType::bf16;
+    return is_of_model(tensor) && tensor.stored.addends == 1 &&
+           formats::type_of(place_of(*files_, tensor)) == DType::bf16;
   }
   void read_bf16(const model::TensorSpec& tensor, Elems first, HostBytes out) override {
     read_stored_weights(place_of(*files_, tensor), *reader_, tensor, first, out);

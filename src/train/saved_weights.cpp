@@ -118,6 +118,9 @@ void write_slice(formats::ModelFolderWriter& writer, const std::string& name,
 void write(formats::ModelFolderWriter& writer, const std::string& name,
            const model::TensorSpec& tensor, std::span<const float> values) {
   if (tensor.stored.stacked > 0) return write_slice(writer, name, tensor, values);
+  if (tensor.stored.addends > 1) {
+    return writer.write(name, model::sum_of_addends(tensor, values), 0);
+  }
   for (Elems done = 0; done < tensor.size;) {
     const model::TensorRun from = model::run_in_memory(tensor, done);
     const model::TensorRun to = model::run_in_files(tensor, from.first);

@@ -6,10 +6,32 @@ import numpy
 import torch
 
 MARGIN = 0.15  # of router logits; see choose_inputs()
+SCORE_MARGIN = 0.02  # of the scores of sigmoid routers
+EQUAL = 1e-4  # below it scores are made equal, or almost
 
 
 def is_mixture(config):
     return hasattr(config, "num_experts_per_tok")
+
+
+def uses_sigmoids(config):
+    return config.model_type in ("glm4_moe", "minimax_m2")
+
+
+def run_model(model, **inputs):
+    """Output of the model, and the logits [tokens, experts] of each layer that has a router."""
+    if not is_mixture(model.config):
+        return model(use_cache=False, **inputs), ()
+    if not uses_sigmoids(model.config):
+        output = model(use_cache=False, **inputs)
+        return output, output.router_logits
+    found = []
+    hooks = [router.register_forward_hook(lambda module, args, result: found.append(result[0]))
+             for router in routers_of(model)]
+    output = model(use_cache=False, **inputs)
+    for hook in hooks:
+        hook.remove()
+    return output, tuple(found)
 
 
 def route(model, kind):
@@ -22,7 +44,7 @@ def route(model, kind):
     embedding = model.model.embed_tokens.weight.data
     embedding *= 3.0
     embedding[:, 0] += 2.0
-    routers = [router_of(layer) for layer in model.model.layers if router_of(layer) is not None]
+    routers = routers_of(model)
     first, last = routers[0].weight.data, routers[-1].weight.data
     first[:, 0] = last[:, 0] = 0.0
     last[1, 0] = -2.0
@@ -35,6 +57,27 @@ def route(model, kind):
         for router, equal in ((routers[0], [1, 3]), (routers[-1], [0, 4])):
             if getattr(router, "bias", None) is not None:
                 router.bias.data[equal] = 0.0
+        if uses_sigmoids(model.config):
+            first, last = corrections_of(model)[0], corrections_of(model)[-1]
+            first[3] = first[1]
+            last[4] = last[0] + 1e-5  # less than half the distance of bf16 values
+
+
+def make_corrections(model, generator):
+    """Corrections that bf16 does not represent, for GLM as large as those of published weights."""
+    centre = 3.0 if model.config.model_type == "glm4_moe" else 0.0
+    for correction in corrections_of(model):
+        correction.copy_(centre + 0.1 * torch.randn(correction.shape, generator=generator))
+
+
+def routers_of(model):
+    return [router_of(layer) for layer in model.model.layers if router_of(layer) is not None]
+
+
+def corrections_of(model):
+    """The corrections [experts] of the sigmoid routers."""
+    return [buffer for name, buffer in model.named_buffers()
+            if name.endswith("e_score_correction_bias")]
 
 
 def router_of(layer):
@@ -48,25 +91,48 @@ def auxiliary_loss(model, router_logits):
         router_logits, model.config.num_experts, model.config.num_experts_per_tok)
 
 
-def choices(config, router_logits):
+def scores_of(model, router_logits):
+    """[tokens, experts] of each layer that has a router: what the choice depends on, and by how much
+    the last chosen group of each token is ahead of the next."""
+    if not uses_sigmoids(model.config):
+        return [(logits, torch.inf) for logits in router_logits]
+    groups = getattr(model.config, "n_group", 1)
+    found = []
+    for logits, correction in zip(router_logits, corrections_of(model)):
+        scores = logits.float().sigmoid() + correction
+        ahead = torch.inf
+        if groups > 1:
+            kept = model.config.topk_group
+            of_group = scores.view(len(scores), groups, -1).topk(2, dim=-1)[0].sum(-1)
+            ahead = torch.sort(of_group, descending=True).values.diff().neg()[:, kept - 1]
+            dropped = torch.ones_like(of_group).scatter_(1, of_group.topk(kept)[1], 0.0).bool()
+            dropped = dropped.repeat_interleave(scores.shape[1] // groups, dim=1)
+            scores = scores.masked_fill(dropped, -torch.inf)
+        found.append((scores, ahead))
+    return found
+
+
+@torch.no_grad()
+def choices(model, router_logits):
     """[tokens, experts] of each layer that has a router: whether the token takes the expert."""
-    k = config.num_experts_per_tok
-    return [torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, torch.topk(logits, k)[1], True)
-            for logits in router_logits]
+    k = model.config.num_experts_per_tok
+    return [torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, torch.topk(scores, k)[1], True)
+            for scores, _ in scores_of(model, router_logits)]
 
 
 def count_choices(model, router_logits):
-    counts = iter([chosen.sum(0).tolist() for chosen in choices(model.config, router_logits)])
+    counts = iter([chosen.sum(0).tolist() for chosen in choices(model, router_logits)])
     return [next(counts) if router_of(layer) is not None else [] for layer in model.model.layers]
 
 
-def margins(config, router_logits):
+def margins(config, scores, group_ahead):
     """[tokens] of one layer: by how much the last chosen expert is ahead of the next. Where these are
     equal, how far other experts are from them."""
     k = config.num_experts_per_tok
-    ahead = -torch.sort(router_logits, descending=True).values.diff()
+    ahead = torch.sort(scores, descending=True).values.diff().neg().nan_to_num(torch.inf)
     others = torch.minimum(ahead[:, k - 2], ahead[:, k])
-    return torch.where(ahead[:, k - 1] == 0.0, others, ahead[:, k - 1])
+    of_experts = torch.where(ahead[:, k - 1] < EQUAL, others, ahead[:, k - 1])
+    return of_experts.clamp(max=group_ahead)
 
 
 @torch.no_grad()
@@ -76,6 +142,7 @@ def choose_inputs(model, sequences, documents, vocabulary):
 
     `sequences`: [sequences, inputs + 1], in place. `documents`: the lengths of two in each sequence."""
     generator = numpy.random.default_rng(11)
+    enough = SCORE_MARGIN if uses_sigmoids(model.config) else MARGIN
     for sequence, lengths in zip(sequences, documents):
         for t in range(len(sequence) - 1):
             candidates = generator.permutation(vocabulary)
@@ -83,14 +150,14 @@ def choose_inputs(model, sequences, documents, vocabulary):
             inputs[:, t] = torch.tensor(candidates)
             found = []
             for start in {0, lengths[0] if t >= lengths[0] else 0}:
-                output = model(input_ids=inputs[:, start:], use_cache=False)
-                found += [margins(model.config, of_layer[t - start::t + 1 - start])
-                          for of_layer in output.router_logits]
+                _, router_logits = run_model(model, input_ids=inputs[:, start:])
+                found += [margins(model.config, *of_layer) for of_layer in scores_of(
+                    model, [logits[t - start::t + 1 - start] for logits in router_logits])]
             far = torch.stack(found).amin(0)
-            sequence[t] = candidates[far.clamp(max=MARGIN).argmax()]
+            sequence[t] = candidates[far.clamp(max=enough).argmax()]
 
 
-def lowest_of_equals(values, k, dim=-1):
+def lowest_of_equals(values, k, dim=-1, sorted=True):
     """torch.topk(), which may take any of equal values; this takes those of lower index."""
     found, indices = torch.sort(values, dim=dim, descending=True, stable=True)
     return found.narrow(dim, 0, k), indices.narrow(dim, 0, k)

@@ -54,7 +54,8 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from expert_routing import (
-    auxiliary_loss, choices, choose_inputs, count_choices, is_mixture, lowest_of_equals, route)
+    auxiliary_loss, choices, choose_inputs, count_choices, is_mixture, lowest_of_equals,
+    make_corrections, route, run_model, uses_sigmoids)
 
 STEPS, SEQ, T, VOCAB = 10, 2, 37, 61
 # Each sequence has a document on either side of the trained length of LONGROPE and DYNAMIC.
@@ -91,6 +92,9 @@ MIXTRAL = {**EXPERTS, "type": "mixtral", "num_local_experts": 5, "intermediate_s
 GPT_OSS = {**EXPERTS, "type": "gpt_oss", "num_local_experts": 4, "intermediate_size": 24,
            "attention_bias": True, "sliding_window": 9, "swiglu_limit": 0.9, "rms_norm_eps": 1e-5,
            "layer_types": ["sliding_attention", "full_attention"], "rope": YARN}
+GLM4_MOE = {"type": "glm4_moe", "num_experts_per_tok": 3, "moe_intermediate_size": 16,
+            "rope": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+            "own_rope": {"rope_theta": 1000.0, "partial_rotary_factor": 0.5}}
 # Of the cases, not of the configs. `seed`: of the weights; `routing`: see route().
 OF_CASES = ("type", "without", "rope", "own_rope", "seed", "routing")
 CASES = {
@@ -138,6 +142,15 @@ CASES = {
                   "shared_expert_intermediate_size": 40, "rope": PLAIN, "seed": 4},
     "gpt_oss": {**GPT_OSS, "seed": 3},
     "gpt_oss_ties": {**GPT_OSS, "num_local_experts": 5, "routing": "ties", "seed": 2},
+    "glm4_moe": {**GLM4_MOE, "num_hidden_layers": 3, "n_routed_experts": 9, "n_group": 3, "topk_group": 2,
+                 "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
+                 "norm_topk_prob": True, "use_qk_norm": True, "attention_bias": True, "seed": 4},
+    "glm4_moe_ties": {**GLM4_MOE, "n_routed_experts": 5, "num_experts_per_tok": 2,
+                      "n_shared_experts": 1, "first_k_dense_replace": 0, "norm_topk_prob": False,
+                      "routed_scaling_factor": 0.7, "routing": "ties", "seed": 1},
+    "minimax_m2": {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 24,
+                   "rope": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.75},
+                   "own_rope": {"rope_theta": 1000.0, "partial_rotary_factor": 0.75}, "seed": 1},
 }
 ROTARY = {
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
@@ -205,6 +218,8 @@ def randomise(model, centre, seed):
         else:
             values = centre + 0.2 * values
         parameter.data.copy_(values)
+    if uses_sigmoids(model.config):
+        make_corrections(model, generator)
 
 
 def relative_error(ours, theirs):
@@ -227,7 +242,7 @@ def names_in_files(model, tensors):
     family = model.config.model_type
     if family == "gpt_oss":
         return dict(tensors)
-    mixtral = family == "mixtral"
+    mixtral = family in ("mixtral", "minimax_m2")
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     found = {}
     for name, tensor in tensors.items():
@@ -246,7 +261,10 @@ def names_in_files(model, tensors):
 
 
 def weights(model):
-    return names_in_files(model, {name: p.detach() for name, p in model.named_parameters()})
+    corrections = {name: buffer for name, buffer in model.named_buffers()
+                   if name.endswith("e_score_correction_bias")}
+    return names_in_files(
+        model, {**{name: p.detach() for name, p in model.named_parameters()}, **corrections})
 
 
 def gradients(model):
@@ -268,21 +286,22 @@ class Losses:
     def __init__(self, model, logits, targets, router_logits):
         self.trained = self.cross_entropy = torch.nn.functional.cross_entropy(logits, targets)
         self.router_logits = router_logits
-        if router_logits:
+        self.choices = choices(model, router_logits) if router_logits else []
+        self.balances = bool(router_logits) and not uses_sigmoids(model.config)
+        if self.balances:
             self.auxiliary = auxiliary_loss(model, router_logits)
             self.trained = self.cross_entropy + model.config.router_aux_loss_coef * self.auxiliary
 
     def append_to(self, record):
         record.setdefault("loss", []).append(self.cross_entropy.item())
-        if self.router_logits:
+        if self.balances:
             record.setdefault("aux_loss", []).append(self.auxiliary.item())
 
 
 def forward(model, batch):
-    output = model(input_ids=batch[:, :-1], use_cache=False)
+    output, router_logits = run_model(model, input_ids=batch[:, :-1])
     logits = output.logits.float()
-    return logits, Losses(model, logits.reshape(-1, VOCAB), batch[:, 1:].reshape(-1),
-                          output.router_logits if is_mixture(model.config) else ())
+    return logits, Losses(model, logits.reshape(-1, VOCAB), batch[:, 1:].reshape(-1), router_logits)
 
 
 def of_each(name, tensor):
@@ -295,6 +314,7 @@ def of_each(name, tensor):
 def in_bf16(config, attention, tensors, batch):
     """The same model and batch in bf16, against the results in fp32 in `tensors`."""
     model = make_model(config, tensors, attention).to(torch.bfloat16)
+    keep_in_fp32(model, tensors)
     logits, losses = forward(model, batch)
     losses.trained.backward()
     errors = {}
@@ -305,17 +325,25 @@ def in_bf16(config, attention, tensors, batch):
     return losses, relative_error(logits, tensors["logits"]), errors
 
 
+def keep_in_fp32(model, tensors):
+    """What from_pretrained() does for the names that the class lists."""
+    for name in model._keep_in_fp32_modules_strict or ():
+        for own, tensor in weights(model).items():
+            if own.endswith(name):
+                module, _, last = own.rpartition(".")
+                getattr(model.get_submodule(module), last).data = tensors[own].clone()
+
+
 def spread_in_bf16(config, tensors, batch, in_fp32):
     """`in_fp32`: the losses of `batch`. Experts chosen in bf16 must be the same."""
     attentions = ("eager", "sdpa") if config.model_type != "gpt_oss" else ("eager",)
     losses, logits, errors = zip(*[in_bf16(config, attention, tensors, batch)
                                    for attention in attentions])
     found = {"loss": [one.cross_entropy.item() for one in losses]}
-    if is_mixture(config):
+    if in_fp32.balances:
         found["aux_loss"] = [one.auxiliary.item() for one in losses]
-        expected = choices(config, in_fp32.router_logits)
-        for one in losses:
-            assert all(map(torch.equal, choices(config, one.router_logits), expected))
+    for one in losses:
+        assert all(map(torch.equal, one.choices, in_fp32.choices))
     return {**found, "logits_error": max(logits),
             "gradient_error": {name: max(of_one[name] for of_one in errors) for name in errors[0]}}
 
@@ -346,13 +374,13 @@ def forward_documents(model, inputs, lengths):
     where the length of a document counts, each is computed alone."""
     by_length = (model.config.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
     if by_length or model.config.model_type == "gpt_oss":
-        outputs = [model(input_ids=document, use_cache=False)
+        outputs = [run_model(model, input_ids=document)
                    for document in inputs.split(lengths, dim=1)]
     else:
         positions = torch.cat([torch.arange(length) for length in lengths])[None]
-        outputs = [model(input_ids=inputs, position_ids=positions, use_cache=False)]
-    routers = zip(*[output.router_logits for output in outputs]) if is_mixture(model.config) else ()
-    return (torch.cat([output.logits for output in outputs], dim=1).float(),
+        outputs = [run_model(model, input_ids=inputs, position_ids=positions)]
+    routers = zip(*[router_logits for _, router_logits in outputs])
+    return (torch.cat([output.logits for output, _ in outputs], dim=1).float(),
             [torch.cat(of_layer) for of_layer in routers])
 
 

@@ -102,6 +102,7 @@ TEST_P(Families, LogitsLossAndGradientsAreThoseOfTransformers) {
   EXPECT_LT(relative_error(step.logits(tensors), read_logits(tensors)), 1e-5);
   for (std::size_t b = 0; b < step.blocks().size(); ++b) {
     for (const model::TensorSpec& tensor : step.blocks()[b].tensors) {
+      if (tensor.buffer) continue;
       const std::vector<float> theirs = test::read_tensor(tensors, tensor, "gradient.");
       EXPECT_LT(relative_error(step.gradient(b, tensor), theirs), 1e-4) << tensor.name;
     }
@@ -138,6 +139,7 @@ TEST_P(Families, TwoDocumentsInASequenceAreThoseOfTransformers) {
   EXPECT_LT(relative_error(step.logits(tensors), read_logits(tensors, "packed.logits")), 1e-5);
   for (std::size_t b = 0; b < step.blocks().size(); ++b) {
     for (const model::TensorSpec& tensor : step.blocks()[b].tensors) {
+      if (tensor.buffer) continue;
       const std::vector<double> ours = step.gradient(b, tensor);
       const std::string name = name_in_record(step.blocks()[b], tensor);
       const double norm = packed["norm"][name];
@@ -214,6 +216,7 @@ TEST_P(Families, Bf16IsAsCloseToFp32AsTransformersIs) {
   for (std::size_t b = 0; b < step.blocks().size(); ++b) {
     for (std::size_t at = 0; at < step.blocks()[b].tensors.size(); ++at) {
       const model::TensorSpec& tensor = step.blocks()[b].tensors[at];
+      if (tensor.buffer) continue;
       const double ours =
           relative_error(step.gradient(b, tensor), test::read_tensor(tensors, tensor, "gradient."));
       const double bound = their_error(theirs["gradient_error"], step.blocks(), b, at);
@@ -267,7 +270,8 @@ TEST_P(FamiliesInTiles, TenStepsAreThoseOfTransformers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FamiliesInTiles,
-                         testing::Values("ministral3", "qwen2", "qwen3", "phi3", "gpt_neox_sequential"),
+                         testing::Values("ministral3", "qwen2", "qwen3", "phi3",
+                                         "gpt_neox_sequential"),
                          [](const auto& family) { return std::string(family.param); });
 
 INSTANTIATE_TEST_SUITE_P(All, Families,
@@ -275,7 +279,8 @@ INSTANTIATE_TEST_SUITE_P(All, Families,
                                          "olmo2", "olmo3", "ministral3", "gemma3", "gpt_neox",
                                          "gpt_neox_sequential", "mixtral", "mixtral_ties",
                                          "mixtral_one", "qwen3_moe", "qwen3_moe_unnormalised",
-                                         "qwen2_moe", "olmoe", "gpt_oss", "gpt_oss_ties"),
+                                         "qwen2_moe", "olmoe", "gpt_oss", "gpt_oss_ties",
+                                         "glm4_moe", "glm4_moe_ties", "minimax_m2"),
                          [](const auto& family) { return std::string(family.param); });
 
 }  // namespace

@@ -30,10 +30,17 @@ def shapes_of_experts(config, layer, h):
                 experts + "gate_up_proj_bias": [count, 2 * wide],
                 experts + "down_proj": [count, wide, h], experts + "down_proj_bias": [count, h]}
     place, names = layer + "mlp.", ("gate_proj", "up_proj", "down_proj")
-    if kind == "mixtral":
+    if kind in ("mixtral", "minimax_m2"):
         place, names = layer + "block_sparse_moe.", ("w1", "w3", "w2")
-    count = config.get("num_experts") or config["num_local_experts"]
+    count = (config.get("num_experts") or config.get("num_local_experts") or
+             config["n_routed_experts"])
     shapes = {place + "gate.weight": [count, h]}
+    if kind in ("glm4_moe", "minimax_m2"):
+        gate = "gate." if kind == "glm4_moe" else ""
+        shapes[f"{place}{gate}e_score_correction_bias"] = [count]
+    if kind == "glm4_moe":
+        shared = config["n_shared_experts"] * config["moe_intermediate_size"]
+        shapes |= shapes_of_mlp(config, layer + "mlp.shared_experts.", h, shared)
     for expert in range(count):
         shapes |= shapes_of_mlp(config, f"{place}experts.{expert}.", h,
                                 config.get("moe_intermediate_size", wide), names)
@@ -50,13 +57,13 @@ def shapes_of_attention(config, layer, h, q, kv):
         return {place + "qkv_proj.weight": [q + 2 * kv, h], place + "o_proj.weight": [h, q]}
     shapes = {place + "q_proj.weight": [q, h], place + "k_proj.weight": [kv, h],
               place + "v_proj.weight": [kv, h], place + "o_proj.weight": [h, q]}
-    if kind in ("qwen2", "qwen2_moe", "gpt_oss"):
+    if kind in ("qwen2", "qwen2_moe", "gpt_oss", "glm4_moe"):
         shapes |= {f"{place}{n}_proj.bias": [size] for n, size in (("q", q), ("k", kv), ("v", kv))}
     if kind == "gpt_oss":
         shapes |= {place + "o_proj.bias": [h], place + "sinks": [config["num_attention_heads"]]}
     if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
         shapes |= {place + f"{n}_norm.weight": [config["head_dim"]] for n in "qk"}
-    if kind in ("olmo2", "olmoe"):
+    if kind in ("olmo2", "olmoe", "minimax_m2"):
         shapes |= {place + "q_norm.weight": [q], place + "k_norm.weight": [kv]}
     return shapes
 
@@ -79,7 +86,7 @@ def shapes_of_decoder(config):
         shapes |= {f"{layer}{norm}.weight": [h] for norm in norms}
         shapes |= shapes_of_attention(config, layer, h, heads * width,
                                       config["num_key_value_heads"] * width)
-        if "num_experts_per_tok" in config:
+        if "num_experts_per_tok" in config and i >= config.get("first_k_dense_replace", 0):
             shapes |= shapes_of_experts(config, layer, h)
         elif kind == "phi3":
             shapes |= {layer + "mlp.gate_up_proj.weight": [2 * wide, h],

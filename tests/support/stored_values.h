@@ -24,6 +24,7 @@ inline std::vector<float> read_tensor(const formats::SafetensorsReader& from,
     const Elems count = std::min<Elems>(run.count, tensor.size - found.size());
     found.insert(found.end(), first, first + static_cast<std::ptrdiff_t>(count));
   }
+  model::split_into_addends(tensor, 0, found);
   return found;
 }
 

@@ -81,7 +81,13 @@ struct StoredRows {
   bool as_columns = false;  ///< the file's matrix is transposed: its columns are the rows here
   /// Number of tensors of this shape that files stack into one. 0: each is stored separately.
   std::uint64_t stacked = 0;
+  /// kAddends: a list of fp32 values that must be exact, whatever type weights have. In memory it
+  /// is kAddends times as long: first the first addends of all values, then the next ones. All
+  /// addends are bf16 values, and those of a value add up to it. 1: memory has the values.
+  std::uint64_t addends = 1;
 };
+/// Number of bf16 values that any fp32 value is the sum of.
+inline constexpr std::uint64_t kAddends = 3;
 
 /// One tensor of a block, or the rows or columns of a tensor that are in this block. `offset`:
 /// elements from the start of the block's flat buffer, equal for every kind of state (weight,
@@ -99,6 +105,7 @@ struct TensorSpec {
   double stddev = 0.0;  ///< for Init::uniform: the bound b of [-b, b]
   StoredRows stored;
   bool frozen = false;     ///< not trained, see freeze()
+  bool buffer = false;     ///< never trained: it has no gradient
   bool quantized = false;  ///< stored quantised, see quantize()
   bool adapter = false;    ///< part of an adapter (see adapt()), not of the base model
   bool undecayed = false;  ///< exempt from weight decay, see exempt_from_decay()
@@ -305,10 +312,10 @@ std::vector<BlockSpec> whole_blocks(const Architecture& model);
 Architecture at_tensor_place(const Architecture& model, std::uint64_t place);
 
 /// Freezes all tensors whose names match none of `patterns` (globs of fnmatch(3)). Without
-/// patterns, all tensors stay trained. In a block with both, the trained tensors come first, so
-/// that gradients and states are one contiguous range. Call it once. `refuse(i, rule)` is called
-/// with the number of a pattern that matches no tensor, and must throw. Throws Error(config) if the
-/// experts of one block would be trained in part.
+/// patterns, all tensors but buffers stay trained. In a block with both, the trained tensors come
+/// first, so that gradients and states are one contiguous range. Call it once. `refuse(i, rule)` is
+/// called with the number of a pattern that matches no tensor, and must throw. Throws Error(config)
+/// if the experts of one block would be trained in part.
 void freeze(Architecture& model, std::span<const std::string> patterns,
             const std::function<void(std::size_t, const std::string&)>& refuse);
 
@@ -364,7 +371,14 @@ struct TensorRun {
 /// Converts the index `at` of an element of the block's tensor in memory to an index in the whole
 /// tensor in files.
 TensorRun run_in_files(const TensorSpec& tensor, Elems at);
-/// Converts the index `at` of an element of the block's part in files to an index in memory.
+/// Converts the index `at` of an element of the block's part in files to an index in memory. Not
+/// for tensors with addends.
 TensorRun run_in_memory(const TensorSpec& tensor, Elems at);
+
+/// Replaces `values`, read from files for the elements from `first` on of a tensor with addends, by
+/// these elements. Does nothing for other tensors.
+void split_into_addends(const TensorSpec& tensor, Elems first, std::span<float> values);
+/// Returns the values of a tensor with addends as files have them.
+std::vector<float> sum_of_addends(const TensorSpec& tensor, std::span<const float> elements);
 
 }  // namespace ballast::model

@@ -24,6 +24,9 @@ class BlockBuilder {
   /// Adds the matrix of the last product of a layer. The backward pass does not need the product.
   BlockBuilder& add_last_product(std::string_view name, std::vector<std::uint64_t> shape,
                                  double stddev);
+  /// Adds a list of `size` fp32 values that are never trained and must be exact (see
+  /// StoredRows::addends), with zeros as initial values.
+  BlockBuilder& add_buffer(std::string_view name, std::uint64_t size);
   /// Declares how the last matrix, and its bias if one follows it, is stored in files. `index`: its
   /// number among stacked tensors.
   BlockBuilder& stored_by(const StoredRows& rows, std::uint64_t index = 0);
@@ -37,7 +40,7 @@ class BlockBuilder {
   BlockBuilder& expert(std::uint64_t number, double token_share);
   /// Declares attention with heads of this total width over the last `window` tokens (0: all).
   BlockBuilder& attend(std::uint64_t width, std::uint64_t window = 0);
-  /// Returns the padded block; call it once.
+  /// Returns the padded block with buffers at its end; call it once.
   BlockSpec finish();
 
  private:
@@ -73,6 +76,9 @@ struct CheckpointRope {
   std::string theta = "rope_theta";  ///< the key outside rope_parameters
   /// Key outside rope_parameters for the rotated part of a head; "": all is rotated.
   std::string part = "";
+  /// Key for the number of values of a head that rotate, which counts if the file does not give the
+  /// part; "": none.
+  std::string part_width = "";
   /// original_max_position_embeddings if the key is missing. A class with this value reads that key
   /// only outside rope_parameters and supports no scaled positions but longrope.
   std::optional<std::uint64_t> trained = {};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,11 +40,14 @@ class Experts {
       if (routes) {
         routers_.push_back(b);
         bound_[b].router = find_linear(block, spec.router);
-        shape_ = {tokens, spec.count, spec.per_token, spec.renormalises};
+        if (!spec.correction.empty()) bound_[b].correction = block.tensor(spec.correction).offset;
+        shape_ = {tokens,       spec.count,  spec.per_token,   spec.renormalises,
+                  spec.sigmoid, spec.groups, spec.kept_groups, spec.factor};
         wide_ = std::max(spec.width, spec.shared_width);
         continue;
       }
-      if (shared) bound_[b].router = find_linear(block, spec.shared_gate);
+      if (shared) gates_shared_ = !spec.shared_gate.empty();
+      if (shared && gates_shared_) bound_[b].router = find_linear(block, spec.shared_gate);
       bind_maps(block, spec, shared ? spec.shared_prefix : spec.of_expert(block.expert, ""),
                 bound_[b]);
       sharers_ = std::max<std::size_t>(sharers_, block.pieces);
@@ -95,7 +99,9 @@ class Experts {
     const Linear<T> router = weights[bound_[block].router];
     ops_.multiply({shape_.rows, shape_.experts, width_}, matrix(at.normed, width_),
                   transposed(router.weight, width_), matrix(logits_, shape_.step()));
-    ops_.route(shape_, logits_, router.bias, targets, at.routing, starts);
+    const T* const correction =
+        bound_[block].correction ? weights.weights + *bound_[block].correction : nullptr;
+    ops_.route(shape_, logits_, {router.bias, correction}, targets, at.routing, starts);
     if (totals == nullptr) return;
     const RouterTotals sums = RouterTotals::at(totals, shape_.experts);
     ops_.add_router_totals(shape_, at.routing, block == routers_.front(), sums);
@@ -187,20 +193,22 @@ class Experts {
     });
   }
 
-  /// Like forward() and backward(), for the expert of all rows. Its weight is sigmoid(z), which is
-  /// the softmax of (z, 0). So its gate is a router that chooses between it and nothing.
+  /// Like forward() and backward(), for the expert of all rows. With a gate its weight is
+  /// sigmoid(z), which is the softmax of (z, 0), so the gate is a router that chooses between it
+  /// and nothing. Without a gate, it is the only expert of a router, which gives it the weight 1.
   void shared_forward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
                       float* sums) {
     const Rows at = rows_at(rows);
     weigh_all(block, weights, at);
-    add_results(block, weights, at, gate_, {2, 0, shape_.rows}, sums);
+    add_results(block, weights, at, gate_, {gate_shape().per_token, 0, shape_.rows}, sums);
   }
   void shared_backward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
                        const T* dy, float* sums) {
     const Rows at = rows_at(rows);
     weigh_all(block, weights, at);
     ops_.zero(gate_.weight_gradients, gate_shape().choices());
-    add_gradients(block, weights, at, gate_, {2, 0, shape_.rows}, dy, sums);
+    add_gradients(block, weights, at, gate_, {gate_shape().per_token, 0, shape_.rows}, dy, sums);
+    if (!gates_shared_) return;
     ops_.router_gradient(gate_shape(), gate_, {}, {}, dlogits_);
     add_router_gradient(weights[bound_[block].router], at, gate_shape(), sums);
   }
@@ -225,7 +233,8 @@ class Experts {
   static constexpr std::size_t kRowStep = 16;
 
   struct Bound {
-    LinearAt router;           ///< or the gate of the expert for all rows
+    LinearAt router;  ///< or the gate of the expert for all rows
+    std::optional<Elems> correction;
     std::vector<LinearAt> in;  ///< gate and up, or one map for both
     LinearAt out;
   };
@@ -264,16 +273,19 @@ class Experts {
   }
 
   [[nodiscard]] RouterShape gate_shape() const {
-    return {.rows = shape_.rows, .experts = 2, .per_token = 2};
+    const std::size_t choices = gates_shared_ ? 2 : 1;
+    return {.rows = shape_.rows, .experts = choices, .per_token = choices};
   }
   /// Computes the weights of all rows for the expert of all rows, which has the first N places.
   void weigh_all(std::size_t block, const BlockWeights<T>& weights, const Rows& at) {
     const RouterShape shape = gate_shape();
     ops_.zero(logits_, shape.rows * shape.step());
-    ops_.multiply({shape.rows, 1, width_}, matrix(at.normed, width_),
-                  transposed(weights[bound_[block].router].weight, width_),
-                  matrix(logits_, shape.step()));
-    ops_.route(shape, logits_, nullptr, nullptr, gate_, nullptr);
+    if (gates_shared_) {
+      ops_.multiply({shape.rows, 1, width_}, matrix(at.normed, width_),
+                    transposed(weights[bound_[block].router].weight, width_),
+                    matrix(logits_, shape.step()));
+    }
+    ops_.route(shape, logits_, {}, nullptr, gate_, nullptr);
   }
   void add_router_gradient(const Linear<T>& router, const Rows& at, const RouterShape& shape,
                            float* sums) {
@@ -410,6 +422,7 @@ class Experts {
   T* dactivated_ = nullptr;           ///< [chunk, I]
   float* sums_ = nullptr;             ///< [chunk, H]
   Routing gate_;                      ///< routing of the expert for all rows
+  bool gates_shared_ = true;          ///< whether the expert for all rows has a gate
   std::size_t sharers_ = 1;           ///< ranks that share a block, with one expert each
   // With several sharers, see ExchangeBuffers.
   T* sent_ = nullptr;

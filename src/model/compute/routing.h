@@ -15,23 +15,43 @@ namespace ballast::model {
 /// Instead of an expert: a padding row is sent to none.
 inline constexpr std::int32_t kNoExpert = -1;
 
-/// Routing rule: softmax over the logits of all experts, then the `per_token` largest. Ties go to
-/// the lower number.
+/// Routing rule. With softmax: softmax over the logits of all experts, then the `per_token`
+/// largest. With sigmoid: the score of an expert is the sigmoid of its logit. Experts are chosen by
+/// their score plus a correction (RouterBiases::correction), and weighted by their score alone. If
+/// there are several groups of consecutive experts, only those of the best `kept_groups` groups can
+/// be chosen. A group is as good as the sum of its two best corrected scores (DeepSeek-AI,
+/// "DeepSeek-V3", 2024, equations 12 to 16). Ties go to the lower number.
 struct RouterShape {
   std::size_t rows = 0;  ///< tokens of a micro-batch, N
   std::size_t experts = 0;
   std::size_t per_token = 0;  ///< K
   bool renormalises = false;  ///< a token's weights are divided by their sum
+  bool sigmoid = false;
+  std::size_t groups = 1;
+  std::size_t kept_groups = 1;
+  double factor = 1.0;  ///< weights are multiplied by it, after the division
   [[nodiscard]] std::size_t choices() const { return rows * per_token; }
   /// Row stride of logits and of their gradients, in elements.
   [[nodiscard]] std::size_t step() const { return (experts + 7) / 8 * 8; }
 };
 
+/// Added to the sum of a token's sigmoids before the division by it, as in transformers.
+inline constexpr double kLeastScoreSum = 1e-20;
+
+/// Biases of a router; null: none.
+template <class T>
+struct RouterBiases {
+  const T* logits = nullptr;  ///< [experts], added to the logits
+  /// [kAddends, experts], see StoredRows::addends. Their sums are the corrections of the scores.
+  const T* correction = nullptr;
+};
+
 /// Result of routing a micro-batch, in device memory. Choice k of row n is number n * K + k.
 /// Padding rows have zeros, kNoExpert, and no places.
 struct Routing {
-  float* probabilities = nullptr;     ///< [N, experts], result of the softmax
-  float* log_sums = nullptr;          ///< [N], logarithms of the softmax's sums
+  float* probabilities = nullptr;  ///< [N, experts], results of the softmax, or sigmoids
+  /// [N], logarithms of the softmax's sums, or sums of the sigmoids.
+  float* log_sums = nullptr;
   float* weights = nullptr;           ///< [N, K]
   float* weight_gradients = nullptr;  ///< [N, K], written by the backward pass of the experts
   std::int32_t* chosen = nullptr;     ///< [N, K], experts
@@ -50,7 +70,8 @@ struct Routing {
 };
 
 /// Sums for the router losses, over the rows of a micro-batch (without padding) and all routers of
-/// the model. The number of rows of all routers is the choices of all experts / K.
+/// the model. Sigmoids are divided by the sum of their row, and add nothing to the squares. The
+/// number of rows of all routers is the choices of all experts / K.
 struct RouterTotals {
   double* probabilities = nullptr;  ///< [experts]
   double* choices = nullptr;        ///< [experts]
@@ -68,7 +89,7 @@ struct RouterTotals {
 /// rows of all routers without padding. The load-balancing loss is experts * sum of f[e] P[e]
 /// (Fedus et al., "Switch Transformers", 2021, equations 4 to 6; over all layers together, as in
 /// transformers). The z-loss is the mean of the squared log-sums (Zoph et al., "ST-MoE", 2022,
-/// equation 5).
+/// equation 5). Sigmoid routers have no gradients of them.
 struct RouterLossScales {
   double balance = 0.0;  ///< coefficient * experts
   double z = 0.0;        ///< 2 * coefficient

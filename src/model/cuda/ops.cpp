@@ -338,9 +338,9 @@ void Ops<T>::dpo_loss(const PairRows& rows, const Preference& how, PairResult* r
 }
 
 template <class T>
-void Ops<T>::route(const RouterShape& shape, float* logits, const T* bias,
+void Ops<T>::route(const RouterShape& shape, float* logits, const RouterBiases<T>& biases,
                    const std::int32_t* targets, const Routing& to, std::int32_t* starts) const {
-  check(cuda::route(queue_, shape, logits, bias, targets, to, starts, partials_), "router",
+  check(cuda::route(queue_, shape, logits, biases, targets, to, starts, partials_), "router",
         {shape.rows, shape.experts});
 }
 

@@ -124,8 +124,8 @@ class Ops {
 
   /// See Compute::arithmetic(). Describes the calling thread's current GPU.
   [[nodiscard]] std::string arithmetic() const;
-  void route(const RouterShape& shape, float* logits, const T* bias, const std::int32_t* targets,
-             const Routing& to, std::int32_t* starts) const;
+  void route(const RouterShape& shape, float* logits, const RouterBiases<T>& biases,
+             const std::int32_t* targets, const Routing& to, std::int32_t* starts) const;
   void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
                          const RouterTotals& totals) const;
   void router_losses(const RouterShape& shape, const RouterTotals& totals, double* losses) const;

@@ -517,14 +517,25 @@ void Ops<T>::dpo_loss(const PairRows& rows, const Preference& how, PairResult* r
 }
 
 template <class T>
-void Ops<T>::route(const RouterShape& shape, float* logits, const T* bias,
+void Ops<T>::route(const RouterShape& shape, float* logits, const RouterBiases<T>& biases,
                    const std::int32_t* targets, const Routing& to, std::int32_t* starts) const {
+  std::vector<float> correction;
+  if (biases.correction != nullptr) {
+    correction.resize(shape.experts);
+    for (std::size_t e = 0; e < shape.experts; ++e) {
+      for (std::size_t a = 0; a < kAddends; ++a) {
+        correction[e] += to_float(biases.correction[a * shape.experts + e]);
+      }
+    }
+  }
   split(shape.rows, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
       const bool padding = targets != nullptr && targets[row] == kPaddingTarget;
       float* const own = padding ? nullptr : logits + row * shape.step();
-      if (bias != nullptr && !padding) kernels_.accumulate(own, bias, shape.experts);
-      route_row(shape, own, row, to);
+      if (biases.logits != nullptr && !padding) {
+        kernels_.accumulate(own, biases.logits, shape.experts);
+      }
+      route_row(shape, own, correction.empty() ? nullptr : correction.data(), row, to);
     }
   });
   place_choices(shape, to, starts);

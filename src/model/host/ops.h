@@ -155,12 +155,12 @@ class Ops {
   /// order.
   void dpo_loss(const PairRows& rows, const Preference& how, PairResult* results) const;
 
-  /// Adds `bias` [experts] (null: 0) to the logits [rows, step] and computes the probabilities,
-  /// choices, weights and places of the rows. `targets` [rows]: kPaddingTarget marks padding rows;
+  /// Computes the probabilities, choices, weights and places of the rows from their logits [rows,
+  /// step], which it overwrites. `targets` [rows]: kPaddingTarget marks padding rows;
   /// null: there are none. `starts` [experts + 1]: where the places of each expert begin, and the
   /// end of the last; null: not wanted.
-  void route(const RouterShape& shape, float* logits, const T* bias, const std::int32_t* targets,
-             const Routing& to, std::int32_t* starts) const;
+  void route(const RouterShape& shape, float* logits, const RouterBiases<T>& biases,
+             const std::int32_t* targets, const Routing& to, std::int32_t* starts) const;
   /// Adds a router's results to the totals. The `first` router resets them.
   void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
                          const RouterTotals& totals) const {

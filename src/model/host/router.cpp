@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 #include <vector>
 
+#include "src/model/compute/formulas.h"
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {
@@ -16,9 +18,69 @@ double rows_of(const RouterShape& shape, const RouterTotals& totals) {
          static_cast<double>(shape.per_token);
 }
 
+/// The divisor of a token's weights. `sum`: that of the chosen probabilities.
+double divisor_of(const RouterShape& shape, double sum) {
+  if (!shape.renormalises) return 1.0;
+  return shape.sigmoid ? sum + kLeastScoreSum : sum;
+}
+
+/// Writes the probabilities of a row. Returns the logarithm of the softmax's sum.
+double softmax(const float* logits, std::size_t experts, float* probabilities) {
+  const double largest = *std::max_element(logits, logits + experts);
+  double total = 0.0;
+  for (std::size_t e = 0; e < experts; ++e)
+    total += std::exp(static_cast<double>(logits[e]) - largest);
+  for (std::size_t e = 0; e < experts; ++e) {
+    probabilities[e] =
+        static_cast<float>(std::exp(static_cast<double>(logits[e]) - largest) / total);
+  }
+  return largest + std::log(total);
+}
+
+/// Writes the sigmoids of a row, and replaces the logits by corrected scores. Returns the sum of
+/// the sigmoids.
+double sigmoids(float* logits, const float* correction, std::size_t experts, float* scores) {
+  double total = 0.0;
+  for (std::size_t e = 0; e < experts; ++e) {
+    scores[e] = static_cast<float>(formulas::sigmoid(static_cast<double>(logits[e])));
+    total += static_cast<double>(scores[e]);
+    logits[e] = scores[e] + (correction == nullptr ? 0.0F : correction[e]);
+  }
+  return total;
+}
+
+/// Returns the sum of the two largest scores.
+float two_best(const float* scores, std::size_t count) {
+  float best = -HUGE_VALF;
+  float second = -HUGE_VALF;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (scores[i] > best) {
+      second = std::exchange(best, scores[i]);
+    } else if (scores[i] > second) {
+      second = scores[i];
+    }
+  }
+  return best + second;
+}
+
+/// Gives the experts of all groups but the best the lowest score.
+void drop_groups(const RouterShape& shape, float* scores) {
+  const std::size_t size = shape.experts / shape.groups;
+  std::vector<float> of_group(shape.groups);
+  for (std::size_t g = 0; g < shape.groups; ++g) of_group[g] = two_best(scores + g * size, size);
+  for (std::size_t g = 0; g < shape.groups; ++g) {
+    std::size_t better = 0;
+    for (std::size_t other = 0; other < shape.groups; ++other) {
+      better += of_group[other] > of_group[g] || (of_group[other] == of_group[g] && other < g);
+    }
+    if (better >= shape.kept_groups) std::fill_n(scores + g * size, size, -HUGE_VALF);
+  }
+}
+
 }  // namespace
 
-void route_row(const RouterShape& shape, const float* logits, std::size_t row, const Routing& to) {
+void route_row(const RouterShape& shape, float* logits, const float* correction, std::size_t row,
+               const Routing& to) {
   if (logits == nullptr) {
     std::fill_n(to.probabilities + row * shape.experts, shape.experts, 0.0F);
     to.log_sums[row] = 0.0F;
@@ -28,15 +90,10 @@ void route_row(const RouterShape& shape, const float* logits, std::size_t row, c
   }
   const std::size_t experts = shape.experts;
   float* const probabilities = to.probabilities + row * experts;
-  const double largest = *std::max_element(logits, logits + experts);
-  double total = 0.0;
-  for (std::size_t e = 0; e < experts; ++e)
-    total += std::exp(static_cast<double>(logits[e]) - largest);
-  for (std::size_t e = 0; e < experts; ++e) {
-    probabilities[e] =
-        static_cast<float>(std::exp(static_cast<double>(logits[e]) - largest) / total);
-  }
-  to.log_sums[row] = static_cast<float>(largest + std::log(total));
+  to.log_sums[row] =
+      static_cast<float>(shape.sigmoid ? sigmoids(logits, correction, experts, probabilities)
+                                       : softmax(logits, experts, probabilities));
+  if (shape.groups > 1) drop_groups(shape, logits);
   std::int32_t* const chosen = to.chosen + row * shape.per_token;
   float* const weights = to.weights + row * shape.per_token;
   double sum = 0.0;
@@ -51,9 +108,9 @@ void route_row(const RouterShape& shape, const float* logits, std::size_t row, c
     weights[k] = probabilities[best];
     sum += static_cast<double>(weights[k]);
   }
-  if (!shape.renormalises) return;
+  const double divisor = divisor_of(shape, sum);
   for (std::size_t k = 0; k < shape.per_token; ++k) {
-    weights[k] = static_cast<float>(static_cast<double>(weights[k]) / sum);
+    weights[k] = static_cast<float>(static_cast<double>(weights[k]) / divisor * shape.factor);
   }
 }
 
@@ -78,15 +135,17 @@ void add_router_totals(const RouterShape& shape, const Routing& routing, bool fi
   split(shape.experts, 8, [&](Range r) {
     for (std::size_t row = 0; row < shape.rows; ++row) {
       const float* const from = routing.probabilities + row * shape.experts;
+      const double divisor = shape.sigmoid ? static_cast<double>(routing.log_sums[row]) : 1.0;
+      if (divisor == 0.0) continue;  // padding
       for (std::size_t e = r.begin; e < r.end; ++e) {
-        totals.probabilities[e] += static_cast<double>(from[e]);
+        totals.probabilities[e] += static_cast<double>(from[e]) / divisor;
       }
     }
   });
   for (std::size_t i = 0; i < shape.choices(); ++i) {
     if (routing.chosen[i] != kNoExpert) totals.choices[routing.chosen[i]] += 1.0;
   }
-  for (std::size_t row = 0; row < shape.rows; ++row) {
+  for (std::size_t row = 0; row < shape.rows && !shape.sigmoid; ++row) {
     const auto sum = static_cast<double>(routing.log_sums[row]);
     *totals.squares += sum * sum;
   }
@@ -104,12 +163,30 @@ void router_losses(const RouterShape& shape, const RouterTotals& totals, double*
 RouterGradient::RouterGradient(const RouterShape& shape, const Routing& routing,
                                const RouterTotals& totals, const RouterLossScales& scales)
     : shape_(shape), routing_(routing) {
-  if (totals.choices == nullptr) return;
+  if (totals.choices == nullptr || shape.sigmoid) return;
   rows_ = rows_of(shape, totals);
   if (rows_ == 0.0) return;
   choices_ = totals.choices;
   balance_ = static_cast<double>(static_cast<float>(scales.balance / rows_));
   z_ = static_cast<double>(static_cast<float>(scales.z / rows_));
+}
+
+void RouterGradient::add_choices(std::size_t row, double* gradients) const {
+  const float* const probabilities = routing_.probabilities + row * shape_.experts;
+  const std::size_t at = row * shape_.per_token;
+  double chosen = 0.0;
+  double along = 0.0;
+  for (std::size_t k = 0; k < shape_.per_token; ++k) {
+    chosen += static_cast<double>(probabilities[routing_.chosen[at + k]]);
+    along += static_cast<double>(routing_.weight_gradients[at + k]) *
+             static_cast<double>(routing_.weights[at + k]);
+  }
+  if (!shape_.renormalises) along = 0.0;
+  const double divisor = divisor_of(shape_, chosen);
+  for (std::size_t k = 0; k < shape_.per_token; ++k) {
+    const double gradient = static_cast<double>(routing_.weight_gradients[at + k]) * shape_.factor;
+    gradients[routing_.chosen[at + k]] += (gradient - along) / divisor;
+  }
 }
 
 void RouterGradient::differentiate(std::size_t row, double* gradients) const {
@@ -123,19 +200,15 @@ void RouterGradient::differentiate(std::size_t row, double* gradients) const {
   for (std::size_t e = 0; e < shape_.experts; ++e) {
     gradients[e] = choices_ == nullptr ? 0.0 : balance_ * choices_[e] / rows_;
   }
-  double chosen = 0.0;
-  double along = 0.0;
-  for (std::size_t k = 0; k < shape_.per_token; ++k) {
-    chosen += static_cast<double>(probabilities[routing_.chosen[at + k]]);
-    along += static_cast<double>(routing_.weight_gradients[at + k]) *
-             static_cast<double>(routing_.weights[at + k]);
-  }
-  for (std::size_t k = 0; k < shape_.per_token; ++k) {
-    const double gradient = static_cast<double>(routing_.weight_gradients[at + k]);
-    gradients[routing_.chosen[at + k]] +=
-        shape_.renormalises ? (gradient - along) / chosen : gradient;
-  }
+  add_choices(row, gradients);
   // Gradients of the logits.
+  if (shape_.sigmoid) {
+    for (std::size_t e = 0; e < shape_.experts; ++e) {
+      const auto score = static_cast<double>(probabilities[e]);
+      gradients[e] *= score * (1.0 - score);
+    }
+    return;
+  }
   double mean = 0.0;
   for (std::size_t e = 0; e < shape_.experts; ++e) {
     mean += gradients[e] * static_cast<double>(probabilities[e]);

@@ -10,9 +10,11 @@ namespace ballast::model::host {
 // The part of routing that is in fp32 and double for every training type. Ops adds the rest and
 // documents the arguments.
 
-/// Computes softmax, choice and weights of one row. `logits`: the row's [experts]; null for a
-/// padding row, which chooses nothing.
-void route_row(const RouterShape& shape, const float* logits, std::size_t row, const Routing& to);
+/// Computes scores, choice and weights of one row. `logits`: the row's [experts]; null for a
+/// padding row, which chooses nothing. With sigmoid, corrected scores overwrite the logits.
+/// `correction`: [experts], or null.
+void route_row(const RouterShape& shape, float* logits, const float* correction, std::size_t row,
+               const Routing& to);
 /// Writes the places of the rows' choices, sorted by expert, then by row. `starts`: see
 /// Ops::route().
 void place_choices(const RouterShape& shape, const Routing& to, std::int32_t* starts);
@@ -30,6 +32,9 @@ class RouterGradient {
   void differentiate(std::size_t row, double* gradients) const;
 
  private:
+  /// Adds the gradients of the chosen experts' probabilities.
+  void add_choices(std::size_t row, double* gradients) const;
+
   const RouterShape& shape_;
   const Routing& routing_;
   const double* choices_ = nullptr;  ///< null: without router losses

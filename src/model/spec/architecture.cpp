@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
 
 namespace ballast::model {
@@ -61,6 +62,10 @@ TensorRun run_in_files(const TensorSpec& tensor, Elems at) {
     return {tensor.first_element() + row * tensor.columns_in_all + column, columns - column};
   }
   const StoredRows& stored = tensor.stored;
+  if (stored.addends > 1) {
+    const Elems values = tensor.size / stored.addends;
+    return {at % values, values - at % values};
+  }
   if (stored.as_columns) {
     const std::uint64_t rows = tensor.shape.front();
     const std::uint64_t columns = tensor.shape.back();
@@ -80,6 +85,25 @@ TensorRun run_in_memory(const TensorSpec& tensor, Elems at) {
     return {row * tensor.shape.back() + at / rows, 1};
   }
   return transposed_run(tensor.size, stored.groups, stored.parts, at);
+}
+
+void split_into_addends(const TensorSpec& tensor, Elems first, std::span<float> values) {
+  if (tensor.stored.addends == 1) return;
+  const Elems of_each = tensor.size / tensor.stored.addends;
+  for (float& value : values) {
+    float rest = value;
+    for (Elems addend = 0; addend <= first / of_each; ++addend) {
+      value = to_float(to_bf16(rest));
+      rest -= value;
+    }
+    ++first;
+  }
+}
+
+std::vector<float> sum_of_addends(const TensorSpec& tensor, std::span<const float> elements) {
+  std::vector<float> sums(tensor.size / tensor.stored.addends);
+  for (Elems i = 0; i < elements.size(); ++i) sums[i % sums.size()] += elements[i];
+  return sums;
 }
 
 Elems Architecture::parameters() const {

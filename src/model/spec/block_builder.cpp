@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -41,6 +42,17 @@ BlockBuilder& BlockBuilder::add_last_product(std::string_view name,
                                              std::vector<std::uint64_t> shape, double stddev) {
   add(name, std::move(shape), Init::normal, stddev);
   block_.last_product_elements += block_.tensors.back().size;
+  return *this;
+}
+
+BlockBuilder& BlockBuilder::add_buffer(std::string_view name, std::uint64_t size) {
+  add(name, {kAddends * size}, Init::zeros);
+  TensorSpec& tensor = block_.tensors.back();
+  tensor.rows_in_all = size;
+  tensor.stored.addends = kAddends;
+  tensor.frozen = true;
+  tensor.buffer = true;
+  block_.parameters -= tensor.size - size;
   return *this;
 }
 
@@ -95,6 +107,9 @@ BlockBuilder& BlockBuilder::expert(std::uint64_t number, double token_share) {
 
 BlockSpec BlockBuilder::finish() {
   block_.elements = round_up(block_.elements, kBlockStep);
+  const bool has_buffers = std::any_of(block_.tensors.begin(), block_.tensors.end(),
+                                       [](const TensorSpec& tensor) { return tensor.buffer; });
+  if (has_buffers) arrange(block_);
   return std::move(block_);
 }
 

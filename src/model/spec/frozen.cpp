@@ -36,6 +36,7 @@ std::vector<std::string> possible_patterns(const Architecture& model) {
   std::set<std::string> all;
   for (const BlockSpec& block : model.blocks) {
     for (const TensorSpec& tensor : block.tensors) {
+      if (tensor.buffer) continue;
       all.insert(tensor.name);
       for (std::size_t dot = tensor.name.find('.'); dot != std::string::npos;
            dot = tensor.name.find('.', dot + 1)) {
@@ -96,7 +97,7 @@ void freeze(Architecture& model, std::span<const std::string> patterns,
     for (TensorSpec& tensor : block.tensors) {
       tensor.frozen = true;
       for (std::size_t p = 0; p < patterns.size(); ++p) {
-        if (!matches(patterns[p], tensor)) continue;
+        if (tensor.buffer || !matches(patterns[p], tensor)) continue;
         tensor.frozen = false;
         used[p] = true;
       }

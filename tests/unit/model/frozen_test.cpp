@@ -1,12 +1,15 @@
 #include <algorithm>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
 #include "ballast/model/architecture.h"
+#include "ballast/model/family.h"
 
 #include "src/model/compute/layer.h"
 #include "tests/unit/model/fixture.h"
@@ -45,6 +48,53 @@ TEST(Freeze, TrainsTheTensorsThatMatch) {
   EXPECT_EQ(model.trained_parameters(), trained);
   EXPECT_TRUE(names(frozen(test::small_llama(), {"*"}), true).empty());
   EXPECT_TRUE(names(frozen(test::small_llama(), {}), true).empty());
+}
+
+ModelConfig small_glm() {
+  ModelConfig c = default_config("glm4_moe");
+  c.hidden_size = 8;
+  c.num_heads = 2;
+  c.num_layers = 2;
+  c.intermediate_size = 8;
+  c.details["n_routed_experts"] = std::uint64_t{5};
+  c.details["num_experts_per_tok"] = std::uint64_t{2};
+  c.details["moe_intermediate_size"] = std::uint64_t{4};
+  return c;
+}
+
+TEST(Buffers, AreNeverTrained) {
+  const std::string correction = "model.layers.1.mlp.gate.e_score_correction_bias";
+  for (const std::vector<std::string>& patterns :
+       {std::vector<std::string>{}, {"*"}, {"*gate*", "model.norm.weight"}}) {
+    const Architecture model = frozen(small_glm(), patterns);
+    EXPECT_TRUE(names(model, true).contains(correction));
+    EXPECT_EQ(names(model, true).size() == 1, patterns.size() < 2);
+    EXPECT_TRUE(names(model, false).contains("model.layers.1.mlp.gate.weight"));
+  }
+  EXPECT_THROW(frozen(small_glm(), {"*e_score_correction_bias"}), Error);
+}
+
+TEST(Buffers, HoldExactFp32Values) {
+  const Architecture model = build_architecture(small_glm());
+  const auto router = std::find_if(model.blocks.begin(), model.blocks.end(), [](const auto& block) {
+    return block.part == LayerPart::router;
+  });
+  const TensorSpec& tensor = router->tensor("mlp.gate.e_score_correction_bias");
+  EXPECT_EQ(tensor.whole_shape(), std::vector<std::uint64_t>{5});
+  EXPECT_EQ(tensor.size, 15U);
+  EXPECT_EQ(router->parameters, 8U + 5 * 8 + 5);
+  EXPECT_EQ(router->frozen_elements, 2048U);
+  const std::vector<float> values = {7.123456F, -3.1415927F, 1e-20F, 0.0F, 0x1.fffffep9F};
+  std::vector<float> stored(tensor.size);
+  for (Elems i = 0; i < tensor.size; ++i) stored[i] = values[run_in_files(tensor, i).first];
+  // In parts of 4 elements, as large tensors are read.
+  for (Elems first = 0; first < tensor.size; first += 4) {
+    const Elems count = std::min<Elems>(4, tensor.size - first);
+    split_into_addends(tensor, first, std::span(stored).subspan(first, count));
+  }
+  for (const float value : stored) EXPECT_EQ(to_float(to_bf16(value)), value);
+  EXPECT_NE(stored[0], values[0]);
+  EXPECT_EQ(sum_of_addends(tensor, stored), values);
 }
 
 /// Names without weight decay.

@@ -13,11 +13,11 @@ namespace ballast::model::cuda {
 // Conventions: rows.h, but the numbers of experts, choices per token and rows are arbitrary.
 // `partials`: scratch memory of partial_floats({rows, experts}) floats.
 
-/// The softmax is in fp32, its sums in double.
+/// The softmax is in fp32, its sums and sigmoids in double. There are at most 256 groups.
 template <class T>
-cudaError_t route(cudaStream_t stream, const RouterShape& shape, float* logits, const T* bias,
-                  const std::int32_t* targets, const Routing& to, std::int32_t* starts,
-                  float* partials);
+cudaError_t route(cudaStream_t stream, const RouterShape& shape, float* logits,
+                  const RouterBiases<T>& biases, const std::int32_t* targets, const Routing& to,
+                  std::int32_t* starts, float* partials);
 
 /// Sums are in double.
 cudaError_t add_router_totals(cudaStream_t stream, const RouterShape& shape, const Routing& routing,

@@ -11,9 +11,7 @@
 namespace ballast::model::cuda {
 namespace {
 
-constexpr unsigned kRouterThreads = kRowsOfBlock * kWarp;
-/// Threads that share a column; each takes every kRouterStrands-th row or group.
-constexpr unsigned kRouterStrands = kRouterThreads / kWarp;
+static_assert(kRouterThreads == kRowsOfBlock * kWarp);
 /// Bits per word in the set of a row's experts.
 constexpr unsigned kBits = 32;
 constexpr unsigned kNoCandidate = std::numeric_limits<unsigned>::max();
@@ -25,13 +23,21 @@ struct Shape {
   unsigned per_token;
   std::size_t step;  ///< row stride of logits and of their gradients
   bool renormalises;
+  bool sigmoid;
+  unsigned groups;
+  unsigned kept_groups;
+  double factor;
 };
 Shape shape_of(const RouterShape& shape) {
   return {.rows = shape.rows,
           .experts = static_cast<unsigned>(shape.experts),
           .per_token = static_cast<unsigned>(shape.per_token),
           .step = shape.step(),
-          .renormalises = shape.renormalises};
+          .renormalises = shape.renormalises,
+          .sigmoid = shape.sigmoid,
+          .groups = static_cast<unsigned>(shape.groups),
+          .kept_groups = static_cast<unsigned>(shape.kept_groups),
+          .factor = shape.factor};
 }
 
 /// Launches one warp per row.
@@ -67,6 +73,68 @@ __device__ double softmax(const float* logits, unsigned experts, float* probabil
   const auto divisor = static_cast<float>(total);
   for (unsigned e = lane; e < experts; e += kWarp) probabilities[e] /= divisor;
   return static_cast<double>(largest) + ::log(total);
+}
+
+/// Writes the sigmoids of a row, and replaces the logits by corrected scores. Returns the sum of
+/// the sigmoids.
+template <class T>
+__device__ double sigmoids(float* logits, const T* correction, unsigned experts, float* scores) {
+  double total = 0.0;
+  for (unsigned e = threadIdx.x % kWarp; e < experts; e += kWarp) {
+    const auto score = static_cast<float>(formulas::sigmoid(static_cast<double>(logits[e])));
+    scores[e] = score;
+    total += static_cast<double>(score);
+    float added = 0.0F;
+    for (unsigned a = 0; correction != nullptr && a < kAddends; ++a) {
+      added += device::widen(correction[a * experts + e]);
+    }
+    logits[e] = score + added;
+  }
+  __syncwarp();  // all lanes see the scores
+  return device::warp_sum(total);
+}
+
+/// Returns the sum of the two largest scores.
+__device__ float two_best(const float* scores, unsigned count) {
+  float best = -HUGE_VALF;
+  float second = -HUGE_VALF;
+  for (unsigned i = 0; i < count; ++i) {
+    const float score = scores[i];
+    if (score > best) {
+      second = best;
+      best = score;
+    } else if (score > second) {
+      second = score;
+    }
+  }
+  return best + second;
+}
+
+/// Gives the experts of all groups but the best the lowest score. `of_group` [groups]: shared
+/// memory of the warp.
+__device__ void drop_groups(const Shape& shape, float* scores, float* of_group) {
+  const unsigned lane = threadIdx.x % kWarp;
+  const unsigned size = shape.experts / shape.groups;
+  for (unsigned g = lane; g < shape.groups; g += kWarp) {
+    of_group[g] = two_best(scores + g * size, size);
+  }
+  __syncwarp();
+  for (unsigned g = lane; g < shape.groups; g += kWarp) {
+    unsigned better = 0;
+    for (unsigned other = 0; other < shape.groups; ++other) {
+      const bool ahead = of_group[other] == of_group[g] ? other < g : of_group[other] > of_group[g];
+      better += ahead ? 1 : 0;
+    }
+    if (better < shape.kept_groups) continue;
+    for (unsigned i = 0; i < size; ++i) scores[g * size + i] = -HUGE_VALF;
+  }
+  __syncwarp();
+}
+
+/// The divisor of a token's weights. `sum`: that of the chosen probabilities.
+__device__ double divisor_of(const Shape& shape, double sum) {
+  if (!shape.renormalises) return 1.0;
+  return shape.sigmoid ? sum + kLeastScoreSum : sum;
 }
 
 /// The set of experts that a row has chosen, one bit each, in shared memory.
@@ -131,24 +199,35 @@ __device__ void decide_nothing(const Shape& shape, std::size_t row, const Routin
   if (lane == 0) to.log_sums[row] = 0.0F;
 }
 
-/// Softmax, choice and weights, with one warp per row.
+/// Scores, choice and weights, with one warp per row.
 template <class T>
 __global__ void __launch_bounds__(kRouterThreads)
-    decide(Shape shape, float* logits, const T* bias, const std::int32_t* targets, Routing to) {
+    decide(Shape shape, float* logits, RouterBiases<T> biases, const std::int32_t* targets,
+           Routing to) {
   const Team<Fit::warp> team;
   const std::size_t row = team.number();
   if (row >= shape.rows) return;  // the whole warp returns
   if (targets != nullptr && targets[row] == kPaddingTarget) return decide_nothing(shape, row, to);
   float* const own = logits + row * shape.step;
-  if (bias != nullptr) {
-    for (unsigned e = team.rank(); e < shape.experts; e += kWarp) own[e] += device::widen(bias[e]);
+  if (biases.logits != nullptr) {
+    for (unsigned e = team.rank(); e < shape.experts; e += kWarp) {
+      own[e] += device::widen(biases.logits[e]);
+    }
     __syncwarp();  // all lanes see the sums
   }
   float* const probabilities = to.probabilities + row * shape.experts;
-  const double log_sum = softmax(own, shape.experts, probabilities);
+  const double log_sum = shape.sigmoid
+                             ? sigmoids(own, biases.correction, shape.experts, probabilities)
+                             : softmax(own, shape.experts, probabilities);
   if (team.rank() == 0) to.log_sums[row] = static_cast<float>(log_sum);
   const unsigned words = (shape.experts + kBits - 1) / kBits;
-  Taken taken(device::dynamic_shared<std::uint32_t>() + threadIdx.x / kWarp * words, shape.experts);
+  std::uint32_t* const shared = device::dynamic_shared<std::uint32_t>();
+  if (shape.groups > 1) {
+    drop_groups(shape, own,
+                reinterpret_cast<float*>(shared + kRowsOfBlock * words) +
+                    threadIdx.x / kWarp * shape.groups);
+  }
+  Taken taken(shared + threadIdx.x / kWarp * words, shape.experts);
   std::int32_t* const chosen = to.chosen + row * shape.per_token;
   float* const weights = to.weights + row * shape.per_token;
   unsigned first = 0;
@@ -164,112 +243,11 @@ __global__ void __launch_bounds__(kRouterThreads)
       weights[k] = weight;
     }
   }
-  if (!shape.renormalises) return;
+  const double divisor = divisor_of(shape, sum);
   __syncwarp();
   for (unsigned k = team.rank(); k < shape.per_token; k += kWarp) {
-    weights[k] = static_cast<float>(static_cast<double>(weights[k]) / sum);
+    weights[k] = static_cast<float>(static_cast<double>(weights[k]) / divisor * shape.factor);
   }
-}
-
-/// Sums the strands' values for the lane's column. The result is in the threads of the first
-/// strand.
-__device__ double sum_of_strands(double value) {
-  __shared__ double strands[kRouterStrands][kWarp];
-  const unsigned lane = threadIdx.x % kWarp;
-  strands[threadIdx.x / kWarp][lane] = value;
-  __syncthreads();
-  double sum = 0.0;
-  for (unsigned i = 0; i < kRouterStrands; ++i) sum += strands[i][lane];
-  return sum;
-}
-
-/// Writes sums [groups, experts] of the probabilities, with one block per kWarp experts (x) and
-/// group (y).
-__global__ void __launch_bounds__(kRouterThreads)
-    sum_probabilities(const float* probabilities, std::size_t rows, std::size_t experts,
-                      std::size_t of_group, double* sums) {
-  const std::size_t expert = std::size_t{blockIdx.x} * kWarp + threadIdx.x % kWarp;
-  const std::size_t begin = blockIdx.y * of_group;
-  const std::size_t end = begin + of_group < rows ? begin + of_group : rows;
-  double sum = 0.0;
-  if (expert < experts) {
-    for (std::size_t row = begin + threadIdx.x / kWarp; row < end; row += kRouterStrands) {
-      sum += static_cast<double>(probabilities[row * experts + expert]);
-    }
-  }
-  sum = sum_of_strands(sum);
-  if (threadIdx.x < kWarp && expert < experts) sums[blockIdx.y * experts + expert] = sum;
-}
-
-/// Returns the number of choices of experts below `expert`. Choices are sorted by expert.
-__device__ unsigned choices_below(const Routing& routing, unsigned choices, std::size_t expert) {
-  unsigned begin = 0;
-  unsigned end = choices;
-  while (begin < end) {
-    const unsigned middle = begin + (end - begin) / 2;
-    const std::int32_t place = routing.places[middle];
-    if (place >= 0 && static_cast<std::size_t>(routing.chosen[place]) < expert) {
-      begin = middle + 1;
-    } else {
-      end = middle;
-    }
-  }
-  return begin;
-}
-
-/// There is one block per kWarp experts.
-__global__ void __launch_bounds__(kRouterThreads)
-    add_groups(const double* sums, std::size_t groups, std::size_t experts, Routing routing,
-               unsigned choices, bool first, RouterTotals totals) {
-  const std::size_t expert = std::size_t{blockIdx.x} * kWarp + threadIdx.x % kWarp;
-  double sum = 0.0;
-  if (expert < experts) {
-    for (std::size_t group = threadIdx.x / kWarp; group < groups; group += kRouterStrands) {
-      sum += sums[group * experts + expert];
-    }
-  }
-  sum = sum_of_strands(sum);
-  if (threadIdx.x >= kWarp || expert >= experts) return;
-  const double count =
-      choices_below(routing, choices, expert + 1) - choices_below(routing, choices, expert);
-  totals.probabilities[expert] = (first ? 0.0 : totals.probabilities[expert]) + sum;
-  totals.choices[expert] = (first ? 0.0 : totals.choices[expert]) + count;
-}
-
-/// There is one block; each thread adds a part.
-__global__ void __launch_bounds__(kRouterThreads)
-    add_squares(const float* log_sums, std::size_t rows, bool first, double* squares) {
-  __shared__ double shared[kWarp];
-  double sum[1] = {};
-#pragma unroll 8
-  for (std::size_t row = threadIdx.x; row < rows; row += kRouterThreads) {
-    const auto value = static_cast<double>(log_sums[row]);
-    sum[0] += value * value;
-  }
-  device::block_sum(sum, shared);
-  if (threadIdx.x == 0) *squares = (first ? 0.0 : *squares) + sum[0];
-}
-
-/// There is one block.
-__global__ void __launch_bounds__(kRouterThreads)
-    find_router_losses(RouterTotals totals, std::size_t experts, std::size_t per_token,
-                       double* losses) {
-  __shared__ double counts[kWarp];
-  __shared__ double shared[kWarp];
-  double choices[1] = {};
-  for (std::size_t e = threadIdx.x; e < experts; e += kRouterThreads)
-    choices[0] += totals.choices[e];
-  device::block_sum(choices, counts);
-  // Number of rows of all routers; all rows may be padding.
-  const double rows = choices[0] > 0.0 ? choices[0] / static_cast<double>(per_token) : 1.0;
-  double balance[1] = {};
-  for (std::size_t e = threadIdx.x; e < experts; e += kRouterThreads) {
-    balance[0] += totals.choices[e] / rows * (totals.probabilities[e] / rows);
-  }
-  device::block_sum(balance, shared);
-  if (threadIdx.x != 0) return;
-  losses[0] = balance[0] * static_cast<double>(experts);
-  losses[1] = *totals.squares / rows;
 }
 
 /// A router's results, and further inputs of its logits' gradients.
@@ -309,13 +287,14 @@ __global__ void __launch_bounds__(kRouterThreads)
   const Team<Fit::warp> team;
   const std::size_t row = team.number();
   if (row >= of.shape.rows) return;
-  const auto [rows, experts, per_token, step, divides] = of.shape;
-  const bool renormalises = divides;  // clang 14 cannot capture structured bindings
+  const Shape& shape = of.shape;
+  const unsigned experts = shape.experts;
+  const unsigned per_token = shape.per_token;
   const float* const probabilities = of.routing.probabilities + row * experts;
   const std::int32_t* const chosen = of.routing.chosen + row * per_token;
   const float* const weights = of.routing.weights + row * per_token;
   const float* const weight_gradients = of.routing.weight_gradients + row * per_token;
-  T* const to = gradients + row * step;
+  T* const to = gradients + row * shape.step;
   if (chosen[0] == kNoExpert) {
     for (unsigned e = team.rank(); e < experts; e += kWarp) device::narrow(0.0F, to[e]);
     return;
@@ -327,12 +306,20 @@ __global__ void __launch_bounds__(kRouterThreads)
     sum += static_cast<double>(probabilities[chosen[k]]);
     along += static_cast<double>(weight_gradients[k]) * static_cast<double>(weights[k]);
   }
-  sum = device::warp_sum(sum);
-  along = device::warp_sum(along);
+  const double divisor = divisor_of(shape, device::warp_sum(sum));
+  along = shape.renormalises ? device::warp_sum(along) : 0.0;
   const auto of_choice = [&](unsigned k) {
-    const auto gradient = static_cast<double>(weight_gradients[k]);
-    return renormalises ? (gradient - along) / sum : gradient;
+    return (static_cast<double>(weight_gradients[k]) * shape.factor - along) / divisor;
   };
+  if (shape.sigmoid) {
+    for (unsigned e = team.rank(); e < experts; e += kWarp) device::narrow(0.0F, to[e]);
+    __syncwarp();
+    for (unsigned k = team.rank(); k < per_token; k += kWarp) {
+      const auto score = static_cast<double>(probabilities[chosen[k]]);
+      device::narrow(static_cast<float>(of_choice(k) * score * (1.0 - score)), to[chosen[k]]);
+    }
+    return;
+  }
   double mean = 0.0;
   for (unsigned e = team.rank(); e < experts; e += kWarp) {
     mean += losses.of_balance(e) * static_cast<double>(probabilities[e]);
@@ -357,45 +344,19 @@ __global__ void __launch_bounds__(kRouterThreads)
 }  // namespace
 
 template <class T>
-cudaError_t route(cudaStream_t stream, const RouterShape& shape, float* logits, const T* bias,
-                  const std::int32_t* targets, const Routing& to, std::int32_t* starts,
-                  float* partials) {
+cudaError_t route(cudaStream_t stream, const RouterShape& shape, float* logits,
+                  const RouterBiases<T>& biases, const std::int32_t* targets, const Routing& to,
+                  std::int32_t* starts, float* partials) {
   if (shape.rows > 0) {
     device::LaunchConfig how = by_warps(stream, shape.rows);
     const std::size_t words = (shape.experts + kBits - 1) / kBits;
-    how.shared_bytes = kRowsOfBlock * words * sizeof(std::uint32_t);
+    static_assert(sizeof(std::uint32_t) == sizeof(float));
+    how.shared_bytes = kRowsOfBlock * (words + shape.groups) * sizeof(std::uint32_t);
     const cudaError_t code =
-        device::launch(how, &decide<T>, shape_of(shape), logits, bias, targets, to);
+        device::launch(how, &decide<T>, shape_of(shape), logits, biases, targets, to);
     if (code != cudaSuccess) return code;
   }
   return sort_choices(stream, shape, to, starts, reinterpret_cast<std::int32_t*>(partials));
-}
-
-cudaError_t add_router_totals(cudaStream_t stream, const RouterShape& shape, const Routing& routing,
-                              bool first, const RouterTotals& totals, float* partials) {
-  auto* const sums = reinterpret_cast<double*>(partials);
-  const RowGroups groups(shape.rows);
-  const unsigned columns = blocks_for(shape.experts, kWarp);
-  if (groups.count > 0) {
-    const cudaError_t code = device::launch(
-        {.stream = stream,
-         .blocks = {columns, static_cast<unsigned>(groups.count)},
-         .threads = kRouterThreads},
-        &sum_probabilities, routing.probabilities, shape.rows, shape.experts, groups.rows, sums);
-    if (code != cudaSuccess) return code;
-  }
-  const cudaError_t code = device::launch(
-      {.stream = stream, .blocks = columns, .threads = kRouterThreads}, &add_groups, sums,
-      groups.count, shape.experts, routing, static_cast<unsigned>(shape.choices()), first, totals);
-  if (code != cudaSuccess) return code;
-  return device::launch({.stream = stream, .threads = kRouterThreads}, &add_squares,
-                        routing.log_sums, shape.rows, first, totals.squares);
-}
-
-cudaError_t router_losses(cudaStream_t stream, const RouterShape& shape, const RouterTotals& totals,
-                          double* losses) {
-  return device::launch({.stream = stream, .threads = kRouterThreads}, &find_router_losses, totals,
-                        shape.experts, shape.per_token, losses);
 }
 
 template <class T>
@@ -408,11 +369,11 @@ cudaError_t router_gradient(cudaStream_t stream, const RouterShape& shape, const
   return device::launch(by_warps(stream, shape.rows), &differentiate_router<T>, of, gradients);
 }
 
-template cudaError_t route(cudaStream_t, const RouterShape&, float*, const float*,
+template cudaError_t route(cudaStream_t, const RouterShape&, float*, const RouterBiases<float>&,
                            const std::int32_t*, const Routing&, std::int32_t*, float*);
-template cudaError_t route(cudaStream_t, const RouterShape&, float*, const Bf16*,
+template cudaError_t route(cudaStream_t, const RouterShape&, float*, const RouterBiases<Bf16>&,
                            const std::int32_t*, const Routing&, std::int32_t*, float*);
-template cudaError_t route(cudaStream_t, const RouterShape&, float*, const F16*,
+template cudaError_t route(cudaStream_t, const RouterShape&, float*, const RouterBiases<F16>&,
                            const std::int32_t*, const Routing&, std::int32_t*, float*);
 template cudaError_t router_gradient(cudaStream_t, const RouterShape&, const Routing&,
                                      const RouterTotals&, const RouterLossScales&, float*);

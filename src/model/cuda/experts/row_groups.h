@@ -11,6 +11,9 @@
 
 namespace ballast::model::cuda {
 
+/// Threads per block of the kernels of routers.
+inline constexpr unsigned kRouterThreads = 256;
+
 /// Groups of neighbouring rows of a router that are counted and summed separately. There are at
 /// most kMostGroups, and at most one per row.
 struct RowGroups {

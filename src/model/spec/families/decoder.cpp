@@ -231,8 +231,10 @@ std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::u
     block.part(LayerPart::router);
     tensors.norm(spec.norm_before_mlp, h, spec.layer_norm);
     tensors.linear(experts.router, h, experts.count, false);
-    if (!experts.router_bias) return;
-    block.add(experts.router + ".bias", {experts.count}, Init::normal, c.init_stddev);
+    if (experts.router_bias) {
+      block.add(experts.router + ".bias", {experts.count}, Init::normal, c.init_stddev);
+    }
+    if (!experts.correction.empty()) block.add_buffer(experts.correction, experts.count);
   });
   const auto add_maps = [&](Tensors& tensors, const std::string& before, std::uint64_t width) {
     tensors.linear(before + experts.gate, h, width, false);
@@ -242,7 +244,7 @@ std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::u
   if (experts.shared_width > 0) {
     add("shared expert", [&](Tensors tensors, BlockBuilder& block) {
       block.part(LayerPart::shared_expert);
-      tensors.linear(experts.shared_gate, h, 1, false);
+      if (!experts.shared_gate.empty()) tensors.linear(experts.shared_gate, h, 1, false);
       add_maps(tensors, experts.shared_prefix, experts.shared_width);
     });
   }

@@ -19,7 +19,12 @@ struct ExpertsSpec {
   std::uint64_t per_token = 0;  ///< experts per token
   std::uint64_t width = 0;      ///< width of an expert's MLP
   bool renormalises = false;    ///< the weights of a token's experts are divided by their sum
-  std::string router;           ///< the map [count, H]
+  bool sigmoid = false;         ///< scores are sigmoids of the logits; false: their softmax
+  std::string correction;       ///< buffer [count], added to scores for the choice; "": none
+  std::uint64_t groups = 1;     ///< see RouterShape
+  std::uint64_t kept_groups = 1;
+  double factor = 1.0;  ///< for the weights of a token's experts
+  std::string router;   ///< the map [count, H]
   bool router_bias = false;
   /// Common prefix of an expert's maps: PREFIX + number + "." + name.
   std::string prefix;
@@ -32,7 +37,7 @@ struct ExpertsSpec {
   float limit = 0.0F;  ///< see Gating
   float slope = 1.0F;
   /// The expert for all tokens: its maps have their own prefix, and the sigmoid of a map [1, H] is
-  /// its weight.
+  /// its weight. Without that map, its weight is 1.
   std::uint64_t shared_width = 0;  ///< 0: none
   std::string shared_prefix;
   std::string shared_gate;

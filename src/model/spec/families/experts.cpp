@@ -1,6 +1,7 @@
 #include "src/model/spec/families/experts.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -9,18 +10,6 @@
 #include "src/model/spec/families/llama_variants.h"
 
 namespace ballast::model {
-namespace {
-
-/// Adds the keys of all families with experts. `count`: the key for the number of experts.
-std::vector<DetailKey> with_experts(std::vector<DetailKey> keys, std::string count,
-                                    std::uint64_t per_token, double balance) {
-  keys.insert(keys.end(), {{std::move(count), std::uint64_t{0}},
-                           {"num_experts_per_tok", per_token},
-                           {"output_router_logits", false},
-                           {"router_aux_loss_coef", balance},
-                           {"router_z_loss_coef", 0.0}});
-  return keys;
-}
 
 std::uint64_t whole_number(const ModelConfig& c, std::string_view key, std::uint64_t least,
                            const Refuse& refuse) {
@@ -34,7 +23,7 @@ std::uint64_t whole_number(const ModelConfig& c, std::string_view key) {
   return c.detail(key).whole().value_or(0);
 }
 
-void check_experts(const ModelConfig& c, std::string_view count, const Refuse& refuse) {
+void check_expert_counts(const ModelConfig& c, std::string_view count, const Refuse& refuse) {
   constexpr std::uint64_t kMost = 4096;
   const std::uint64_t experts = whole_number(c, count, 1, refuse);
   if (experts > kMost) refuse(count, fmt::format("must be at most {}, got {}", kMost, experts));
@@ -42,13 +31,8 @@ void check_experts(const ModelConfig& c, std::string_view count, const Refuse& r
   if (chosen > experts) {
     refuse("num_experts_per_tok", fmt::format("{} is above {} {}", chosen, count, experts));
   }
-  for (const char* key : {"router_aux_loss_coef", "router_z_loss_coef"}) {
-    if (!(c.number(key) >= 0.0))
-      refuse(key, fmt::format("must be at least 0, got {}", c.number(key)));
-  }
 }
 
-/// The experts of one layer, with the most common tensor names.
 ExpertsSpec usual_experts(const ModelConfig& c, std::string_view count, std::uint64_t width) {
   return {.count = whole_number(c, count),
           .per_token = whole_number(c, "num_experts_per_tok"),
@@ -58,6 +42,45 @@ ExpertsSpec usual_experts(const ModelConfig& c, std::string_view count, std::uin
           .gate = "gate_proj",
           .up = "up_proj",
           .down = "down_proj"};
+}
+
+ExpertsSpec mixtral_experts(const ModelConfig& c, std::uint64_t width) {
+  ExpertsSpec experts = usual_experts(c, "num_local_experts", width);
+  experts.renormalises = true;
+  experts.router = "block_sparse_moe.gate";
+  experts.prefix = "block_sparse_moe.experts.";
+  experts.gate = "w1";
+  experts.up = "w3";
+  experts.down = "w2";
+  return experts;
+}
+
+DecoderSpec instead_of_mlp(DecoderSpec spec, ExpertsSpec experts) {
+  spec.experts = std::move(experts);
+  spec.mlp_in.clear();
+  spec.mlp_out.clear();
+  return spec;
+}
+
+namespace {
+
+/// Adds the keys of all families with experts. `count`: the key for the number of experts.
+std::vector<DetailKey> with_experts(std::vector<DetailKey> keys, std::string count,
+                                    std::uint64_t per_token, double balance) {
+  keys.insert(keys.end(), {{std::move(count), std::uint64_t{0}},
+                           {"num_experts_per_tok", per_token},
+                           {"output_router_logits", false},
+                           {"router_aux_loss_coef", balance},
+                           {"router_z_loss_coef", 0.0}});
+  return keys;
+}
+
+void check_experts(const ModelConfig& c, std::string_view count, const Refuse& refuse) {
+  check_expert_counts(c, count, refuse);
+  for (const char* key : {"router_aux_loss_coef", "router_z_loss_coef"}) {
+    if (!(c.number(key) >= 0.0))
+      refuse(key, fmt::format("must be at least 0, got {}", c.number(key)));
+  }
 }
 
 /// Adds the keys of Qwen's families, in which only some layers have experts.
@@ -93,16 +116,9 @@ bool is_sparse(const ModelConfig& c, std::uint64_t index) {
   return (index + 1) % whole_number(c, "decoder_sparse_step") == 0;
 }
 
-DecoderSpec instead_of_mlp(DecoderSpec spec, ExpertsSpec experts) {
-  spec.experts = std::move(experts);
-  spec.mlp_in.clear();
-  spec.mlp_out.clear();
-  return spec;
-}
-
 /// Returns whether the family has keys for experts. All layers may still be dense.
 bool may_have_experts(const ModelConfig& c) {
-  return c.details.contains("router_z_loss_coef");
+  return c.details.contains("num_experts_per_tok");
 }
 
 /// Keeps the keys that Hugging Face's configs have.
@@ -133,14 +149,7 @@ class Mixtral final : public Llama {
     check_experts(c, "num_local_experts", refuse);
   }
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
-    ExpertsSpec experts = usual_experts(c, "num_local_experts", c.intermediate_size);
-    experts.renormalises = true;
-    experts.router = "block_sparse_moe.gate";
-    experts.prefix = "block_sparse_moe.experts.";
-    experts.gate = "w1";
-    experts.up = "w3";
-    experts.down = "w2";
-    return instead_of_mlp(Llama::decoder(c, index), std::move(experts));
+    return instead_of_mlp(Llama::decoder(c, index), mixtral_experts(c, c.intermediate_size));
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
     std::vector<CheckpointKey> keys = theirs(Llama::checkpoint_keys());
@@ -346,7 +355,7 @@ class GptOss final : public Llama {
 }  // namespace
 
 RouterLosses router_losses(const ModelConfig& c) {
-  if (!may_have_experts(c)) return {};
+  if (!c.details.contains("router_z_loss_coef")) return {};
   const bool balances = c.flag("output_router_logits");
   return {balances ? c.number("router_aux_loss_coef") : 0.0, c.number("router_z_loss_coef")};
 }
@@ -383,6 +392,7 @@ std::vector<std::unique_ptr<const Family>> families_with_experts() {
   made.push_back(std::make_unique<const Qwen3Moe>());
   made.push_back(std::make_unique<const Olmoe>());
   made.push_back(std::make_unique<const GptOss>());
+  std::ranges::move(families_with_sigmoid_routers(), std::back_inserter(made));
   return made;
 }
 

@@ -2,10 +2,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
+
+#include "src/model/spec/families/decoder.h"
 
 namespace ballast::model {
 
@@ -20,6 +23,23 @@ RouterLosses router_losses(const ModelConfig& config);
 /// Width of the widest sum over rows in the experts' part of a model, including biases and logits;
 /// 0 without experts.
 std::uint64_t widest_of_experts(const ModelConfig& config);
+
+// For families with experts.
+
+/// Returns the value of a key; calls `refuse` unless it is a whole number of at least `least`.
+std::uint64_t whole_number(const ModelConfig& config, std::string_view key, std::uint64_t least,
+                           const Refuse& refuse);
+/// Returns the value of a checked key.
+std::uint64_t whole_number(const ModelConfig& config, std::string_view key);
+/// Checks the numbers of experts. `count`: the key for all experts of a layer.
+void check_expert_counts(const ModelConfig& config, std::string_view count, const Refuse& refuse);
+/// Returns the experts of one layer, with the most common tensor names.
+ExpertsSpec usual_experts(const ModelConfig& config, std::string_view count, std::uint64_t width);
+/// Returns the experts of one layer with the tensor names of Mixtral.
+ExpertsSpec mixtral_experts(const ModelConfig& config, std::uint64_t width);
+DecoderSpec instead_of_mlp(DecoderSpec spec, ExpertsSpec experts);
+/// Returns the families whose routers use sigmoids.
+std::vector<std::unique_ptr<const Family>> families_with_sigmoid_routers();
 
 /// The built-in families whose layers have experts.
 std::vector<std::unique_ptr<const Family>> families_with_experts();

@@ -11,8 +11,18 @@
 
 namespace ballast::test {
 
+using model::RouterBiases;
 using model::RouterShape;
 using model::Routing;
+
+/// Number of values of a router's biases: of its logits or, with sigmoid, addends of corrections.
+inline std::size_t biases_in(const RouterShape& shape) {
+  return shape.experts * (shape.sigmoid ? model::kAddends : 1);
+}
+inline RouterBiases<float> biases_at(const RouterShape& shape, const float* values) {
+  return shape.sigmoid ? RouterBiases<float>{.correction = values}
+                       : RouterBiases<float>{.logits = values};
+}
 
 /// Decisions of a router, on the host.
 struct Decided {
@@ -32,10 +42,11 @@ struct Decided {
         chosen(shape.choices()),
         places(shape.choices()),
         starts(shape.experts + 1) {}
-  Decided(const RouterShape& shape, std::vector<float> logits, const std::vector<float>& bias = {},
-          const std::vector<std::int32_t>& targets = {})
+  Decided(const RouterShape& shape, std::vector<float> logits,
+          const std::vector<float>& biases = {}, const std::vector<std::int32_t>& targets = {})
       : Decided(shape) {
-    host_ops<float>().route(shape, logits.data(), bias.empty() ? nullptr : bias.data(),
+    host_ops<float>().route(shape, logits.data(),
+                            biases_at(shape, biases.empty() ? nullptr : biases.data()),
                             targets.empty() ? nullptr : targets.data(), routing(), starts.data());
   }
   Routing routing() {

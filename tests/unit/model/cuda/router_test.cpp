@@ -77,9 +77,23 @@ class Scratch {
 /// them; choices of a group of rows on both sides of what a block has in shared memory; one group
 /// of rows and several.
 constexpr RouterShape kShapes[] = {
-    {1, 1, 1, false},   {5, 3, 1, true},     {9, 3, 3, true},     {67, 8, 2, true},
-    {33, 40, 40, true}, {70, 130, 6, false}, {300, 60, 1, false}, {40, 70, 70, false},
-    {6, 257, 5, true},  {3, 1027, 9, true},  {700, 5, 3, false},
+    {1, 1, 1, false},
+    {5, 3, 1, true},
+    {9, 3, 3, true},
+    {67, 8, 2, true},
+    {33, 40, 40, true},
+    {70, 130, 6, false},
+    {300, 60, 1, false},
+    {40, 70, 70, false},
+    {6, 257, 5, true},
+    {3, 1027, 9, true},
+    {700, 5, 3, false},
+    // Sigmoids, without groups and with groups on both sides of a warp.
+    {67, 8, 2, true, true},
+    {6, 257, 5, false, true, 1, 1, 1.5},
+    {9, 12, 5, false, true, 4, 3, 2.5},
+    {70, 130, 10, true, true, 13, 1, 0.5},
+    {5, 1024, 9, true, true, 128, 8},
 };
 /// Enough rows that groups have more than the least number of rows.
 constexpr RouterShape kManyRows = {8200, 3, 2, false};
@@ -100,7 +114,8 @@ void expect_hosts_decisions(const RouterShape& shape, const std::vector<float>& 
     const Uploaded to(garbage);
     const DeviceArray<float> there(logits);
     const DeviceArray<std::int32_t> starts(shape.experts + 2, -7);
-    must(route<float>(nullptr, shape, there.data(), bias.empty() ? nullptr : bias_there.data(),
+    must(route<float>(nullptr, shape, there.data(),
+                      test::biases_at(shape, bias.empty() ? nullptr : bias_there.data()),
                       targets.empty() ? nullptr : targets_there.data(), to.routing(),
                       with_starts ? starts.data() : nullptr, scratch.data()));
     return std::tuple{to.probabilities.get(), to.log_sums.get(), to.weights.get(),
@@ -122,9 +137,10 @@ TEST_F(CudaRouter, DecidesAsTheHost) {
   for (const RouterShape& shape : kShapes) expect_hosts_decisions(shape, random_logits(shape));
 }
 
-TEST_F(CudaRouter, BiasesAreAddedToTheLogits) {
+TEST_F(CudaRouter, BiasesAreAddedToLogitsOrScores) {
   for (const RouterShape& shape : kShapes) {
-    expect_hosts_decisions(shape, random_logits(shape), normals_of<float>(shape.experts, 9, 3.0));
+    expect_hosts_decisions(shape, random_logits(shape),
+                           normals_of<float>(test::biases_in(shape), 9, 3.0));
   }
 }
 
@@ -139,8 +155,8 @@ std::vector<std::int32_t> some_padding(const RouterShape& shape) {
 
 TEST_F(CudaRouter, PaddingIsSentToNoExpert) {
   for (const RouterShape& shape : kShapes) {
-    expect_hosts_decisions(shape, random_logits(shape), normals_of<float>(shape.experts, 9, 3.0),
-                           some_padding(shape));
+    expect_hosts_decisions(shape, random_logits(shape),
+                           normals_of<float>(test::biases_in(shape), 9, 3.0), some_padding(shape));
     expect_hosts_decisions(shape, random_logits(shape), {},
                            std::vector<std::int32_t>(shape.rows, kPaddingTarget));
   }
@@ -337,10 +353,9 @@ TEST_F(CudaRouter, WithoutRowsOnlyZerosAreWritten) {
   const DeviceArray<std::int32_t> starts(6, -1);
   const DeviceArray<double> values(RouterTotals::values(5), -1.0);
   const RouterTotals totals = RouterTotals::at(values.data(), 5);
-  EXPECT_EQ(route<float>(nullptr, shape, nullptr, nullptr, nullptr, {}, starts.data(), nullptr),
+  EXPECT_EQ(route<float>(nullptr, shape, nullptr, {}, nullptr, {}, starts.data(), nullptr),
             cudaSuccess);
-  EXPECT_EQ(route<float>(nullptr, shape, nullptr, nullptr, nullptr, {}, nullptr, nullptr),
-            cudaSuccess);
+  EXPECT_EQ(route<float>(nullptr, shape, nullptr, {}, nullptr, {}, nullptr, nullptr), cudaSuccess);
   EXPECT_EQ(add_router_totals(nullptr, shape, {}, true, totals, nullptr), cudaSuccess);
   EXPECT_EQ(router_gradient<float>(nullptr, shape, {}, totals, {}, nullptr), cudaSuccess);
   EXPECT_EQ(starts.get(), std::vector<std::int32_t>(6, 0));
