@@ -250,9 +250,10 @@ void WeightFiles::index_names() {
 const WeightPlace* WeightFiles::find(const std::string& name) const {
   const auto found = found_.find(name);
   if (found != found_.end()) return &places_[found->second];
-  if (!in_text_model_.empty()) {
-    const auto inside = in_text_model_.find(name_alone(name));
-    if (inside != in_text_model_.end()) return &places_[inside->second];
+  const std::string alone = name_alone(name);
+  for (const auto* names : {&in_text_model_, &found_}) {
+    const auto inside = names->find(alone);
+    if (inside != names->end()) return &places_[inside->second];
   }
   const auto dot = name.find('.');
   if (dot == std::string::npos) return nullptr;
