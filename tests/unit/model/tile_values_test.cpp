@@ -35,6 +35,7 @@ ModelConfig config_of(const std::string& family, std::uint64_t layer_tiles) {
   c.init_stddev = 0.5;
   c.vocabulary_tiles = 1;
   c.layer_tiles = layer_tiles;
+  if (c.details.contains("n_routed_experts")) c.details["n_routed_experts"] = std::uint64_t{4};
   if (family == "gpt2" || family == "gpt_neox") c.num_kv_heads = c.num_heads;
   if (family != "gpt_neox") return c;
   c.head_dim = 9;
