@@ -11,11 +11,12 @@ EQUAL = 1e-4  # below it scores are made equal, or almost
 
 
 def is_mixture(config):
-    return hasattr(config, "num_experts_per_tok")
+    dense = getattr(config, "first_k_dense_replace", 0)
+    return hasattr(config, "num_experts_per_tok") and dense < config.num_hidden_layers
 
 
 def uses_sigmoids(config):
-    return config.model_type in ("glm4_moe", "minimax_m2")
+    return config.model_type in ("glm4_moe", "minimax_m2", "deepseek_v3", "glm4_moe_lite")
 
 
 def run_model(model, **inputs):
@@ -65,7 +66,7 @@ def route(model, kind):
 
 def make_corrections(model, generator):
     """Corrections that bf16 does not represent, for GLM as large as those of published weights."""
-    centre = 3.0 if model.config.model_type == "glm4_moe" else 0.0
+    centre = 0.0 if model.config.model_type == "minimax_m2" else 3.0
     for correction in corrections_of(model):
         correction.copy_(centre + 0.1 * torch.randn(correction.shape, generator=generator))
 

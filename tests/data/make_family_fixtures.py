@@ -86,6 +86,10 @@ PLAIN_LOCAL = {"rope_type": "default", "rope_theta": 100.0}
 # transformers reads `truncate` outside of the types of layers.
 YARN_GLOBAL = {key: value for key, value in YARN.items() if key != "truncate"}
 MINISTRAL = {**YARN, "truncate": True, "mscale": 1.3, "mscale_all_dim": 0.7, "llama_4_scaling_beta": 0.6}
+# Heads of values are narrower than those of keys.
+LATENT = {"type": "deepseek_v3", "without": ["head_dim"], "hidden_size": 40, "num_attention_heads": 3,
+          "num_key_value_heads": 3, "first_k_dense_replace": 2, "rope": {**YARN, "truncate": True,
+          "mscale": 1.3, "mscale_all_dim": 0.7}}
 EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": True, "router_aux_loss_coef": 0.1}
 MIXTRAL = {**EXPERTS, "type": "mixtral", "num_local_experts": 5, "intermediate_size": 24, "rope": PLAIN}
 # The limit is so low that the gate clamps a part of what it gets.
@@ -126,6 +130,11 @@ CASES = {
     "gpt_neox_sequential": {**NEOX, "use_parallel_residual": False, "hidden_act": "gelu_new",
                             "attention_bias": False, "tie_word_embeddings": True,
                             "rope": {"rope_type": "default"}, "own_rope": {}},
+    "deepseek_v3": {**LATENT, "q_lora_rank": 18, "kv_lora_rank": 14, "qk_nope_head_dim": 10,
+                    "qk_rope_head_dim": 6, "v_head_dim": 12, "attention_bias": True},
+    "deepseek_v3_plain_queries": {**LATENT, "q_lora_rank": None, "kv_lora_rank": 21,
+                                  "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12,
+                                  "rope_interleave": False},
     "mixtral": {**MIXTRAL, "sliding_window": 11, "seed": 1},
     "mixtral_ties": {**MIXTRAL, "routing": "ties", "seed": 6},
     "mixtral_one": {**MIXTRAL, "routing": "one", "seed": 4},
@@ -148,6 +157,17 @@ CASES = {
     "glm4_moe_ties": {**GLM4_MOE, "n_routed_experts": 5, "num_experts_per_tok": 2,
                       "n_shared_experts": 1, "first_k_dense_replace": 0, "norm_topk_prob": False,
                       "routed_scaling_factor": 0.7, "routing": "ties", "seed": 1},
+    "deepseek_v3_experts": {**LATENT, "first_k_dense_replace": 1, "q_lora_rank": 18, "kv_lora_rank": 14,
+                            "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12,
+                            "num_experts_per_tok": 3, "moe_intermediate_size": 16,
+                            "n_routed_experts": 9, "n_group": 3, "topk_group": 2,
+                            "n_shared_experts": 2, "routed_scaling_factor": 1.5, "seed": 4},
+    "glm4_moe_lite": {"without": ["head_dim"], "hidden_size": 40, "num_attention_heads": 3,
+                      "num_key_value_heads": 3, "q_lora_rank": 18, "kv_lora_rank": 14,
+                      "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 10,
+                      "mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2,
+                      "moe_intermediate_size": 16, "n_routed_experts": 5, "n_shared_experts": 1,
+                      "rms_norm_eps": 1e-5, "rope": PLAIN, "seed": 4},
     "minimax_m2": {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 24,
                    "rope": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.75},
                    "own_rope": {"rope_theta": 1000.0, "partial_rotary_factor": 0.75}, "seed": 1},

@@ -7,7 +7,9 @@
 
 #include "src/model/compute/adapted_maps.h"
 #include "src/model/compute/decoder_tensors.h"
+#include "src/model/compute/latent_attention.h"
 #include "src/model/compute/layer.h"
+#include "src/model/compute/layer_rotation.h"
 #include "src/model/spec/families/decoder.h"
 
 namespace ballast::model {
@@ -22,17 +24,17 @@ class DecoderLayer final : public Layer<Ops> {
   DecoderLayer(const Architecture& model, const AttentionShape& shape, Ops& ops)
       : Layer<Ops>(model, shape, ops,
                    arrays_of(decoder_family(model.config).decoder(model.config, 0),
-                             model.config.layer_tiles > 1)),
+                             model.config.layer_tiles > 1, model.config.num_heads)),
         bound_(Layer<Ops>::bind_layers(model,
                                        [&](const BlockSpec& block) {
                                          return find_decoder_tensors(model.config, block,
                                                                      ops.mlp_rule());
                                        })),
-        rotaries_(decoder_family(model.config).rotaries_of(model.config)),
-        angles_(rotaries_.size()),
-        maps_(model, ops) {}
+        rotation_(decoder_family(model.config).rotaries_of(model.config), shape, ops),
+        maps_(model, ops),
+        latent_(shape, ops, maps_) {}
   void take_memory(Bump& bump) override;
-  void take_lasting_memory(Bump& bump) override;
+  void take_lasting_memory(Bump& bump) override { rotation_.take_memory(bump); }
   [[nodiscard]] NormAt norm_of(std::size_t layer) const override;
   void append_head_norms(const BlockWeights<T>& block, T* normed) override;
   void add_head_norm_gradients(const BlockWeights<T>& block, const float* sums) override;
@@ -40,13 +42,17 @@ class DecoderLayer final : public Layer<Ops> {
  private:
   using Bound = DecoderTensors;
 
-  static LayerArrays arrays_of(const DecoderSpec& spec, bool tiles) {
+  static LayerArrays arrays_of(const DecoderSpec& spec, bool tiles, std::size_t heads) {
     return {.mlp = spec.gated ? 3U : 2U,
             .cuts_mlp = true,
             .norm1 = !spec.norm_before_attention.empty() && !tiles,
             .projected = !spec.query_norm.empty(),
             .attention_out = !spec.norm_after_attention.empty(),
             .mlp_out = !spec.norm_after_mlp.empty(),
+            .query_rank = spec.latent.query_rank,
+            .rank = spec.latent.rank,
+            .shared_keys = spec.latent.rotating,
+            .expanded = heads * (spec.latent.plain + spec.latent.values),
             .tiles = tiles,
             .keeps_attention = true};
   }
@@ -95,20 +101,10 @@ class DecoderLayer final : public Layer<Ops> {
   [[nodiscard]] std::size_t projected_row() const {
     return this->shape_.width() + this->shape_.kv_width();
   }
-  /// Rotates queries and keys by their positions; `direction` -1 rotates back. A row of queries and
-  /// keys is rotated as one row of heads.
+  /// Rotates queries and keys by their positions; `direction` -1 rotates back.
   void rotate(const Bound& b, T* qkv, float direction) {
-    for (std::size_t i = 0; i < angles_.size(); ++i) {
-      const bool stale = !angles_filled_ || angles_[i].by_row;
-      if (stale) this->ops_.fill_angles(rotaries_[i], angles_[i], this->sequences_.positions);
-    }
-    angles_filled_ = true;
-    const std::int32_t* const positions = this->sequences_.positions;
-    const std::size_t all = this->shape_.heads + this->shape_.kv_heads;
-    const std::size_t apart = b.query_rotary == b.rotary ? 0 : this->shape_.heads;
-    if (apart > 0) this->ops_.rotate(qkv, apart, angles_[b.query_rotary], positions, direction);
-    this->ops_.rotate(qkv + apart * this->shape_.head_dim, all - apart, angles_[b.rotary],
-                      positions, direction);
+    const RotaryAt at = {b.rotary, b.query_rotary, b.latent ? b.latent->plain : 0};
+    rotation_.rotate(at, qkv, this->sequences_.positions, direction);
   }
   /// Returns the residual stream before the MLP.
   [[nodiscard]] const T* mlp_input(const Bound& b, const T* in) const {
@@ -128,14 +124,18 @@ class DecoderLayer final : public Layer<Ops> {
     if (this->head_gradient_ != nullptr) own.gradient = {this->head_gradient_, norms.size()};
     return own;
   }
+  /// Returns the input of the map after attention.
+  const T* attention_results(const Bound& b) {
+    return b.latent ? latent_.results(*b.latent, this->memory_) : this->memory_.attention;
+  }
+
   [[nodiscard]] MapRows all_rows() const { return {0, this->rows_}; }
   static MapRows rows_of(const MlpChunk<T>& chunk) { return {chunk.first, chunk.rows}; }
 
   std::vector<Bound> bound_;
-  std::vector<Rotary> rotaries_;
-  std::vector<Angles> angles_;  ///< one element per rotary
-  bool angles_filled_ = false;  ///< whether angles by position are filled; angles by row never are
+  LayerRotation<Ops> rotation_;
   AdaptedMaps<Ops> maps_;
+  LatentAttention<Ops> latent_;
 };
 
 template <class Ops>
@@ -177,6 +177,12 @@ void DecoderLayer<Ops>::take_memory(Bump& bump) {
   typename AdaptedMaps<Ops>::Most most;
   for (const Bound& b : bound_) {
     for (const LinearAt& map : b.qkv) most.add(map, this->rows_);
+    if (b.latent) {
+      if (b.latent->query_down) most.add(*b.latent->query_down, this->rows_);
+      for (const LinearAt* map : {&b.latent->query, &b.latent->down, &b.latent->up}) {
+        most.add(*map, this->rows_);
+      }
+    }
     most.add(b.attention_out, this->rows_);
     for (const LinearAt& map : b.mlp_in) most.add(map, this->mlp_rows_);
     most.add(b.mlp_out, this->mlp_rows_);
@@ -185,28 +191,12 @@ void DecoderLayer<Ops>::take_memory(Bump& bump) {
 }
 
 template <class Ops>
-void DecoderLayer<Ops>::take_lasting_memory(Bump& bump) {
-  for (std::size_t i = 0; i < angles_.size(); ++i) {
-    const std::size_t half = rotaries_[i].frequencies.size();
-    const std::size_t length = this->shape_.whole_length();
-    const bool by_row = rotaries_[i].depends_on_documents(length);
-    expects(!by_row || this->shape_.parts == 1, "angles by document need whole sequences");
-    const std::size_t rows = by_row ? this->rows_ : length;
-    angles_[i] = {.cosine = bump.take<float>(rows * half),
-                  .sine = bump.take<float>(rows * half),
-                  .half = half,
-                  .interleaved = rotaries_[i].interleaved,
-                  .by_row = by_row};
-  }
-  angles_filled_ = false;
-}
-
-template <class Ops>
 void DecoderLayer<Ops>::project_qkv(const BlockWeights<T>& block, const T* x) {
   const Bound& b = bound_[block.layer];
   auto& ops = this->ops_;
   const LayerMemory<T>& m = this->memory_;
   const std::size_t row = this->shape_.row();
+  if (b.latent) latent_.project(block, *b.latent, x, m);
   std::size_t column = 0;
   for (const LinearAt& part : b.qkv) {
     const bool normed = b.query_norm && column < projected_row();
@@ -249,10 +239,11 @@ void DecoderLayer<Ops>::project_attention(const BlockWeights<T>& block, const T*
   const Bound& b = bound_[block.layer];
   const LayerMemory<T>& m = this->memory_;
   if (b.norm_after_attention) {
-    maps_.linear(block, b.attention_out, m.attention, m.attention_out, this->width_, all_rows());
+    maps_.linear(block, b.attention_out, attention_results(b), m.attention_out, this->width_,
+                 all_rows());
     this->ops_.norm(block[*b.norm_after_attention], m.attention_out, m.middle, this->rows_, in);
   } else {
-    maps_.linear_onto(block, b.attention_out, m.attention, in, m.middle, all_rows());
+    maps_.linear_onto(block, b.attention_out, attention_results(b), in, m.middle, all_rows());
   }
 }
 
@@ -284,7 +275,7 @@ template <class Ops>
 void DecoderLayer<Ops>::project(const BlockWeights<T>& block, const T* in, T* out) {
   const Bound& b = bound_[block.layer];
   if (b.part == LayerPart::attention_half) {
-    maps_.linear_onto(block, b.attention_out, this->memory_.attention, in, out, all_rows());
+    maps_.linear_onto(block, b.attention_out, attention_results(b), in, out, all_rows());
     return;
   }
   this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
@@ -397,8 +388,10 @@ void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T
   const MapRows rows = all_rows();
   const std::size_t row = this->shape_.row();
   add_bias_gradient(ops, block[b.attention_out], dout, this->width_, rows.count);
-  maps_.linear_weight(block, b.attention_out, m.attention, dout, this->width_, rows);
-  maps_.linear_input(block, b.attention_out, dout, this->width_, m.gradient, rows);
+  maps_.linear_weight(block, b.attention_out, attention_results(b), dout, this->width_, rows);
+  T* const dresults = b.latent ? latent_.results_gradient(*b.latent, m) : m.gradient;
+  maps_.linear_input(block, b.attention_out, dout, this->width_, dresults, rows);
+  if (b.latent) latent_.pad_results_gradient(*b.latent, m);
   this->attend_backward(b.window, block.sinks(b.sinks));
   if (b.rotates) rotate(b, m.dqkv, -1.0F);
   if (b.query_norm) {
@@ -409,6 +402,7 @@ void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T
     ops.norm_groups_backward(norms[*b.key_norm], heads(b, this->shape_.kv_heads),
                              m.projected + keys, projected_row(), m.dqkv + keys, row);
   }
+  if (b.latent) latent_.backward(block, *b.latent, x, m, dx, add_to_dx);
   const T* from = m.dqkv;
   for (const LinearAt& part : b.qkv) {
     add_bias_gradient(ops, block[part], from, row, rows.count);

@@ -9,6 +9,7 @@
 #include "ballast/model/architecture.h"
 
 #include "src/model/compute/head_norms.h"
+#include "src/model/compute/latent_tensors.h"
 #include "src/model/compute/mlp_rule.h"
 #include "src/model/compute/tensor_offsets.h"
 #include "src/model/spec/families/decoder.h"
@@ -23,6 +24,7 @@ struct DecoderTensors {
   std::optional<NormAt> norm_before_mlp;
   std::optional<NormAt> norm_after_mlp;
   std::vector<LinearAt> qkv;         ///< outputs side by side in a row
+  std::optional<LatentAt> latent;    ///< replaces qkv
   std::optional<NormAt> query_norm;  ///< in a tile: offsets in the weights of HeadNorms
   std::optional<NormAt> key_norm;
   bool norms_whole_rows = false;
@@ -86,6 +88,10 @@ inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const Bloc
                       .activation = spec.activation,
                       .mlp_in = linears(spec.mlp_in),
                       .mlp_out = linear(spec.mlp_out)};
+  if (spec.latent.rank > 0 && !b.qkv.empty()) {
+    b.latent = find_latent(block, spec.latent, b.qkv.front());
+    b.qkv.clear();
+  }
   if (block.part == LayerPart::attention && !spec.query_norm.empty()) {
     b.query_norm = NormAt{.offset = spec.norm_offset};
     b.key_norm = NormAt{.weight = HeadNorms::keys_at(config.head_dim), .offset = spec.norm_offset};

@@ -56,6 +56,13 @@ struct Groups {
   std::size_t width = 0;  ///< columns per group
 };
 
+/// Elements between the starts of rows, and between those of a row's groups. Groups 0 elements
+/// apart are the same group.
+struct GroupSteps {
+  std::size_t row = 0;
+  std::size_t group = 0;
+};
+
 /// Cosines and sines of rotary positions, [whole length, half] each, or [N, half] if by_row.
 struct Angles {
   float* cosine = nullptr;
@@ -74,7 +81,12 @@ struct Norm {
   const T* bias = nullptr;  ///< null: RMSNorm
   float* weight_gradient = nullptr;
   float* bias_gradient = nullptr;
-  float offset = 0.0F;  ///< for an RMSNorm: values are multiplied by offset + weight
+  float offset = 0.0F;   ///< for an RMSNorm: values are multiplied by offset + weight
+  float epsilon = 0.0F;  ///< for norms of groups; 0: the model's
+
+  [[nodiscard]] float epsilon_or(float of_model) const {
+    return epsilon > 0.0F ? epsilon : of_model;
+  }
 };
 
 /// The model that a pass computes. Without preference pairs it is always the policy.
@@ -95,8 +107,9 @@ struct BlockWeights {
   ModelRole role = ModelRole::policy;
 
   [[nodiscard]] Norm<T> operator[](const NormAt& at) const {
-    return {weights + at.weight, at.bias ? weights + *at.bias : nullptr, sum(at.weight),
-            at.bias ? sum(*at.bias) : nullptr, at.offset};
+    return {weights + at.weight, at.bias ? weights + *at.bias : nullptr,
+            sum(at.weight),      at.bias ? sum(*at.bias) : nullptr,
+            at.offset,           at.epsilon};
   }
   /// Returns the sinks at `logits`, if there are any.
   [[nodiscard]] AttentionSinks<T> sinks(const std::optional<Elems>& logits) const {
@@ -302,13 +315,18 @@ class Layer {
     };
     memory.norm1 = take_if(arrays_.norm1, width_);
     memory.projected = take_if(arrays_.projected, shape_.width() + shape_.kv_width());
+    memory.low_queries = take_if(arrays_.query_rank > 0, arrays_.query_rank);
+    memory.low_queries_normed = take_if(arrays_.query_rank > 0, arrays_.query_rank);
+    memory.low = take_if(arrays_.rank > 0, arrays_.rank + arrays_.shared_keys);
+    memory.low_normed = take_if(arrays_.rank > 0, arrays_.rank);
     memory.qkv = bump.take<T>(rows_ * shape_.row());
     memory.attention = bump.take<T>(rows_ * shape_.width());
     memory.attended = take_if(exchange_.is_needed(), shape_.width());
     memory.attention_out = take_if(arrays_.attention_out, width_);
     memory.middle = take_if(!arrays_.tiles && !half, width_);
-    memory.gradient =
-        bump.take<T>(rows_ * (arrays_.tiles ? shape_.width() : std::max(width_, shape_.width())));
+    memory.gradient = bump.take<T>(
+        rows_ *
+        (arrays_.tiles ? shape_.width() : std::max({width_, shape_.width(), arrays_.expanded})));
     memory.norm2 = arrays_.tiles ? nullptr : memory.gradient;
     memory.log_sums = bump.take<float>(shape_.log_sums());
     memory.mlp_out = arrays_.mlp_out && !half ? bump.take<T>(mlp_rows * width_) : nullptr;

@@ -13,6 +13,10 @@ struct LayerArrays {
   bool projected = false;
   bool attention_out = false;
   bool mlp_out = false;
+  std::size_t query_rank = 0;   ///< see LatentSpec
+  std::size_t rank = 0;         ///< see LatentSpec
+  std::size_t shared_keys = 0;  ///< LatentSpec::rotating
+  std::size_t expanded = 0;     ///< keys and values of all heads from LatentSpec::up
   /// True if layers are cut into tiles: a call is for one tile, and the caller owns its input.
   bool tiles = false;
   /// True if Layer::compute() leaves out what attention_is_known() says.
@@ -33,6 +37,11 @@ template <class T>
 struct LayerMemory {
   T* norm1 = nullptr;      ///< [N, H] input of the attention's projection
   T* projected = nullptr;  ///< [N, queries | keys] before their norms
+  // Results of maps of low rank and of their norms (LatentSpec), later their gradients.
+  T* low_queries = nullptr;         ///< [N, query_rank]
+  T* low_queries_normed = nullptr;  ///< [N, query_rank]
+  T* low = nullptr;                 ///< [N, rank | shared keys]
+  T* low_normed = nullptr;          ///< [N, rank]
   /// [N, queries | keys | values]. If ranks share sequences, Layer::exchange_projections() turns it
   /// into whole sequences of the rank's heads.
   T* qkv = nullptr;
@@ -45,7 +54,9 @@ struct LayerMemory {
   T* activated = nullptr;      ///< [N, I], later its gradient
   T* mlp_out = nullptr;        ///< [N, H] before its norm, later its gradient
   T* dqkv = nullptr;           ///< like qkv, in the memory of hidden and activated
-  T* gradient = nullptr;       ///< [N, H or A], of norm2, attention, then norm1; norm2's memory
+  T* gradient = nullptr;       ///< [N, H or A], of norm2, attention, then norm1; norm2's memory.
+                               ///< Before that [N, expanded] or its gradient, if there are maps of
+                               ///< low rank
   float* log_sums = nullptr;   ///< log-sums of attention
 };
 

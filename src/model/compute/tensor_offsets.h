@@ -16,7 +16,8 @@ namespace ballast::model {
 struct NormAt {
   Elems weight = 0;
   std::optional<Elems> bias;
-  float offset = 0.0F;  ///< see Norm
+  float offset = 0.0F;   ///< see Norm
+  float epsilon = 0.0F;  ///< see Norm
 };
 
 /// Offsets of an adapter's tensors in a block, in elements: A [rank, in], B [out, rank].

@@ -80,7 +80,8 @@ void Ops<T>::norm_backward(const Norm<T>& weights, const T* x, const T* dy, cons
 template <class T>
 void Ops<T>::norm_groups(const Norm<T>& weights, const Groups& groups, const T* x,
                          std::size_t x_step, T* y, std::size_t y_step) const {
-  check(cuda::norm<T>(queue_, x, weights.weight, nullptr, epsilon_, nullptr, y,
+  const float epsilon = weights.epsilon_or(epsilon_);
+  check(cuda::norm<T>(queue_, x, weights.weight, nullptr, epsilon, nullptr, y,
                       {groups.rows * groups.count, groups.width}, {groups.count, x_step, y_step},
                       weights.offset),
         "norm of queries or keys", {groups.rows, groups.count, groups.width});
@@ -89,7 +90,8 @@ void Ops<T>::norm_groups(const Norm<T>& weights, const Groups& groups, const T* 
 template <class T>
 void Ops<T>::norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
                                   std::size_t x_step, T* dy, std::size_t dy_step) const {
-  check(cuda::norm_backward<T>(queue_, x, weights.weight, dy, epsilon_, nullptr, dy,
+  const float epsilon = weights.epsilon_or(epsilon_);
+  check(cuda::norm_backward<T>(queue_, x, weights.weight, dy, epsilon, nullptr, dy,
                                weights.weight_gradient, nullptr, partials_,
                                {groups.rows * groups.count, groups.width},
                                {groups.count, x_step, dy_step}, weights.offset),
@@ -153,6 +155,22 @@ void Ops<T>::rotate(T* x, std::size_t heads, const Angles& angles, const std::in
                              .direction = direction};
   check(cuda::rotate(queue_, x, shape_.row(), rotation, {shape_.tokens(), heads * shape_.head_dim}),
         "rotary positions", {shape_.tokens(), heads, shape_.head_dim});
+}
+
+template <class T>
+void Ops<T>::copy_groups(const Groups& groups, const T* from, const GroupSteps& from_steps, T* to,
+                         const GroupSteps& to_steps, std::size_t zeros) const {
+  check(cuda::copy_groups(queue_, {groups.rows, groups.count, groups.width, zeros}, from,
+                          {from_steps.row, from_steps.group}, to, {to_steps.row, to_steps.group}),
+        "copy of heads", {groups.rows, groups.count, groups.width});
+}
+
+template <class T>
+void Ops<T>::sum_groups(const Groups& groups, const T* from, const GroupSteps& steps, T* to,
+                        std::size_t to_row) const {
+  check(cuda::sum_groups(queue_, {groups.rows, groups.count, groups.width, 0}, from,
+                         {steps.row, steps.group}, to, to_row),
+        "sum of heads", {groups.rows, groups.count, groups.width});
 }
 
 template <class T>

@@ -78,6 +78,11 @@ class Ops {
   void rotate(T* x, std::size_t heads, const Angles& angles, const std::int32_t* positions,
               float direction) const;
 
+  void copy_groups(const Groups& groups, const T* from, const GroupSteps& from_steps, T* to,
+                   const GroupSteps& to_steps, std::size_t zeros = 0) const;
+  void sum_groups(const Groups& groups, const T* from, const GroupSteps& steps, T* to,
+                  std::size_t to_row) const;
+
   void regroup(const Regrouping& how, const T* from, T* to) const {
     check(cuda::regroup(queue_, how, from, to), "exchange of heads", {how.rows(), how.width()});
   }

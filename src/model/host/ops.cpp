@@ -14,7 +14,9 @@
 #include "ballast/core/units.h"
 #include "ballast/device/host_stream.h"
 
+#include "src/model/host/angle_rows.h"
 #include "src/model/host/base_codes.h"
+#include "src/model/host/group_rows.h"
 #include "src/model/host/team.h"
 #include "src/model/spec/families/experts.h"
 
@@ -264,27 +266,27 @@ void Ops<T>::norm_backward(const Norm<T>& weights, const T* x, const T* dy, cons
 }
 
 template <class T>
-void Ops<T>::norm_groups(const Norm<T>& weights, const Groups& groups, const T* x,
-                         std::size_t x_step, T* y, std::size_t y_step) const {
+void Ops<T>::norm_groups(const Norm<T>& w, const Groups& groups, const T* x, std::size_t x_step,
+                         T* y, std::size_t y_step) const {
   split(groups.rows, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
-      kernels_.norm(x + row * x_step, weights.weight, nullptr, weights.offset, epsilon_, nullptr,
+      kernels_.norm(x + row * x_step, w.weight, nullptr, w.offset, w.epsilon_or(epsilon_), nullptr,
                     y + row * y_step, groups.count, groups.width);
     }
   });
 }
 
 template <class T>
-void Ops<T>::norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
+void Ops<T>::norm_groups_backward(const Norm<T>& w, const Groups& groups, const T* x,
                                   std::size_t x_step, T* dy, std::size_t dy_step) const {
   sum_parts(groups.rows, groups.width, [&](Range r, float* of_weight, float*) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
       T* const d = dy + row * dy_step;
-      kernels_.norm_backward(x + row * x_step, weights.weight, d, weights.offset, epsilon_, nullptr,
-                             d, of_weight, nullptr, groups.count, groups.width);
+      kernels_.norm_backward(x + row * x_step, w.weight, d, w.offset, w.epsilon_or(epsilon_),
+                             nullptr, d, of_weight, nullptr, groups.count, groups.width);
     }
   });
-  add_sums(groups.rows, 0, weights.weight_gradient, groups.width);
+  add_sums(groups.rows, 0, w.weight_gradient, groups.width);
 }
 
 template <class T>
@@ -350,25 +352,8 @@ template <class T>
 void Ops<T>::fill_angles(const Rotary& rotary, const Angles& angles,
                          const std::int32_t* positions) const {
   const std::size_t length = shape_.whole_length();
-  if (!angles.by_row) positions = nullptr;
-  split(angles.by_row ? shape_.tokens() : length, 1, [&](Range rows) {
-    std::size_t document = 0;
-    std::vector<double> frequencies = rotary.frequencies;
-    for (std::size_t row = rows.begin; row < rows.end; ++row) {
-      if (angles.by_row) {
-        const std::size_t tokens = document_length(positions, row, length);
-        if (tokens != document) frequencies = frequencies_in_document(rotary, tokens);
-        document = tokens;
-      }
-      const auto position = static_cast<double>(position_of({nullptr, positions}, row, length));
-      const double factor = factor_at(position, rotary.factor, rotary.slope, rotary.period);
-      for (std::size_t i = 0; i < angles.half; ++i) {
-        const double angle = position * frequencies[i];
-        angles.cosine[row * angles.half + i] = static_cast<float>(std::cos(angle) * factor);
-        angles.sine[row * angles.half + i] = static_cast<float>(std::sin(angle) * factor);
-      }
-    }
-  });
+  split(angles.by_row ? shape_.tokens() : length, 1,
+        [&](Range r) { fill_angle_rows(rotary, angles, positions, length, r.begin, r.end); });
 }
 
 template <class T>
@@ -381,6 +366,19 @@ void Ops<T>::rotate(T* x, std::size_t heads, const Angles& angles, const std::in
     rotate(x + r.begin * shape_.row(), shape_.row(), r.begin, r.size(), length, positions, heads,
            shape_.head_dim, angles.half, angles.cosine, angles.sine, direction);
   });
+}
+
+template <class T>
+void Ops<T>::copy_groups(const Groups& g, const T* from, const GroupSteps& in, T* to,
+                         const GroupSteps& out, std::size_t zeros) const {
+  split(g.rows, 1,
+        [&](Range r) { copy_groups_of_rows(g, from, in, to, out, zeros, r.begin, r.end); });
+}
+template <class T>
+void Ops<T>::sum_groups(const Groups& g, const T* from, const GroupSteps& steps, T* to,
+                        std::size_t to_row) const {
+  split(g.rows, 1,
+        [&](Range r) { sum_groups_of_rows(g, from, steps, to, to_row, r.begin, r.end); });
 }
 
 template <class T>

@@ -86,6 +86,12 @@ class Ops {
   void rotate(T* x, std::size_t heads, const Angles& angles, const std::int32_t* positions,
               float direction) const;
 
+  /// Copies groups of columns of each row, and writes `zeros` zeros after each.
+  void copy_groups(const Groups& groups, const T* from, const GroupSteps& from_steps, T* to,
+                   const GroupSteps& to_steps, std::size_t zeros = 0) const;
+  /// Writes the sums of each row's groups. They are added in order in fp32 and rounded once.
+  void sum_groups(const Groups& groups, const T* from, const GroupSteps& steps, T* to,
+                  std::size_t to_row) const;
   /// Copies rows from one order to another.
   void regroup(const Regrouping& how, const T* from, T* to) const;
   [[nodiscard]] std::size_t attention_scratch_bytes() const { return attention_.scratch_bytes(); }

@@ -12,6 +12,7 @@
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
 
+#include "src/model/spec/families/decoder.h"
 #include "src/model/spec/tiles.h"
 
 namespace ballast::model {
@@ -24,6 +25,14 @@ void require(std::uint64_t value, const Refuse& refuse, std::string_view key,
 
 void complete_heads(ModelConfig& c, const Refuse& refuse) {
   if (c.num_kv_heads == 0) c.num_kv_heads = c.num_heads;
+  const auto* const described = dynamic_cast<const DecoderFamily*>(&family(c.family));
+  if (const std::uint64_t width = described == nullptr ? 0 : described->head_width(c); width > 0) {
+    if (c.head_dim != 0 && c.head_dim != width) {
+      refuse("head_dim", fmt::format("other keys of {} give heads of {} values; remove this one",
+                                     c.family, width));
+    }
+    c.head_dim = width;
+  }
   if (c.head_dim == 0) {
     if (c.hidden_size % c.num_heads != 0) {
       refuse("num_heads",

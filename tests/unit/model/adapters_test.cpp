@@ -230,6 +230,13 @@ Bench make(const Case& c) {
   config.head_dim = 16;
   config.intermediate_size = 80;
   config.max_sequence = kShape.length;
+  if (c.family == "deepseek_v3") {
+    config.details["q_lora_rank"] = std::uint64_t{12};
+    config.details["kv_lora_rank"] = std::uint64_t{10};
+    config.details["qk_nope_head_dim"] = std::uint64_t{10};
+    config.details["qk_rope_head_dim"] = std::uint64_t{6};
+    config.details["v_head_dim"] = std::uint64_t{12};
+  }
   Bench bench(config, DType::f32, kShape, kThreads);
   adapt(bench.architecture,
         {.rank = kRank,
@@ -431,8 +438,9 @@ TEST_P(AdapterDropout, DropOtherElementsInEachMicroBatchAndNoneInAnEvaluation) {
 }
 
 const std::vector<Case> kCases = {
-    {"llama"}, {"llama", true}, {"llama", true, {"k_proj", "up_proj"}}, {"gpt2"}, {"gpt_neox"},
-    {"olmo2"}, {"phi3"}};
+    {"llama"}, {"llama", true}, {"llama", true, {"k_proj", "up_proj"}},
+    {"gpt2"},  {"gpt_neox"},    {"olmo2"},
+    {"phi3"},  {"deepseek_v3"}};
 INSTANTIATE_TEST_SUITE_P(Families, AdapterPasses, testing::ValuesIn(kCases),
                          testing::PrintToStringParamName());
 INSTANTIATE_TEST_SUITE_P(Families, AdapterDropout, testing::ValuesIn(kCases),
@@ -444,6 +452,7 @@ INSTANTIATE_TEST_SUITE_P(Dora, AdapterPasses,
                          testing::Values(Case{"llama", true, {"k_proj", "up_proj"}, true},
                                          Case{"gpt2", false, {"all-linear"}, true},
                                          Case{"olmo2", false, {"all-linear"}, true},
+                                         Case{"deepseek_v3", false, {"all-linear"}, true},
                                          Case{"phi3", false, {"all-linear"}, true}),
                          testing::PrintToStringParamName());
 

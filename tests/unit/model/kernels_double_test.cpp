@@ -243,6 +243,27 @@ TEST(DoubleKernels, RopeRotatesPairsAndBackwardRotatesBack) {
   EXPECT_NE(y[kStride], x[kStride]);
 }
 
+TEST(DoubleKernels, InterleavedRopeRotatesNeighbours) {
+  constexpr std::size_t kHeads = 2;
+  constexpr std::size_t kHead = 10;
+  constexpr std::size_t kHalf = 3;
+  const Values cosine = {0.6, 0.8, 0.0};
+  const Values sine = {0.8, 0.6, 1.0};
+  const Values x = normals(kHeads * kHead, 1);
+  for (const double direction : {1.0, -1.0}) {
+    Values y = x;
+    in_double::interleaved_rope(y.data(), x.size(), 0, 1, 1, nullptr, kHeads, kHead, kHalf,
+                                cosine.data(), sine.data(), direction);
+    for (std::size_t i = 0; i < x.size(); i += 2) {
+      const std::size_t pair = i % kHead / 2;
+      const double c = pair < kHalf ? cosine[pair] : 1.0;
+      const double s = pair < kHalf ? direction * sine[pair] : 0.0;
+      EXPECT_NEAR(y[i], x[i] * c - x[i + 1] * s, 1e-12);
+      EXPECT_NEAR(y[i + 1], x[i + 1] * c + x[i] * s, 1e-12);
+    }
+  }
+}
+
 TEST(DoubleKernels, RotaryPositionsOfAPartOfEachHeadLeaveTheRest) {
   constexpr std::size_t kHeads = 2;
   constexpr std::size_t kHead = 10;

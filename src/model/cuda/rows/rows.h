@@ -153,6 +153,25 @@ template <class T>
 cudaError_t rotate(cudaStream_t stream, T* x, std::size_t stride, const Rotation& rotation,
                    Rows rows);
 
+/// Groups of columns in rows, like Groups and GroupSteps.
+struct CopiedGroups {
+  std::size_t rows = 0;
+  std::size_t count = 0;  ///< groups per row
+  std::size_t width = 0;  ///< columns per group
+  std::size_t zeros = 0;  ///< zeros written after each group
+};
+struct StepsOfGroups {
+  std::size_t row = 0;
+  std::size_t group = 0;
+};
+template <class T>
+cudaError_t copy_groups(cudaStream_t stream, const CopiedGroups& groups, const T* from,
+                        const StepsOfGroups& from_steps, T* to, const StepsOfGroups& to_steps);
+/// Sums the groups of each row in order in fp32, rounded once.
+template <class T>
+cudaError_t sum_groups(cudaStream_t stream, const CopiedGroups& groups, const T* from,
+                       const StepsOfGroups& steps, T* to, std::size_t to_row);
+
 /// Copies rows of heads from one order to another. how.first and how.others are multiples of 8.
 template <class T>
 cudaError_t regroup(cudaStream_t stream, const Regrouping& how, const T* from, T* to);

@@ -118,7 +118,9 @@ class Tensors {
     const std::uint64_t q = c.num_heads * c.head_dim;
     const std::uint64_t kv = c.num_kv_heads * c.head_dim;
     norm(spec_.norm_before_attention, h, spec_.layer_norm);
-    if (spec_.qkv.size() == 1) {
+    if (spec_.latent.rank > 0) {
+      latent_inputs(c);
+    } else if (spec_.qkv.size() == 1) {
       linear(spec_.qkv.front(), h, q + 2 * kv, spec_.qkv_bias);
       if (spec_.interleaved_qkv) block_.stored_by({3, c.num_heads});
     } else {
@@ -139,6 +141,19 @@ class Tensors {
   }
 
  private:
+  void latent_inputs(const ModelConfig& c) {
+    const LatentSpec& latent = spec_.latent;
+    const std::uint64_t h = c.hidden_size;
+    const std::uint64_t q = c.num_heads * c.head_dim;
+    if (latent.query_rank > 0) {
+      linear(latent.query_down, h, latent.query_rank, latent.bias);
+      norm(latent.query_norm, latent.query_rank, false);
+    }
+    linear(spec_.qkv.front(), latent.query_rank > 0 ? latent.query_rank : h, q, spec_.qkv_bias);
+    linear(latent.down, h, latent.rank + latent.rotating, latent.bias);
+    norm(latent.norm, latent.rank, false);
+    linear(latent.up, latent.rank, c.num_heads * (latent.plain + latent.values), false);
+  }
   [[nodiscard]] std::vector<std::uint64_t> shape(std::uint64_t in, std::uint64_t out) const {
     if (spec_.conv1d) return {in, out};
     return {out, in};
@@ -151,6 +166,11 @@ class Tensors {
   const DecoderSpec& spec_;
   double stddev_;
 };
+
+/// Number of inputs of the map after attention.
+std::uint64_t attention_width(const ModelConfig& c, const DecoderSpec& spec) {
+  return c.num_heads * (spec.latent.rank > 0 ? spec.latent.values : c.head_dim);
+}
 
 }  // namespace
 
@@ -177,7 +197,7 @@ BlockSpec DecoderFamily::layer(const ModelConfig& c, std::uint64_t index) const 
   Tensors tensors(block, spec, c.init_stddev);
 
   tensors.attention_inputs(c);
-  tensors.linear(spec.attention_out, c.num_heads * c.head_dim, h, spec.attention_out_bias,
+  tensors.linear(spec.attention_out, attention_width(c, spec), h, spec.attention_out_bias,
                  spec.residual_factor);
   tensors.norm(spec.norm_after_attention, h, spec.layer_norm);
   tensors.norm(spec.norm_before_mlp, h, spec.layer_norm);
@@ -225,7 +245,7 @@ std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::u
   add("attention", [&](Tensors tensors, BlockBuilder& block) {
     block.part(LayerPart::attention_half);
     tensors.attention_inputs(c);
-    tensors.last_linear(spec.attention_out, c.num_heads * c.head_dim, h, spec.attention_out_bias);
+    tensors.last_linear(spec.attention_out, attention_width(c, spec), h, spec.attention_out_bias);
   });
   add("router", [&](Tensors tensors, BlockBuilder& block) {
     block.part(LayerPart::router);
@@ -275,6 +295,7 @@ std::string DecoderFamily::obstacle_to_tiles(const ModelConfig& config,
     return "they lack a norm before attention or the MLP";
   }
   if (spec.parallel) return "attention and the MLP read the same residual stream";
+  if (spec.latent.rank > 0) return "queries, keys and values are maps of low rank";
   if (!spec.query_norm.empty()) {
     if (spec.norms_whole_rows) return "norms of queries and keys join all heads";
     if (spec.qkv.size() != 3) return "queries and keys with norms have a fused map";

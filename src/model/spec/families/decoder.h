@@ -47,6 +47,26 @@ struct ExpertsSpec {
   }
 };
 
+/// Multi-head latent attention: keys and values, and possibly queries, are maps of low rank with a
+/// norm between two matrices. A head of queries or keys has `plain` values, then `rotating` ones;
+/// the rotating keys are the same for all heads. DecoderSpec::qkv is the map of queries, of the
+/// layer's input or of the normed result of query_down. Source: DeepSeek-AI, "DeepSeek-V2", 2024,
+/// section 2.1.
+struct LatentSpec {
+  std::uint64_t rank = 0;        ///< rank of keys and values; 0: other attention
+  std::uint64_t query_rank = 0;  ///< 0: queries are one map
+  std::uint64_t plain = 0;
+  std::uint64_t rotating = 0;
+  std::uint64_t values = 0;  ///< width of a head of values, at most plain + rotating
+  std::string query_down;    ///< [query_rank, H]
+  std::string query_norm;
+  std::string down;  ///< [rank | rotating, H]
+  std::string norm;
+  std::string up;        ///< [heads x (plain | values), rank]
+  bool bias = false;     ///< whether query_down and down have biases
+  double epsilon = 0.0;  ///< added to the mean squares in both norms
+};
+
 /// One layer of a decoder: residual stream -> attention -> residual stream -> MLP -> residual
 /// stream. Tensors are named without the layer's prefix and without ".weight"; an empty name means
 /// no such tensor.
@@ -62,6 +82,7 @@ struct DecoderSpec {
 
   /// Queries, keys and values: one map with rows in that order, or three maps.
   std::vector<std::string> qkv;
+  LatentSpec latent;       ///< replaces three maps
   std::string query_norm;  ///< RMSNorms before rotary positions
   std::string key_norm;
   bool norms_whole_rows = false;  ///< true: over all heads together; false: per head
@@ -119,6 +140,8 @@ class DecoderFamily : public Family {
                                               std::uint64_t places) const final;
   [[nodiscard]] std::vector<BlockSpec> layer_tiles(const ModelConfig& config,
                                                    std::uint64_t index) const final;
+  /// Width of a head of queries and keys, if the family's own keys give it; 0: head_dim.
+  [[nodiscard]] virtual std::uint64_t head_width(const ModelConfig& /*config*/) const { return 0; }
   /// Rotary positions of the layers (see DecoderSpec::rotary); empty if no layer rotates.
   [[nodiscard]] virtual std::vector<Rotary> rotaries(const ModelConfig& /*config*/,
                                                      const Refuse& /*refuse*/) const {

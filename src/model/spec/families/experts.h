@@ -38,6 +38,10 @@ ExpertsSpec usual_experts(const ModelConfig& config, std::string_view count, std
 /// Returns the experts of one layer with the tensor names of Mixtral.
 ExpertsSpec mixtral_experts(const ModelConfig& config, std::uint64_t width);
 DecoderSpec instead_of_mlp(DecoderSpec spec, ExpertsSpec experts);
+/// Checks the keys of experts that GLM-4.5 and DeepSeek-V3 have.
+void check_sigmoid_experts(const ModelConfig& config, const Refuse& refuse);
+/// Returns the experts of one layer that these keys describe.
+ExpertsSpec sigmoid_experts(const ModelConfig& config);
 /// Returns the families whose routers use sigmoids.
 std::vector<std::unique_ptr<const Family>> families_with_sigmoid_routers();
 

@@ -15,6 +15,7 @@
 #include "src/model/spec/families/experts.h"
 #include "src/model/spec/families/gpt2.h"
 #include "src/model/spec/families/gpt_neox.h"
+#include "src/model/spec/families/latent.h"
 #include "src/model/spec/families/llama.h"
 #include "src/model/spec/families/llama_variants.h"
 
@@ -34,6 +35,7 @@ std::vector<std::unique_ptr<const Family>>& families() {
     auto made = make_families<Gpt2, Llama, Mistral, Ministral3, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2,
                               Olmo3, Gemma3, GptNeoX>();
     std::ranges::move(families_with_experts(), std::back_inserter(made));
+    std::ranges::move(families_with_latent_attention(), std::back_inserter(made));
     return made;
   }();
   return all;

@@ -65,7 +65,7 @@ class Ministral3 final : public Llama {
                                   {"original_max_position_embeddings", 16384}});
   }
   std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
-    const Rotary of_queries = rotary_positions(c, refuse, true);
+    const Rotary of_queries = rotary_positions(c, refuse, {.grows = true});
     Rotary of_keys = of_queries;
     of_keys.slope = 0.0;
     return {of_keys, of_queries};

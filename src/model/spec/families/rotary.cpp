@@ -241,17 +241,18 @@ Rotary plain_rotary_positions(const ModelConfig& c, std::string_view key, const 
   return {frequencies_of(theta, c.head_dim / 2)};
 }
 
-Rotary rotary_positions(const ModelConfig& c, const Refuse& refuse, bool grows) {
+Rotary rotary_positions(const ModelConfig& c, const Refuse& refuse, const RotaryUse& use) {
   Scaling scaling(c, refuse);
   const double theta = scaling.number("rope_theta", c.number("rope_theta"));
   if (!(theta > 0.0)) refuse("rope_theta", fmt::format("must be above 0, got {}", theta));
   const double given_part =
       c.details.contains("partial_rotary_factor") ? c.number("partial_rotary_factor") : 1.0;
   const double part = scaling.number("partial_rotary_factor", given_part);
-  const double exact = static_cast<double>(c.head_dim) * part;
-  const bool fits = exact >= 0.0 && exact <= static_cast<double>(c.head_dim) && exact < 0x1p63;
+  const std::uint64_t width = use.width > 0 ? use.width : c.head_dim;
+  const double exact = static_cast<double>(width) * part;
+  const bool fits = exact >= 0.0 && exact <= static_cast<double>(width) && exact < 0x1p63;
   const auto dims = fits ? static_cast<std::uint64_t>(exact) : 0;
-  if (dims == 0 || dims > c.head_dim || dims % 2 != 0) {
+  if (dims == 0 || dims > width || dims % 2 != 0) {
     if (part == 1.0) {
       refuse("head_dim", fmt::format("{} is odd; rotary positions need an even one", c.head_dim));
     }
@@ -261,12 +262,22 @@ Rotary rotary_positions(const ModelConfig& c, const Refuse& refuse, bool grows) 
                        part, c.head_dim, fits ? static_cast<double>(dims) : exact));
   }
   Rotary rotary = scaled({theta, dims / 2}, scaling);
-  if (grows) {
+  if (use.grows) {
     rotary.slope = scaling.growth();
     if (rotary.slope > 0.0) rotary.period = scaling.number("original_max_position_embeddings");
   }
   scaling.check_unknown();
   return rotary;
+}
+
+double yarn_score_factor(const ModelConfig& c) {
+  const Json& scaling = c.detail("rope_scaling");
+  const Json* const slope = scaling.find("mscale_all_dim");
+  const Json* const factor = scaling.find("factor");
+  if (slope == nullptr || !slope->is_number() || factor == nullptr || !factor->is_number())
+    return 1.0;
+  const double m = yarn_factor(factor->number(), slope->number());
+  return m * m;
 }
 
 }  // namespace ballast::model

@@ -67,16 +67,8 @@ class Glm4Moe final : public Llama {
                              {"n_routed_experts", 128}}}) {}
   void complete(ModelConfig& c, const Refuse& refuse) const override {
     Llama::complete(c, refuse);
-    check_expert_counts(c, "n_routed_experts", refuse);
-    check_groups(c, "n_routed_experts", refuse);
-    for (const char* key : {"moe_intermediate_size", "n_shared_experts"}) {
-      whole_number(c, key, 1, refuse);
-    }
+    check_sigmoid_experts(c, refuse);
     whole_number(c, "first_k_dense_replace", 0, refuse);
-    if (!(c.number("routed_scaling_factor") > 0.0)) {
-      refuse("routed_scaling_factor",
-             fmt::format("must be above 0, got {}", c.number("routed_scaling_factor")));
-    }
   }
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
     DecoderSpec spec = Llama::decoder(c, index);
@@ -86,17 +78,7 @@ class Glm4Moe final : public Llama {
       spec.key_norm = "self_attn.k_norm";
     }
     if (index < whole_number(c, "first_k_dense_replace")) return spec;
-    const std::uint64_t width = whole_number(c, "moe_intermediate_size");
-    ExpertsSpec experts = usual_experts(c, "n_routed_experts", width);
-    experts.sigmoid = true;
-    experts.correction = "mlp.gate.e_score_correction_bias";
-    experts.renormalises = c.flag("norm_topk_prob");
-    experts.groups = whole_number(c, "n_group");
-    experts.kept_groups = whole_number(c, "topk_group");
-    experts.factor = c.number("routed_scaling_factor");
-    experts.shared_width = width * whole_number(c, "n_shared_experts");
-    experts.shared_prefix = "mlp.shared_experts.";
-    return instead_of_mlp(std::move(spec), std::move(experts));
+    return instead_of_mlp(std::move(spec), sigmoid_experts(c));
   }
 };
 
@@ -154,6 +136,32 @@ class MiniMaxM2 final : public Llama {
 };
 
 }  // namespace
+
+void check_sigmoid_experts(const ModelConfig& c, const Refuse& refuse) {
+  check_expert_counts(c, "n_routed_experts", refuse);
+  check_groups(c, "n_routed_experts", refuse);
+  for (const char* key : {"moe_intermediate_size", "n_shared_experts"}) {
+    whole_number(c, key, 1, refuse);
+  }
+  if (!(c.number("routed_scaling_factor") > 0.0)) {
+    refuse("routed_scaling_factor",
+           fmt::format("must be above 0, got {}", c.number("routed_scaling_factor")));
+  }
+}
+
+ExpertsSpec sigmoid_experts(const ModelConfig& c) {
+  const std::uint64_t width = whole_number(c, "moe_intermediate_size");
+  ExpertsSpec experts = usual_experts(c, "n_routed_experts", width);
+  experts.sigmoid = true;
+  experts.correction = "mlp.gate.e_score_correction_bias";
+  experts.renormalises = c.flag("norm_topk_prob");
+  experts.groups = whole_number(c, "n_group");
+  experts.kept_groups = whole_number(c, "topk_group");
+  experts.factor = c.number("routed_scaling_factor");
+  experts.shared_width = width * whole_number(c, "n_shared_experts");
+  experts.shared_prefix = "mlp.shared_experts.";
+  return experts;
+}
 
 std::vector<std::unique_ptr<const Family>> families_with_sigmoid_routers() {
   std::vector<std::unique_ptr<const Family>> made;

@@ -112,7 +112,7 @@ TEST_F(CudaRotation, AnglesOfLongDocumentsHaveTheirOwnFrequencies) {
 /// `rotating`: number of rotated values per head.
 template <class T>
 void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_dim, std::size_t rotating,
-                    bool packed = false) {
+                    bool packed = false, bool interleaved = false) {
   SCOPED_TRACE(testing::Message() << rotating << " values of " << heads << " heads of "
                                   << head_dim);
   const std::size_t length = 3;
@@ -128,14 +128,16 @@ void check_rotation(std::size_t rows, std::size_t heads, std::size_t head_dim, s
       const DeviceArray<T> turned(x);
       must(rotate<T>(nullptr, turned.data(), stride,
                      {length, packed ? uploaded.data() : nullptr, heads, head_dim, rotating / 2,
-                      false, cosine.data(), sine.data(), direction},
+                      interleaved, cosine.data(), sine.data(), direction},
                      {rows, heads * head_dim}));
       return turned.get();
     });
     std::vector<double> expected = exact(x);
-    in_double::rope(expected.data(), stride, 0, rows, length, packed ? positions.data() : nullptr,
-                    heads, head_dim, rotating / 2, exact(angles.cosine).data(),
-                    exact(angles.sine).data(), static_cast<double>(direction));
+    const auto rotate_exactly =
+        interleaved ? &in_double::interleaved_rope<double> : &in_double::rope<double>;
+    rotate_exactly(expected.data(), stride, 0, rows, length, packed ? positions.data() : nullptr,
+                   heads, head_dim, rotating / 2, exact(angles.cosine).data(),
+                   exact(angles.sine).data(), static_cast<double>(direction));
     expect_close(found, expected, 1e-6);
   }
 }
@@ -155,6 +157,8 @@ TEST_F(CudaRotation, HeadsAreTurnedAsOnTheHost) {
   }
   check_rotation<Bf16>(3, 5, 48, 16);  // a part of each head
   check_rotation<float>(3, 5, 24, 6);
+  check_rotation<Bf16>(7, 5, 48, 16, true, true);
+  check_rotation<float>(3, 5, 24, 6, false, true);
 }
 
 TEST_F(CudaRotation, EmptyInputsAreAccepted) {

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "ballast/core/bump.h"
+#include "ballast/core/error.h"
+#include "ballast/model/attention.h"
+
+#include "src/model/compute/layer.h"
+#include "src/model/spec/rotary_angles.h"
+
+namespace ballast::model {
+
+/// Rotary positions of one layer: indices into those of the model.
+struct RotaryAt {
+  std::size_t keys = 0;
+  std::size_t queries = 0;
+  std::size_t plain = 0;  ///< values at the start of each head that do not rotate
+};
+
+/// Rotates queries and keys. Owns the tables of cosines and sines of all rotary positions of a
+/// model.
+template <class Ops>
+class LayerRotation {
+ public:
+  using T = typename Ops::Value;
+  LayerRotation(std::vector<Rotary> rotaries, const AttentionShape& shape, Ops& ops)
+      : rotaries_(std::move(rotaries)), angles_(rotaries_.size()), shape_(shape), ops_(ops) {}
+
+  /// Takes memory that lasts between calls.
+  void take_memory(Bump& bump) {
+    for (std::size_t i = 0; i < angles_.size(); ++i) {
+      const std::size_t half = rotaries_[i].frequencies.size();
+      const std::size_t length = shape_.whole_length();
+      const bool by_row = rotaries_[i].depends_on_documents(length);
+      expects(!by_row || shape_.parts == 1, "angles by document need whole sequences");
+      const std::size_t rows = by_row ? shape_.tokens() : length;
+      angles_[i] = {.cosine = bump.take<float>(rows * half),
+                    .sine = bump.take<float>(rows * half),
+                    .half = half,
+                    .interleaved = rotaries_[i].interleaved,
+                    .by_row = by_row};
+    }
+    filled_ = false;
+  }
+
+  /// Rotates by `positions`, see Ops::rotate(); `direction` -1 rotates back. Queries and keys of a
+  /// row are rotated as one row of heads unless they have different rotary positions.
+  void rotate(const RotaryAt& at, T* qkv, const std::int32_t* positions, float direction) {
+    for (std::size_t i = 0; i < angles_.size(); ++i) {
+      const bool used = i == at.keys || i == at.queries;
+      const bool stale = angles_[i].by_row ? used : !filled_;
+      if (stale) ops_.fill_angles(rotaries_[i], angles_[i], positions);
+    }
+    filled_ = true;
+    const std::size_t all = shape_.heads + shape_.kv_heads;
+    const std::size_t apart = at.queries == at.keys ? 0 : shape_.heads;
+    qkv += at.plain;
+    if (apart > 0) ops_.rotate(qkv, apart, angles_[at.queries], positions, direction);
+    ops_.rotate(qkv + apart * shape_.head_dim, all - apart, angles_[at.keys], positions, direction);
+  }
+
+ private:
+  std::vector<Rotary> rotaries_;
+  std::vector<Angles> angles_;  ///< one element per rotary
+  bool filled_ = false;         ///< whether angles by position are filled; angles by row never are
+  AttentionShape shape_;
+  Ops& ops_;
+};
+
+}  // namespace ballast::model

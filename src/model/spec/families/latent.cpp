@@ -1,0 +1,212 @@
+#include "src/model/spec/families/latent.h"
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "src/model/spec/families/experts.h"
+#include "src/model/spec/families/llama.h"
+
+namespace ballast::model {
+namespace {
+
+/// Families with latent attention (LatentSpec).
+class Latent : public Llama {
+ public:
+  void complete(ModelConfig& c, const Refuse& refuse) const override {
+    for (const char* key : {"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}) {
+      if (whole(c, key) == 0) refuse(key, must_be_positive(c.detail(key)));
+    }
+    const text::Json& query_rank = c.detail("q_lora_rank");
+    if (!query_rank.is_null() && query_rank.whole().value_or(0) == 0) {
+      refuse("q_lora_rank", must_be_positive(query_rank));
+    }
+    if (whole(c, "qk_rope_head_dim") % 2 != 0) {
+      refuse("qk_rope_head_dim", fmt::format("must be even, got {}", whole(c, "qk_rope_head_dim")));
+    }
+    if (whole(c, "v_head_dim") > c.head_dim) {
+      refuse(
+          "v_head_dim",
+          fmt::format("{} is above qk_nope_head_dim + qk_rope_head_dim ({}); heads of values may "
+                      "not be wider than those of keys",
+                      whole(c, "v_head_dim"), c.head_dim));
+    }
+    if (c.num_kv_heads != c.num_heads) {
+      refuse("num_kv_heads", fmt::format("must be num_heads ({}), got {}: every head has its keys",
+                                         c.num_heads, c.num_kv_heads));
+    }
+    bool has_experts = false;
+    for (std::uint64_t index = 0; index < c.num_layers; ++index) {
+      has_experts = has_experts || !is_dense(c, index);
+    }
+    if (has_experts) check_sigmoid_experts(c, refuse);
+    Llama::complete(c, refuse);
+  }
+  std::uint64_t head_width(const ModelConfig& c) const override {
+    return whole(c, "qk_nope_head_dim") + whole(c, "qk_rope_head_dim");
+  }
+  std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
+    Rotary rotary = rotary_positions(c, refuse, {.width = whole(c, "qk_rope_head_dim")});
+    rotary.interleaved = c.flag("rope_interleave");
+    return {rotary};
+  }
+  double score_scale(const ModelConfig& c) const override {
+    return yarn_score_factor(c) / std::sqrt(static_cast<double>(c.head_dim));
+  }
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
+    DecoderSpec spec = Llama::decoder(c, index);
+    spec.latent = {.rank = whole(c, "kv_lora_rank"),
+                   .query_rank = whole(c, "q_lora_rank"),
+                   .plain = whole(c, "qk_nope_head_dim"),
+                   .rotating = whole(c, "qk_rope_head_dim"),
+                   .values = whole(c, "v_head_dim"),
+                   .query_down = "self_attn.q_a_proj",
+                   .query_norm = "self_attn.q_a_layernorm",
+                   .down = "self_attn.kv_a_proj_with_mqa",
+                   .norm = "self_attn.kv_a_layernorm",
+                   .up = "self_attn.kv_b_proj",
+                   .bias = std::exchange(spec.qkv_bias, false),
+                   .epsilon = 1e-6};  // not rms_norm_eps
+    spec.qkv = {spec.latent.query_rank > 0 ? "self_attn.q_b_proj" : "self_attn.q_proj"};
+    if (is_dense(c, index)) return spec;
+    return instead_of_mlp(std::move(spec), sigmoid_experts(c));
+  }
+  std::vector<CheckpointKey> checkpoint_keys() const override {
+    std::vector<CheckpointKey> keys = Llama::checkpoint_keys();
+    std::erase_if(keys, [](const CheckpointKey& key) { return key.name == "head_dim"; });
+    keys.insert(keys.end(), {{"scoring_func", "", {"sigmoid"}}, {"topk_method", "", {"noaux_tc"}}});
+    return keys;
+  }
+  std::vector<CheckpointBuffer> checkpoint_buffers(const ModelConfig& c) const override {
+    return {{".rotary_emb.inv_freq", {whole(c, "qk_rope_head_dim") / 2}}};
+  }
+
+ protected:
+  using Llama::Llama;
+  /// Returns whether the layer has an MLP instead of experts.
+  [[nodiscard]] virtual bool is_dense(const ModelConfig& config, std::uint64_t index) const = 0;
+  /// Returns the value of a key; 0 if it is null or not a whole number.
+  [[nodiscard]] static std::uint64_t whole(const ModelConfig& c, std::string_view key) {
+    return c.detail(key).whole().value_or(0);
+  }
+  static std::vector<DetailKey> with_sizes(std::vector<DetailKey> keys) {
+    keys.insert(keys.begin(), {{"rope_theta", 10000.0},
+                               {"rope_scaling", {}},
+                               {"attention_bias", false},
+                               {"q_lora_rank", {}},
+                               {"kv_lora_rank", std::uint64_t{512}},
+                               {"qk_nope_head_dim", std::uint64_t{128}},
+                               {"qk_rope_head_dim", std::uint64_t{64}},
+                               {"v_head_dim", std::uint64_t{128}},
+                               {"rope_interleave", true},
+                               {"n_routed_experts", std::uint64_t{0}},
+                               {"n_shared_experts", std::uint64_t{1}},
+                               {"norm_topk_prob", true}});
+    return keys;
+  }
+  /// Keys that transformers ignores, and others.
+  static std::vector<std::string> without_effect(std::vector<std::string> names) {
+    names.insert(names.end(), {"qk_head_dim", "pretraining_tp", "ep_size", "moe_layer_freq",
+                               "num_nextn_predict_layers", "num_mtp_layers", "aux_loss_alpha",
+                               "seq_aux", "output_router_logits"});
+    return names;
+  }
+
+ private:
+  static std::string must_be_positive(const text::Json& value) {
+    return fmt::format("must be a whole number of at least 1, got {}", value.described());
+  }
+};
+
+/// DeepSeek-V3 and R1, Kimi K2, Moonlight.
+class DeepseekV3 final : public Latent {
+ public:
+  DeepseekV3()
+      : Latent({.name = "deepseek_v3",
+                .checkpoint_class = "DeepseekV3ForCausalLM",
+                .details = with_sizes({{"first_k_dense_replace", std::uint64_t{3}},
+                                       {"num_experts_per_tok", std::uint64_t{8}},
+                                       {"moe_intermediate_size", std::uint64_t{2048}},
+                                       {"n_group", std::uint64_t{8}},
+                                       {"topk_group", std::uint64_t{4}},
+                                       {"routed_scaling_factor", 2.5}}),
+                .rules = {.rope = {.longest = 4096},
+                          .aliases = {{"num_local_experts", "n_routed_experts"}},
+                          .without_effect = without_effect({"head_dim"})},
+                .standards = {{"num_key_value_heads", 128, true},
+                              {"q_lora_rank", 1536, true},
+                              {"n_routed_experts", 256},
+                              {"intermediate_size", 18432}}}) {}
+
+  void complete(ModelConfig& c, const Refuse& refuse) const override {
+    whole_number(c, "first_k_dense_replace", 0, refuse);
+    Latent::complete(c, refuse);
+  }
+
+ protected:
+  bool is_dense(const ModelConfig& c, std::uint64_t index) const override {
+    return index < whole(c, "first_k_dense_replace");
+  }
+};
+
+/// GLM-4.7-Flash.
+class Glm4MoeLite final : public Latent {
+ public:
+  Glm4MoeLite()
+      : Latent({.name = "glm4_moe_lite",
+                .checkpoint_class = "Glm4MoeLiteForCausalLM",
+                .details = with_sizes({{"mlp_layer_types", {}},
+                                       {"num_experts_per_tok", std::uint64_t{4}},
+                                       {"moe_intermediate_size", std::uint64_t{1536}},
+                                       {"n_group", std::uint64_t{1}},
+                                       {"topk_group", std::uint64_t{1}},
+                                       {"routed_scaling_factor", 1.8}}),
+                .rules = {.rope = {.longest = 202752},
+                          .aliases = {{"num_local_experts", "n_routed_experts"},
+                                      {"head_dim", "qk_rope_head_dim"}},
+                          .without_effect = without_effect({"first_k_dense_replace"})},
+                .standards = {{"num_key_value_heads", 20},
+                              {"q_lora_rank", 768, true},
+                              {"qk_nope_head_dim", 192},
+                              {"n_routed_experts", 64},
+                              {"v_head_dim", 256},
+                              {"rms_norm_eps", 1e-5},
+                              {"intermediate_size", 10240}}}) {}
+  void complete(ModelConfig& c, const Refuse& refuse) const override {
+    const text::Json& types = c.detail("mlp_layer_types");
+    if (!types.is_null()) {
+      bool known = types.is_array() && types.elements().size() == c.num_layers;
+      for (const text::Json& type : types.elements()) {
+        known = known && (type == "dense" || type == "sparse");
+      }
+      if (!known) {
+        refuse("mlp_layer_types",
+               fmt::format("must be a list of num_layers ({}) words, \"dense\" or \"sparse\"",
+                           c.num_layers));
+      }
+    }
+    Latent::complete(c, refuse);
+  }
+
+ protected:
+  bool is_dense(const ModelConfig& c, std::uint64_t index) const override {
+    const text::Json& types = c.detail("mlp_layer_types");
+    return types.is_null() ? index == 0 : types.elements()[index] == "dense";
+  }
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<const Family>> families_with_latent_attention() {
+  std::vector<std::unique_ptr<const Family>> made;
+  made.push_back(std::make_unique<const DeepseekV3>());
+  made.push_back(std::make_unique<const Glm4MoeLite>());
+  return made;
+}
+
+}  // namespace ballast::model

@@ -1,0 +1,112 @@
+// Layers with latent attention, as a model describes them.
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
+#include "ballast/model/architecture.h"
+#include "ballast/model/family.h"
+
+namespace ballast::model::latent_test {
+namespace {
+
+ModelConfig small(const char* family = "deepseek_v3") {
+  ModelConfig c = default_config(family);
+  c.vocab_size = 61;
+  c.hidden_size = 50;  // not a multiple of the heads
+  c.num_layers = 1;
+  c.num_heads = 3;
+  c.max_sequence = 8;
+  c.details["q_lora_rank"] = std::uint64_t{9};
+  c.details["kv_lora_rank"] = std::uint64_t{11};
+  c.details["qk_nope_head_dim"] = std::uint64_t{10};
+  c.details["qk_rope_head_dim"] = std::uint64_t{6};
+  c.details["v_head_dim"] = std::uint64_t{13};
+  return c;
+}
+
+using Shape = std::vector<std::uint64_t>;
+
+TEST(LatentAttention, HasMapsOfLowRankAndTheirNorms) {
+  for (const char* family : {"deepseek_v3", "glm4_moe_lite"}) {
+    const Architecture model = build_architecture(small(family));
+    const BlockSpec& layer = model.blocks[1];
+    std::map<std::string, Shape> shapes;
+    std::uint64_t matrices = 0;
+    for (const TensorSpec& tensor : layer.tensors) {
+      shapes[tensor.name.substr(std::string("model.layers.0.").size())] = tensor.shape;
+      if (tensor.shape.size() == 2) matrices += tensor.size;
+    }
+    EXPECT_EQ(shapes["self_attn.q_a_proj.weight"], (Shape{9, 50}));
+    EXPECT_EQ(shapes["self_attn.q_a_layernorm.weight"], (Shape{9}));
+    EXPECT_EQ(shapes["self_attn.q_b_proj.weight"], (Shape{3 * 16, 9}));
+    EXPECT_EQ(shapes["self_attn.kv_a_proj_with_mqa.weight"], (Shape{11 + 6, 50}));
+    EXPECT_EQ(shapes["self_attn.kv_a_layernorm.weight"], (Shape{11}));
+    EXPECT_EQ(shapes["self_attn.kv_b_proj.weight"], (Shape{3 * (10 + 13), 11}));
+    EXPECT_EQ(shapes["self_attn.o_proj.weight"], (Shape{50, 3 * 13}));
+    EXPECT_EQ(shapes.size(), 7U + 3U + 2U);
+    EXPECT_EQ(model.config.head_dim, 16U);
+    EXPECT_EQ(layer.product_elements, matrices);
+    EXPECT_EQ(layer.attention_width, 3U * 16U);  // what the kernels compute
+  }
+}
+
+TEST(LatentAttention, ScalesScoresByTheSquareOfYarnsFactor) {
+  ModelConfig c = build_architecture(small()).config;
+  const Family& deepseek = family("deepseek_v3");
+  EXPECT_NEAR(deepseek.score_scale(c), 0.25, 1e-15);
+  c.details["rope_scaling"] = text::parse_json(
+      R"({"rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 4096,
+          "mscale": 1.0, "mscale_all_dim": 0.5})",
+      "scaling");
+  const double m = 0.05 * std::log(40.0) + 1.0;
+  EXPECT_NEAR(deepseek.score_scale(c), 0.25 * m * m, 1e-15);
+}
+
+std::string refusal(const ModelConfig& c) {
+  try {
+    static_cast<void>(build_architecture(c));
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(LatentAttention, RefusesWhatItCannotCompute) {
+  const auto with = [](const char* key, const text::Json& value,
+                       const char* family = "deepseek_v3") {
+    ModelConfig c = small(family);
+    c.details[key] = value;
+    return refusal(c);
+  };
+  const auto has = [](const std::string& text, const std::string& part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  EXPECT_EQ(refusal(small()), "");
+  has(with("v_head_dim", std::uint64_t{17}), "v_head_dim: 17 is above qk_nope_head_dim + ");
+  has(with("kv_lora_rank", std::uint64_t{0}), "kv_lora_rank: must be a whole number of at least 1");
+  has(with("q_lora_rank", 0.5), "q_lora_rank: must be a whole number of at least 1, got 0.5");
+  has(with("qk_rope_head_dim", std::uint64_t{5}), "qk_rope_head_dim: must be even, got 5");
+  has(with("first_k_dense_replace", std::uint64_t{0}), "n_routed_experts: must be a whole number");
+  has(with("mlp_layer_types", text::parse_json(R"(["sparse"])", "types"), "glm4_moe_lite"),
+      "n_routed_experts: must be a whole number");
+  has(with("mlp_layer_types", text::parse_json(R"(["dense", "dense"])", "types"), "glm4_moe_lite"),
+      "mlp_layer_types: must be a list of num_layers (1) words");
+  has(with("first_k_dense_replace", 0.5), "first_k_dense_replace: must be a whole number");
+  ModelConfig c = small();
+  c.num_kv_heads = 1;
+  has(refusal(c), "num_kv_heads: must be num_heads (3), got 1");
+  c = small();
+  c.head_dim = 6;
+  has(refusal(c), "head_dim: other keys of deepseek_v3 give heads of 16 values");
+  c = small();
+  c.layer_tiles = 2;
+  has(refusal(c), "queries, keys and values are maps of low rank");
+}
+
+}  // namespace
+}  // namespace ballast::model::latent_test
