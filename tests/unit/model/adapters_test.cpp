@@ -5,6 +5,7 @@
 #include <ostream>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -230,7 +231,7 @@ Bench make(const Case& c) {
   config.head_dim = 16;
   config.intermediate_size = 80;
   config.max_sequence = kShape.length;
-  if (c.family == "deepseek_v3") {
+  if (std::string_view(c.family) == "deepseek_v3") {
     config.details["q_lora_rank"] = std::uint64_t{12};
     config.details["kv_lora_rank"] = std::uint64_t{10};
     config.details["qk_nope_head_dim"] = std::uint64_t{10};
