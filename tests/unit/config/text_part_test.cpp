@@ -135,9 +135,9 @@ TEST(TextPart, IsComparedWithTheModelSection) {
 
 TEST(TextPart, IsRefusedInOneLineIfItIsNotKnown) {
   json other = mistral3();
-  other["text_config"]["model_type"] = "ministral3";
+  other["text_config"]["model_type"] = "bloom";
   Folder(other).expect_refused(
-      {"config.json, text_config: model_type is \"ministral3\", but Ballast supports only"});
+      {"config.json, text_config: model_type is \"bloom\", but Ballast supports only"});
   other["text_config"].erase("model_type");
   Folder(other).expect_refused({"text_config: has no model_type"});
   other = mistral3();
