@@ -64,6 +64,7 @@ ModelConfig small_gpt2() {
 /// Attention and the MLP follow each other, as in most families.
 ModelConfig small_gpt_neox() {
   ModelConfig config = with_kv_heads(small("gpt_neox"), 4);
+  config.hidden_size = test::odd(36, 32);
   config.head_dim = config.hidden_size / config.num_heads;
   config.details["partial_rotary_factor"] = 0.5;
   config.details["use_parallel_residual"] = false;
