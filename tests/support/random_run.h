@@ -63,7 +63,7 @@ inline void draw_model(Dice& dice, std::vector<std::string>& set) {
   if (vocabulary == 1000) {
     set.push_back(fmt::format("model.vocabulary_tiles={}", 1 + width / 32 % 4));
   }
-  if (width == 96) set.push_back(fmt::format("model.layer_tiles={}", 1 + vocabulary % 3));
+  if (llama && width == 96) set.push_back(fmt::format("model.layer_tiles={}", 1 + vocabulary % 3));
   set.push_back(fmt::format("model.tie_embeddings={}", dice.chance(50)));
   set.push_back(fmt::format("data.sequence_length={}", dice.pick<int>({8, 31, 64, 256})));
   set.push_back(fmt::format("bf16.enabled={}", dice.chance(60)));
