@@ -205,6 +205,9 @@ void limit_blocks(test::RandomRun& run) {
     if (few()) return;
     run.overrides.push_back(fmt::format("model.num_layers={}", layers - 1));
   }
+  for (std::uint64_t tiles = run.config().model.vocabulary_tiles; tiles > 1 && !few(); --tiles) {
+    run.overrides.push_back(fmt::format("model.vocabulary_tiles={}", tiles - 1));
+  }
 }
 
 /// Every third run has 2 to 4 devices, if its rules allow them.
