@@ -53,8 +53,8 @@ __global__ void sum_columns(ColumnProducts<T> c, float* partials) {
 
 /// There is one block per kWarp columns of the partial sums. The first `width` columns belong to
 /// `gradient`, the others to `second`; null: not wanted.
-__global__ void sum_groups(const float* partials, std::size_t groups, std::size_t columns,
-                           std::size_t width, float* gradient, float* second) {
+__global__ void sum_partial_groups(const float* partials, std::size_t groups, std::size_t columns,
+                                   std::size_t width, float* gradient, float* second) {
   __shared__ float strands[kStrands][kWarp];
   const unsigned lane = threadIdx.x % kWarp;
   const unsigned strand = threadIdx.x / kWarp;
@@ -98,8 +98,8 @@ cudaError_t add_partials(cudaStream_t stream, const Partials& partials, float* g
   return device::launch({.stream = stream,
                          .blocks = static_cast<unsigned>((columns + kWarp - 1) / kWarp),
                          .threads = kColumnThreads},
-                        &sum_groups, partials.sums, partials.groups, columns, partials.width,
-                        gradient, second);
+                        &sum_partial_groups, partials.sums, partials.groups, columns,
+                        partials.width, gradient, second);
 }
 
 std::size_t partial_floats(Rows most) {

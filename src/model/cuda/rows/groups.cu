@@ -28,8 +28,8 @@ __global__ void copy_columns(CopiedGroups groups, const T* from, StepsOfGroups f
 
 /// There is one block per row.
 template <class T>
-__global__ void sum_columns(CopiedGroups groups, const T* from, StepsOfGroups steps, T* to,
-                            std::size_t to_row) {
+__global__ void sum_group_columns(CopiedGroups groups, const T* from, StepsOfGroups steps, T* to,
+                                  std::size_t to_row) {
   from += blockIdx.x * steps.row;
   for (std::size_t column = threadIdx.x; column < groups.width; column += blockDim.x) {
     float sum = 0.0F;
@@ -63,8 +63,8 @@ template <class T>
 cudaError_t sum_groups(cudaStream_t stream, const CopiedGroups& groups, const T* from,
                        const StepsOfGroups& steps, T* to, std::size_t to_row) {
   if (groups.rows == 0 || groups.width == 0) return cudaSuccess;
-  return device::launch(by_row(stream, groups.rows, groups.width), &sum_columns<T>, groups, from,
-                        steps, to, to_row);
+  return device::launch(by_row(stream, groups.rows, groups.width), &sum_group_columns<T>, groups,
+                        from, steps, to, to_row);
 }
 
 #define BALLAST_GROUPS(T)                                                           \
