@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-constexpr const char* kType = "model_type";
+constexpr const char* kModelType = "model_type";
 constexpr const char* kText = "text_config";
 constexpr const char* kTied = "tie_word_embeddings";
 constexpr const char* kQuantized = "quantization_config";
@@ -106,7 +106,7 @@ Json without_images(Json json) {
 }  // namespace
 
 std::optional<TextPart> find_text_part(const Json& json, const fs::path& file) {
-  const Json* const type = find_given(json, kType);
+  const Json* const type = find_given(json, kModelType);
   if (type == nullptr || !type->is_string() || !text::has_word(kWrappers, type->text())) return {};
   const Json* const nested = find_given(json, kText);
   const bool flat = nested == nullptr && text::has_word(kFlat, type->text());
@@ -115,21 +115,22 @@ std::optional<TextPart> find_text_part(const Json& json, const fs::path& file) {
       flat ? without_images(json) : *nested, file.string(),
       text::has_word(kOfTextModel, type->text()) ? "model.text_model." : "model.language_model."};
   if (flat) {
-    part.json[kType] = Json(type->text() + "_text");
+    part.json[kModelType] = Json(type->text() + "_text");
   } else {
     part.label += fmt::format(", {}", kText);
   }
-  const Json* const own = find_given(part.json, kType);
+  const Json* const own = find_given(part.json, kModelType);
   if (own == nullptr || !own->is_string()) {
-    throw Error(ErrorCategory::config,
-                fmt::format("{}: has no {}, so the family is unknown; add it", part.label, kType));
+    throw Error(
+        ErrorCategory::config,
+        fmt::format("{}: has no {}, so the family is unknown; add it", part.label, kModelType));
   }
   const std::string given = own->text();
   fill_in_standards(part.json, given);
   const auto equal = std::ranges::find(kEquals, std::string_view(given), &Equal::type);
   if (equal != kEquals.end()) {
     drop_axes(part.json);
-    part.json[kType] = Json(equal->as);
+    part.json[kModelType] = Json(equal->as);
   }
   fill_in_tying(part.json, json, file);
   const Json* const quantized = json.find(kQuantized);
