@@ -43,6 +43,25 @@ struct DecoderTensors {
   LinearAt mlp_out;
 };
 
+/// Replaces maps of latent attention, points the norms of heads in a tile to the weights that the
+/// norm's block has handed over, and joins maps of queries, keys and values where that is possible.
+inline void complete_qkv(DecoderTensors& b, const DecoderSpec& spec, const ModelConfig& config,
+                         const BlockSpec& block) {
+  if (spec.latent.rank > 0 && !b.qkv.empty()) {
+    b.latent = find_latent(block, spec.latent, b.qkv.front());
+    b.qkv.clear();
+  }
+  if (block.part == LayerPart::attention && !spec.query_norm.empty()) {
+    b.query_norm = NormAt{.offset = spec.norm_offset};
+    b.key_norm = NormAt{.weight = HeadNorms::keys_at(config.head_dim), .offset = spec.norm_offset};
+  }
+  if (b.query_norm && block.part != LayerPart::norm) {
+    expects(b.qkv.size() == 3, "queries and keys with norms need separate maps");
+  } else {
+    b.qkv = joined(b.qkv);
+  }
+}
+
 /// Finds the tensors of a layer that a DecoderSpec describes, or of a part of one.
 inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const BlockSpec& block,
                                            const MlpRule& rule) {
@@ -88,19 +107,7 @@ inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const Bloc
                       .activation = spec.activation,
                       .mlp_in = linears(spec.mlp_in),
                       .mlp_out = linear(spec.mlp_out)};
-  if (spec.latent.rank > 0 && !b.qkv.empty()) {
-    b.latent = find_latent(block, spec.latent, b.qkv.front());
-    b.qkv.clear();
-  }
-  if (block.part == LayerPart::attention && !spec.query_norm.empty()) {
-    b.query_norm = NormAt{.offset = spec.norm_offset};
-    b.key_norm = NormAt{.weight = HeadNorms::keys_at(config.head_dim), .offset = spec.norm_offset};
-  }
-  if (b.query_norm && block.part != LayerPart::norm) {
-    expects(b.qkv.size() == 3, "queries and keys with norms need separate maps");
-  } else {
-    b.qkv = joined(b.qkv);
-  }
+  complete_qkv(b, spec, config, block);
   expects(!b.parallel || (b.norm_before_attention && b.norm_before_mlp),
           "a parallel MLP needs norms before it and before attention");
   if (rule.joins_gate_and_up) b.mlp_in = joined(b.mlp_in);
