@@ -155,6 +155,8 @@ class SlotMaker {
   /// places.
   [[nodiscard]] Bytes bytes_in_ring(ClassId id) const {
     Bytes bytes = program_.classes[id].bytes;
+    // The planner lists the buffers of each candidate, so values are searched only if need be.
+    if (!placed_.problem.partitions_activations) return bytes;
     for (const StepValue& value : program_.values) {
       if (value.of != id || !is_partitioned(placed_.problem, value)) continue;
       bytes = std::max(bytes, placed_.problem.tensor * waiting_bytes(placed_.problem, value));

@@ -3,8 +3,8 @@
 
     python tests/data/make_fp8_fixture.py [OUTPUT_FOLDER]
 
-Needs torch, transformers and safetensors; the build and the tests do not. It writes into fp8/
-beside this script (or OUTPUT_FOLDER):
+Needs torch, transformers and safetensors; the build and the tests do not. It writes these files
+to OUTPUT_FOLDER, or to fp8/ in the folder of this script:
 
     model/               a folder with scales for blocks of 128 x 128, like those that are released
     decoded.safetensors  `gate`, the matrix of a gate as transformers decodes it, and `codes`, the

@@ -3,8 +3,8 @@
 
     python tests/data/make_passing_fixture.py [OUTPUT_FOLDER]
 
-Needs torch, transformers and safetensors; the build and the tests do not. It writes into passing/
-beside this script (or OUTPUT_FOLDER):
+Needs torch, transformers and safetensors; the build and the tests do not. It writes these files
+to OUTPUT_FOLDER, or to passing/ in the folder of this script:
 
     gemma3/        one file; "language_model.model." before the names of the text model, tied
     qwen3_vl/      two files; "model.language_model.", and layers for multi-token prediction, some
