@@ -7,6 +7,8 @@
 
 #include "ballast/core/error.h"
 
+#include "src/comm/sum.h"
+
 namespace ballast::comm {
 namespace {
 
@@ -129,6 +131,25 @@ void check_sum_terms(const OrderedSum& sum, ConstDeviceBytes terms, ConstDeviceB
               (first.empty() || first.size() == sum.bytes()),
           "sum_terms: the sizes do not match");
   expects(scratch.size() >= sum.scratch(world), "sum_terms: the scratch memory is too small");
+}
+
+void add_own_part(const OrderedSum& sum, std::uint32_t members, std::uint32_t member,
+                  ConstDeviceBytes terms, ConstDeviceBytes first, DeviceBytes out,
+                  DeviceBytes scratch) {
+  const Bytes width = size_of(sum.term_type);
+  const SumParts parts(sum.elements, members);
+  std::vector<const std::byte*> sources;
+  for (std::uint32_t from = 0; from < members; ++from) {
+    for (std::uint32_t number = 0; number < sum.terms; ++number) {
+      sources.push_back(from == member
+                            ? terms.raw() + (number * sum.elements + parts.first(member)) * width
+                            : scratch.raw() + parts.received_at(from, number, sum.terms) * width);
+    }
+  }
+  if (sum.descending) std::reverse(sources.begin(), sources.end());
+  const Bytes begin = parts.first(member) * size_of(sum.type);
+  add_in_order(first.empty() ? nullptr : first.raw() + begin, sources, out.raw() + begin,
+               parts.count(member), sum.term_type, sum.type);
 }
 
 void check_broadcast(DeviceBytes data, std::uint32_t root, std::uint32_t world) {

@@ -82,6 +82,12 @@ class SumParts {
   [[nodiscard]] std::uint64_t count(std::uint32_t member) const {
     return first(member + 1) - first(member);
   }
+  /// Returns the place of received term `number` of `member`, who sends `terms`, in elements of the
+  /// scratch memory.
+  [[nodiscard]] std::uint64_t received_at(std::uint32_t member, std::uint32_t number,
+                                          std::uint32_t terms) const {
+    return (std::uint64_t{member} * terms + number) * longest_;
+  }
   /// Returns the part of `member` in an array of elements of `width` bytes.
   template <class T>
   [[nodiscard]] DeviceView<T> of(DeviceView<T> array, std::uint32_t member, Bytes width) const {
@@ -137,6 +143,12 @@ void check_all_to_all(ConstDeviceBytes input, std::span<const Bytes> input_parts
 void check_sum_terms(const OrderedSum& sum, ConstDeviceBytes terms, ConstDeviceBytes first,
                      DeviceBytes out, DeviceBytes scratch, std::uint32_t world);
 void check_broadcast(DeviceBytes data, std::uint32_t root, std::uint32_t world);
+
+/// Adds the part of `member`, one of `members`, on the host device: its own terms in place, and
+/// those of the others, which `scratch` has received.
+void add_own_part(const OrderedSum& sum, std::uint32_t members, std::uint32_t member,
+                  ConstDeviceBytes terms, ConstDeviceBytes first, DeviceBytes out,
+                  DeviceBytes scratch);
 
 using device::as_host;
 

@@ -214,7 +214,7 @@ class MpiCommunicator final : public Communicator {
     check_sum_terms(sum, terms, first, out, scratch, world_);
     as_host(stream).enqueue([=, this] {
       exchange_terms(sum, terms, scratch);
-      add_own_part(sum, terms, first, out, scratch);
+      add_own_part(sum, world_, rank_, terms, first, out, scratch);
       gather_parts_of_sum(sum, out);
     });
   }
@@ -274,12 +274,6 @@ class MpiCommunicator final : public Communicator {
     return to_count(std::min(largest_message_, size - done));
   }
 
-  /// Place of received term `number` of `member` in the scratch memory of a sum.
-  static Bytes received_at(const OrderedSum& sum, const SumParts& parts, std::uint32_t member,
-                           std::uint32_t number) {
-    return (Bytes{member} * sum.terms + number) * parts.longest() * size_of(sum.term_type);
-  }
-
   /// Sends each member its part of this member's terms.
   void exchange_terms(const OrderedSum& sum, ConstDeviceBytes terms, DeviceBytes scratch) {
     const Bytes width = size_of(sum.term_type);
@@ -292,29 +286,11 @@ class MpiCommunicator final : public Communicator {
       for (std::uint32_t member = 0; member < world_; ++member) {
         if (member == rank_) continue;  // the sum reads it in place
         sent[member] = parts.of(term, member, width);
-        received[member] =
-            scratch.subview(received_at(sum, parts, member, number), parts.count(rank_) * width);
+        received[member] = scratch.subview(parts.received_at(member, number, sum.terms) * width,
+                                           parts.count(rank_) * width);
       }
       exchange_parts({"sum_terms", terms.size()}, sent, received);
     }
-  }
-
-  void add_own_part(const OrderedSum& sum, ConstDeviceBytes terms, ConstDeviceBytes first,
-                    DeviceBytes out, DeviceBytes scratch) const {
-    const Bytes width = size_of(sum.term_type);
-    const SumParts parts(sum.elements, world_);
-    std::vector<const std::byte*> sources;
-    for (std::uint32_t member = 0; member < world_; ++member) {
-      for (std::uint32_t number = 0; number < sum.terms; ++number) {
-        sources.push_back(member == rank_
-                              ? terms.raw() + (number * sum.elements + parts.first(rank_)) * width
-                              : scratch.raw() + received_at(sum, parts, member, number));
-      }
-    }
-    if (sum.descending) std::reverse(sources.begin(), sources.end());
-    const Bytes begin = parts.first(rank_) * size_of(sum.type);
-    add_in_order(first.empty() ? nullptr : first.raw() + begin, sources, out.raw() + begin,
-                 parts.count(rank_), sum.term_type, sum.type);
   }
 
   void gather_parts_of_sum(const OrderedSum& sum, DeviceBytes out) {

@@ -318,9 +318,10 @@ class NcclCommunicator final : public Communicator {
         if (member == rank_) continue;  // the sum reads it in place
         const ConstDeviceBytes term =
             terms.subview(i % sum.terms * sum.elements * width, sum.elements * width);
-        const ncclResult_t code =
-            exchange_with(member, queue, parts.of(term, member, width),
-                          scratch.subview(i * parts.longest() * width, parts.count(rank_) * width));
+        const ncclResult_t code = exchange_with(
+            member, queue, parts.of(term, member, width),
+            scratch.subview(parts.received_at(member, i % sum.terms, sum.terms) * width,
+                            parts.count(rank_) * width));
         if (!accepted(code)) return code;
       }
       return ncclSuccess;

@@ -1,15 +1,12 @@
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <vector>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
 
 #include "src/comm/channel.h"
-#include "src/comm/sum.h"
 
 namespace ballast::comm {
 namespace {
@@ -45,15 +42,7 @@ class SelfCommunicator final : public Communicator {
   void sum_terms(device::Stream& stream, const OrderedSum& sum, ConstDeviceBytes terms,
                  ConstDeviceBytes first, DeviceBytes out, DeviceBytes scratch) override {
     check_sum_terms(sum, terms, first, out, scratch, 1);
-    as_host(stream).enqueue([=] {
-      std::vector<const std::byte*> sources;
-      for (std::uint32_t number = 0; number < sum.terms; ++number) {
-        sources.push_back(terms.raw() + number * sum.elements * size_of(sum.term_type));
-      }
-      if (sum.descending) std::reverse(sources.begin(), sources.end());
-      add_in_order(first.empty() ? nullptr : first.raw(), sources, out.raw(), sum.elements,
-                   sum.term_type, sum.type);
-    });
+    as_host(stream).enqueue([=] { add_own_part(sum, 1, 0, terms, first, out, scratch); });
   }
   void broadcast(device::Stream& stream, DeviceBytes data, std::uint32_t root) override {
     check_broadcast(data, root, 1);
