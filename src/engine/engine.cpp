@@ -107,7 +107,7 @@ std::vector<Engine::OwnDevice> Engine::make_devices() const {
   for (std::uint32_t number = 0; OwnDevice & own : devices) {
     own.device =
         device::make_device(device_options(blueprint_, options_, interrupted_, ranks_, number++));
-    own.compute = model::make_compute(*own.device, blueprint_.own, blueprint_.type,
+    own.compute = model::make_compute(*own.device, blueprint_.own(), blueprint_.type,
                                       blueprint_.shape, with_products(options_.kernels, trials_));
     own.update = update::make_device_update(*own.device, updater_);
   }

@@ -13,7 +13,7 @@ namespace {
 
 /// Returns entries of an array of a block, all of one expert, under the number of the expert.
 StateRange range_of(const Blueprint& blueprint, std::size_t block, const HeldArray& array) {
-  const model::BlockSpec& spec = blueprint.own.blocks[block];
+  const model::BlockSpec& spec = blueprint.own().blocks[block];
   if (spec.pieces == 1) return {spec.number, array.kind, array.first, array.count, array.width};
   const Elems own = spec.own_elements();
   const Elems size = entries_of(array.kind, {0, own, own}).room;
@@ -111,7 +111,7 @@ void for_own_entries(const Blueprint& blueprint, const HeldBlock& held, const Ho
 
 std::vector<StateRange> saved_ranges(const Blueprint& blueprint, step::Homes homes) {
   std::vector<StateRange> ranges;
-  for (std::size_t b = 0; b < blueprint.own.blocks.size(); ++b) {
+  for (std::size_t b = 0; b < blueprint.own().blocks.size(); ++b) {
     for (const KeptHome& home : homes_of(blueprint, b, homes)) {
       for (const auto& [range, offset] : home.ranges) ranges.push_back(range);
     }
@@ -121,7 +121,7 @@ std::vector<StateRange> saved_ranges(const Blueprint& blueprint, step::Homes hom
 
 std::vector<KeptHome> homes_on(const Blueprint& blueprint, Tier tier) {
   std::vector<KeptHome> homes;
-  for (std::size_t b = 0; b < blueprint.own.blocks.size(); ++b) {
+  for (std::size_t b = 0; b < blueprint.own().blocks.size(); ++b) {
     for (KeptHome& home : homes_of(blueprint, b, step::homes_on(tier))) {
       homes.push_back(std::move(home));
     }
@@ -176,7 +176,7 @@ bool same_homes(const std::vector<KeptHome>& one, const std::vector<KeptHome>& o
 
 void save_states(const Blueprint& blueprint, const StateSink& sink, const Perform& perform,
                  step::Homes homes) {
-  const auto blocks = static_cast<std::uint32_t>(blueprint.own.blocks.size());
+  const auto blocks = static_cast<std::uint32_t>(blueprint.own().blocks.size());
   perform(
       step::build_read(blueprint.problem, blueprint.placement, blueprint.options, 0, blocks, homes),
       [&](const HomePiece& piece) {

@@ -269,10 +269,10 @@ class InitialWeights : public engine::WeightSource {
     if (adapters && !adapters->path.empty()) adapters_.emplace(adapters->path);
     if (config.initial_weights.empty()) return;
     files_.emplace(config.initial_weights);
-    reader_.emplace(*files_, reading_order(*files_, blueprint.own, masters_of_, !adapters_));
+    reader_.emplace(*files_, reading_order(*files_, blueprint.own(), masters_of_, !adapters_));
     bytes_ = files_->bytes();
     for (const auto& [part, totals] : formats::passing_totals(*files_)) bytes_ -= totals.bytes;
-    for (const model::BlockSpec& block : blueprint.own.blocks) {
+    for (const model::BlockSpec& block : blueprint.own().blocks) {
       for (const model::TensorSpec& tensor : block.tensors) {
         if (adapters_ || tensor.init != model::Init::row_norms) continue;
         const model::TensorSpec& map = model::map_of_magnitudes(block, tensor);
