@@ -97,7 +97,9 @@ TensorToStore copy_of(const WeightFiles& weights, const WeightPlace& place,
             .copied_dtype = tensor.dtype,
             .copied_bytes = tensor.bytes};
   }
-  return {tensor.name, type.value_or(type_of(place)), tensor.shape};
+  // transformers reads the corrections of routers in fp32, whatever type weights have.
+  const bool exact = tensor.name.ends_with("e_score_correction_bias");
+  return {tensor.name, exact ? type_of(place) : type.value_or(type_of(place)), tensor.shape};
 }
 
 void copy_tensors(const WeightFiles& weights, MergedAdapters* merged,

@@ -13,9 +13,10 @@
 
 namespace ballast::formats {
 
-/// The copy of the tensor at `place` in type `type`, or in the stored type if unset. A tensor of
-/// `weights` that passes through (passing_tensors.h) is copied byte by byte, unless it is
-/// quantised: then it is dequantised, like all others. Throws like type_of().
+/// The copy of the tensor at `place` in type `type`, or in the stored type if unset. Corrections of
+/// routers keep the stored type, because they must be exact. A tensor of `weights` that passes
+/// through (passing_tensors.h) is copied byte by byte, unless it is quantised: then it is
+/// dequantised, like all others. Throws like type_of().
 TensorToStore copy_of(const WeightFiles& weights, const WeightPlace& place,
                       std::optional<DType> type);
 
