@@ -4,9 +4,11 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <span>
 #include <utility>
 
 #include "ballast/core/error.h"
+#include "ballast/state/checksum.h"
 
 namespace ballast::engine {
 namespace {
@@ -172,6 +174,15 @@ bool same_homes(const std::vector<KeptHome>& one, const std::vector<KeptHome>& o
                       return a.block == b.block && a.states == b.states &&
                              a.sub_group == b.sub_group && a.ranges == b.ranges;
                     });
+}
+
+std::uint64_t hash_with_biases(std::uint64_t states,
+                               const std::vector<std::vector<float>>& biases) {
+  if (biases.empty()) return states;
+  state::RunningChecksum hash;
+  hash.add(std::as_bytes(std::span(&states, 1)));
+  for (const std::vector<float>& router : biases) hash.add(std::as_bytes(std::span(router)));
+  return hash.digest();
 }
 
 void save_states(const Blueprint& blueprint, const StateSink& sink, const Perform& perform,

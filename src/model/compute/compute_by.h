@@ -299,8 +299,8 @@ class ComputeBy final : public Compute {
     auto* const starts = as<std::int32_t>(args[Port::routing]);
     auto* const totals = as<double>(args[Port::router_totals]);
     auto* const losses = as<double>(args[Port::losses]);
-    enqueue(stream, [=, this, block = pass.block] {
-      experts_.route(block, about, targets, rows, starts, totals, losses);
+    enqueue(stream, [=, this, block = pass.block, moved = args.correction_biases] {
+      experts_.route(block, about, moved, targets, rows, starts, totals, losses);
     });
   }
   void router_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {

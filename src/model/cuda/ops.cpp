@@ -356,6 +356,11 @@ void Ops<T>::dpo_loss(const PairRows& rows, const Preference& how, PairResult* r
 }
 
 template <class T>
+void Ops<T>::put(std::span<const float> values, float* to) const {
+  check(cuda::put_values(queue_, values, to), "copy of values", {values.size()});
+}
+
+template <class T>
 void Ops<T>::route(const RouterShape& shape, float* logits, const RouterBiases<T>& biases,
                    const std::int32_t* targets, const Routing& to, std::int32_t* starts) const {
   check(cuda::route(queue_, shape, logits, biases, targets, to, starts, partials_), "router",

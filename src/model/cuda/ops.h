@@ -129,6 +129,7 @@ class Ops {
 
   /// See Compute::arithmetic(). Describes the calling thread's current GPU.
   [[nodiscard]] std::string arithmetic() const;
+  void put(std::span<const float> values, float* to) const;
   void route(const RouterShape& shape, float* logits, const RouterBiases<T>& biases,
              const std::int32_t* targets, const Routing& to, std::int32_t* starts) const;
   void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,

@@ -518,7 +518,9 @@ template <class T>
 void Ops<T>::route(const RouterShape& shape, float* logits, const RouterBiases<T>& biases,
                    const std::int32_t* targets, const Routing& to, std::int32_t* starts) const {
   std::vector<float> correction;
-  if (biases.correction != nullptr) {
+  if (biases.moved != nullptr) {
+    correction.assign(biases.moved, biases.moved + shape.experts);
+  } else if (biases.correction != nullptr) {
     correction.resize(shape.experts);
     for (std::size_t e = 0; e < shape.experts; ++e) {
       for (std::size_t a = 0; a < kAddends; ++a) {

@@ -161,6 +161,10 @@ class Ops {
   /// order.
   void dpo_loss(const PairRows& rows, const Preference& how, PairResult* results) const;
 
+  /// Copies values from host memory.
+  void put(std::span<const float> values, float* to) const {
+    std::copy(values.begin(), values.end(), to);
+  }
   /// Computes the probabilities, choices, weights and places of the rows from their logits [rows,
   /// step], which it overwrites. `targets` [rows]: kPaddingTarget marks padding rows;
   /// null: there are none. `starts` [experts + 1]: where the places of each expert begin, and the
