@@ -96,7 +96,7 @@ Engine::Engine(Blueprint blueprint, EngineOptions options, const std::atomic<boo
       trials_(trials_of(options_.kernels)),
       updater_(options_.update),
       devices_(make_devices()),
-      biases_(std::make_unique<CorrectionBiases>(blueprint_.own)) {
+      biases_(std::make_unique<CorrectionBiases>(blueprint_.own())) {
   if (options_.nvtx && !device::profiler_refusal().empty()) {
     throw Error(ErrorCategory::config, "ballast.nvtx: " + device::profiler_refusal());
   }

@@ -58,7 +58,7 @@ TEST(CorrectionBiases, MoveBySignOfMeanLessLoad) {
   const test::TempDir directory;
   const Engine engine =
       planner::make_engine(test::tiny_config(kModel, true, directory.path(), {speed("0.5")}));
-  CorrectionBiases biases(engine.blueprint().own);
+  CorrectionBiases biases(engine.blueprint().own());
   biases.move({{}, {0, 0, 0, 0, 0, 9}}, 0.5);
   EXPECT_EQ(biases.values(), Biases());
   biases.set({{0.25F, -0.25F, 0.0F, 1.0F, 8.0F, 8.0F}});
