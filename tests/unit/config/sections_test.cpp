@@ -273,7 +273,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Refusal{"model.family", "lama",
                 "expected one of gpt2, llama, mistral, ministral3, qwen2, qwen3, smollm3, phi3, "
-                "olmo2, olmo3, gemma3, gpt_neox, mixtral, qwen2_moe, qwen3_moe, olmoe, gpt_oss, "
+                "olmo2, olmo3, gemma2, gemma3, gemma4, gpt_neox, mixtral, qwen2_moe, qwen3_moe, "
+                "olmoe, gpt_oss, "
                 "glm4_moe, minimax_m2, deepseek_v3, glm4_moe_lite, got the string \"lama\" (did "
                 "you mean 'llama'?)"},
         Refusal{"ballast.update", "eager",
