@@ -67,13 +67,11 @@ const Model kAllExperts = {"all experts",
                               "num_experts_per_tok": 2, "sliding_window": 7,
                               "swiglu_limit": 0.05)"};
 /// Latent attention. The second layer has groups of experts, whose correction biases move.
-const Model kLatentExperts = {
-    "latent experts",
-    R"("family": "deepseek_v3", "vocab_size": 131, "hidden_size": 48, "num_layers": 2,
-       "num_heads": 3, "q_lora_rank": 18, "kv_lora_rank": 14, "qk_nope_head_dim": 10,
-       "qk_rope_head_dim": 6, "v_head_dim": 12, "intermediate_size": 56, "n_routed_experts": 8,
-       "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
-       "n_group": 2, "topk_group": 1, "router_bias_update_speed": 0.01)"};
+const Model kLatentExperts = {"latent experts", R"("family": "deepseek_v3", "vocab_size": 131,
+    "hidden_size": 48, "num_layers": 2, "num_heads": 3, "q_lora_rank": 18, "kv_lora_rank": 14,
+    "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12, "intermediate_size": 56,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 2,
+    "topk_group": 1, "first_k_dense_replace": 1, "router_bias_update_speed": 0.01)"};
 const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
 /// Rotary positions scaled for documents of more than 7 tokens.
 Model with_dynamic_scaling(Model model) {
@@ -299,7 +297,8 @@ TEST(Invariance, ExpertsInBf16) {
 TEST(Invariance, PackedExpertsInFp32) {
   expect_some_invariance(kAllExperts, false, 1, {test::kPacked});
 }
-TEST(Invariance, PackedAdaptersOfLatentAttention) {
+TEST(Invariance, PackedLatentAttentionAndItsAdapters) {
+  expect_some_invariance(kLatentExperts, true, 0, {test::kPacked});
   expect_same(training(kLatentExperts, "adapters"), false, variants_of_experts(), kFewSteps,
               {"model.router_bias_update_speed=0",
                R"(ballast.adapters={"targets": "all-linear", "modules_to_save": ["lm_head"]})",
@@ -307,9 +306,6 @@ TEST(Invariance, PackedAdaptersOfLatentAttention) {
 }
 TEST(Invariance, ExpertsThatMoveEarlyOrAreUpdatedEarly) {
   expect_same(kExperts, true, variants_of_experts(), kFewSteps, {});
-}
-TEST(Invariance, PackedLatentAttentionAndExpertsInBf16) {
-  expect_some_invariance(kLatentExperts, true, 0, {test::kPacked});
 }
 TEST(Invariance, UpdatesOfTouchedExperts) {
   const Overrides active = {"ballast.expert_updates=active"};
@@ -455,13 +451,10 @@ TEST(Invariance, DevicesOfLlamaWithACutVocabularyInFp32) {
   expect_invariance_of_devices(cut(kLlama, 5), false);
 }
 TEST(Invariance, DevicesOfExpertsInBf16) {
-  expect_invariance_of_devices(kExperts, true);
+  for (const Model& model : {kExperts, kLatentExperts}) expect_invariance_of_devices(model, true);
 }
 TEST(Invariance, DevicesOfPackedExpertsInFp32) {
   expect_invariance_of_devices(kAllExperts, false, {test::kPacked});
-}
-TEST(Invariance, DevicesOfLatentAttentionAndExpertsInBf16) {
-  expect_invariance_of_devices(kLatentExperts, true);
 }
 TEST(Invariance, DevicesInFp16WithSkippedSteps) {
   expect_invariance_of_devices(cut(kGpt2, 3), false, test::kFp16);
