@@ -312,6 +312,28 @@ std::string of_decoded_weights(const std::string& text) {
   return json.pretty() + "\n";
 }
 
+std::string with_quantization(const std::string& text, Json quantization,
+                              const std::vector<std::string>& modules) {
+  if (quantization.is_null()) return of_decoded_weights(text);
+  // transformers' name of the list, and the name that some programs write.
+  const char* const key =
+      quantization.find("ignored_layers") != nullptr ? "ignored_layers" : "modules_to_not_convert";
+  if (!modules.empty() && !member_of(quantization, key).is_array())
+    quantization[key] = Json::array();
+  for (const std::string& module : modules) {
+    const auto& known = quantization.find(key)->elements();
+    const bool listed =
+        std::any_of(known.begin(), known.end(), [&](const Json& name) { return name == module; });
+    if (!listed) quantization[key].push_back(module);
+  }
+  Json json = text::parse_json(text, kCheckpointConfig,
+                               {.category = ErrorCategory::data, .comments = true});
+  const Json* const stored = json.find(kQuantization);
+  if (stored != nullptr && stored->compact() == quantization.compact()) return text;
+  json[kQuantization] = std::move(quantization);
+  return json.pretty() + "\n";
+}
+
 Json make_checkpoint_config(const Config& config) {
   const Json section = effective_section(config);
   Json out = Json::object();
