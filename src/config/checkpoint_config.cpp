@@ -4,6 +4,7 @@
 #include <array>
 #include <string_view>
 #include <system_error>
+#include <unordered_set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -85,7 +86,10 @@ std::string find_family(const Json& json, const std::string& file) {
   for (const std::string& name : families) {
     const auto keys = model::family(name).checkpoint_keys();
     const Json* const found = keys.empty() ? nullptr : find_given(json, keys.front().name);
-    if (found != nullptr && *found == model::family(name).checkpoint_type()) return name;
+    if (found == nullptr) continue;
+    const model::Family& family = model::family(name);
+    if (*found == family.checkpoint_type()) return name;
+    if (lists(family.checkpoint_rules().other_types, found->text())) return name;
   }
   constexpr const char* kType = "model_type";
   const Json* const type = find_given(json, kType);
@@ -150,8 +154,13 @@ void check_quantization(const Json& object, const std::string& file) {
   if (member_of(object, "load_in_4bit").flag()) check("bnb_4bit_quant_type", {"nf4"});
 }
 
-/// A key's other name takes precedence.
-Json with_aliases(Json json, const model::CheckpointRules& rules) {
+/// Replaces other names of keys, which take precedence, and of the family.
+Json with_aliases(Json json, const model::Family& family) {
+  const model::CheckpointRules rules = family.checkpoint_rules();
+  if (const Json* const type = find_given(json, "model_type");
+      type != nullptr && lists(rules.other_types, type->text())) {
+    json["model_type"] = Json(std::string(family.checkpoint_type()));
+  }
   for (const auto& [alias, key] : rules.aliases) {
     const Json* const found = json.find(alias);
     if (found == nullptr) continue;
@@ -231,7 +240,7 @@ Json read_model_section(const fs::path& folder, std::vector<std::string>& notes)
       check_quantization(*stored, file);
     }
   }
-  json = with_rope_keys(with_aliases(std::move(json), rules), family, file, notes);
+  json = with_rope_keys(with_aliases(std::move(json), family), family, file, notes);
   Json section = Json::object();
   for (const model::CheckpointKey& key : keys) {
     const Json* const theirs = json.find(key.name);
@@ -268,7 +277,7 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
   }
   const model::Family& family = model::family(config.model.family);
   std::vector<std::string> notes;
-  file = with_aliases(std::move(file), family.checkpoint_rules());
+  file = with_aliases(std::move(file), family);
   const bool has_rope = has_rope_keys(file);
   if (has_rope) file = with_rope_keys(std::move(file), family, name, notes);
   const Json section = with_separate_rope_keys(effective_section(config));
@@ -320,11 +329,11 @@ std::string with_quantization(const std::string& text, Json quantization,
       quantization.find("ignored_layers") != nullptr ? "ignored_layers" : "modules_to_not_convert";
   if (!modules.empty() && !member_of(quantization, key).is_array())
     quantization[key] = Json::array();
+  std::unordered_set<std::string> known;
+  const Json list = member_of(quantization, key);
+  for (const Json& name : list.elements()) known.insert(name.text());
   for (const std::string& module : modules) {
-    const auto& known = quantization.find(key)->elements();
-    const bool listed =
-        std::any_of(known.begin(), known.end(), [&](const Json& name) { return name == module; });
-    if (!listed) quantization[key].push_back(module);
+    if (known.insert(module).second) quantization[key].push_back(module);
   }
   Json json = text::parse_json(text, kCheckpointConfig,
                                {.category = ErrorCategory::data, .comments = true});

@@ -32,6 +32,8 @@ void complete_model(Config& config, const Document& document) {
     document.fail("model.max_sequence", fmt::format("{} is shorter than data.sequence_length {}",
                                                     m.max_sequence, sequence_length));
   }
+  const std::string obstacle = model::family(m.family).obstacle_to_length(m, sequence_length);
+  if (!obstacle.empty()) document.fail("data.sequence_length", obstacle);
 }
 
 void check_data(const Config& c, const Document& document) {

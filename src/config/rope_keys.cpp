@@ -176,6 +176,8 @@ std::string RopeReader::type_of(const Json& parameters, const std::string& name)
 /// Checks the rotated part of a head if the class does not read it from the config itself.
 void RopeReader::check_part(const Json& parameters, const std::string& name,
                             const std::string& type) const {
+  // Then another key of the family gives the part.
+  if (std::ranges::find(rules_.unread, kPart) != rules_.unread.end()) return;
   const Json* found = parameters.find(kPart);
   const std::string place = found == nullptr ? kPart : fmt::format("{}.{}", name, kPart);
   if (found == nullptr) found = find_given(json_, kPart);

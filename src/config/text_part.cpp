@@ -27,7 +27,8 @@ constexpr const char* kQuantized = "quantization_config";
 
 /// Types of models that compute text alone exactly like the model of their text_config.
 constexpr std::string_view kWrappers =
-    "gemma3 idefics3 internvl llava llava_next llava_onevision mistral3 qwen2_5_vl qwen2_audio "
+    "gemma3 idefics3 internvl kimi_k25 llava llava_next llava_onevision mistral3 qwen2_5_vl "
+    "qwen2_audio "
     "qwen2_vl qwen3_vl smolvlm voxtral";
 /// Types whose earlier folders have the keys of the text model outside text_config.
 constexpr std::string_view kFlat = "qwen2_5_vl qwen2_vl";

@@ -24,9 +24,11 @@ bool wants_powers_of_two(const text::Json& quantization) {
   return form != nullptr && *form == "ue8m0";
 }
 
-/// Whether a tensor of this type can be converted to another type of weights.
-bool is_convertible(std::string_view dtype) {
-  return dtype.starts_with('F') || dtype.starts_with("BF");
+/// Whether a tensor can be converted to another type of weights. Whole numbers cannot. transformers
+/// reads the corrections of routers in fp32, whatever type weights have.
+bool is_convertible(const FolderLayout::Tensor& tensor) {
+  const bool is_float = tensor.dtype.starts_with('F') || tensor.dtype.starts_with("BF");
+  return is_float && !tensor.name.ends_with("e_score_correction_bias");
 }
 
 /// The module of a weight.
@@ -98,7 +100,7 @@ bool ExportedFiles::is_as_stored(const Tensor& tensor) const {
   switch (tensor.role) {
     case Role::weight:
       if (is_changed(tensor.name)) return false;
-      return !rules_.type || !is_convertible(tensor.dtype) ||
+      return !rules_.type || !is_convertible(tensor) ||
              passing_part(weights_, tensor.name).has_value();
     case Role::codes:
       if (rules_.type || is_changed(tensor.codes.weight)) return false;
@@ -137,7 +139,9 @@ void ExportedFiles::add_weight(const Tensor& tensor) {
   }
   const WeightPlace& source = source_of(tensor, tensor.name);
   const auto type = weight_type(tensor.dtype);
-  tensors_.back().push_back(values_of(tensor.name, source, type ? *type : type_of(source)));
+  CopiedTensor values = values_of(tensor.name, source, type ? *type : type_of(source));
+  if (type && !is_convertible(tensor)) values.stored.dtype = *type;
+  tensors_.back().push_back(std::move(values));
 }
 
 EncodedTensor ExportedFiles::encoded(const Tensor& tensor, const WeightPlace& source) const {

@@ -25,8 +25,9 @@ struct ExportRules {
 
 /// The files of an export by the layout of a folder. Tensors that are stored as in the layout are
 /// copied byte by byte, codes with their scales. Other values are converted to the types of the
-/// layout. With `ExportRules::type` all weights get this type. Only whole numbers, and the tensors
-/// that pass through (passing_tensors.h) and are not quantised, keep theirs.
+/// layout. With `ExportRules::type` all weights get this type. Only whole numbers, corrections of
+/// routers, and the tensors that pass through (passing_tensors.h) and are not quantised keep
+/// theirs.
 class ExportedFiles {
  public:
   /// `weights` has the tensors of the layout, perhaps dequantised. It and `merged` (null: no

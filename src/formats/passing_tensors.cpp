@@ -52,9 +52,11 @@ std::string_view to_string(PassingPart part) {
     case PassingPart::audio:
       return "audio";
     case PassingPart::projector:
+      return "projector";
+    case PassingPart::indexer:
       break;
   }
-  return "projector";
+  return "indexers";
 }
 
 std::optional<PassingPart> passing_part(const WeightFiles& files, const std::string& name) {
@@ -68,6 +70,7 @@ std::optional<PassingPart> passing_part(const WeightFiles& files, const std::str
   }
   const std::string mark = mtp_mark(name);
   if (!mark.empty() && files.find(mark) != nullptr) return PassingPart::mtp;
+  if (name.find(".self_attn.indexer.") != std::string::npos) return PassingPart::indexer;
   return {};
 }
 

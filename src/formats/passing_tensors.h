@@ -19,13 +19,14 @@ namespace ballast::formats {
 
 /// Parts of a model of which the tensors pass through.
 enum class PassingPart : std::uint8_t {
-  mtp,       ///< layers for multi-token prediction (DeepSeek, arXiv:2412.19437, section 2.2)
-  vision,    ///< encoders of images and videos
-  audio,     ///< encoders of audio
-  projector  ///< maps from these encoders to the text model
+  mtp,        ///< layers for multi-token prediction (DeepSeek, arXiv:2412.19437, section 2.2)
+  vision,     ///< encoders of images and videos
+  audio,      ///< encoders of audio
+  projector,  ///< maps from these encoders to the text model
+  indexer     ///< the choice of tokens for sparse attention (DeepSeek, "DeepSeek-V3.2", 2025)
 };
 
-/// Returns "MTP layers", "vision", "audio" or "projector".
+/// Returns "MTP layers", "vision", "audio", "projector" or "indexers".
 std::string_view to_string(PassingPart part);
 
 /// The part that tensor `name` of the files belongs to; nothing if it belongs to the text model, or

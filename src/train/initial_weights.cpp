@@ -120,7 +120,10 @@ void check_unused(const formats::WeightFiles& files, const model::Architecture& 
     const bool buffer = std::any_of(buffers.begin(), buffers.end(), [&](const auto& known) {
       return tensor.name.ends_with(known.suffix) && has_shape(tensor, known.shape);
     });
-    if (buffer || used.contains(&place) || formats::passing_part(files, tensor.name)) continue;
+    const auto part = formats::passing_part(files, tensor.name);
+    const bool passes =
+        part != formats::PassingPart::indexer || model.config.details.contains("index_topk");
+    if (buffer || used.contains(&place) || (part && passes)) continue;
     if (cause.empty()) cause = formats::cause_of_unused(tensor.name);
     if (++unused <= kNamed) names += (names.empty() ? "" : ", ") + text::printable(tensor.name);
   }
@@ -223,7 +226,8 @@ std::vector<formats::ReadAhead::Source> reading_order(const formats::WeightFiles
 
 void read_stored_weights(const formats::WeightPlace& place, formats::WeightReader& reader,
                          const model::TensorSpec& tensor, Elems first, HostBytes out) {
-  if (tensor.stored.stacked > 0) {
+  const bool reordered = model::run_in_files(tensor, 0).count < tensor.size;
+  if (tensor.stored.stacked > 0 && reordered) {
     return reader.slice(place, index_of(tensor))->read(tensor, first, out);
   }
   const Bytes width = size_of(formats::type_of(place));

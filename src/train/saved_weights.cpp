@@ -65,7 +65,8 @@ std::string module_prefix_of(const config::Config& config) {
   return config::module_prefix(json, file);
 }
 
-/// Writes one of several stacked tensors, some rows of the file's matrix at a time.
+/// Writes one of several stacked tensors whose elements have another order in files, some rows of
+/// the file's matrix at a time.
 void write_slice(formats::ModelFolderWriter& writer, const std::string& name,
                  const model::TensorSpec& tensor, std::span<const float> values) {
   constexpr Elems kAtATime = 16;  // values per cache line
@@ -87,7 +88,8 @@ void write_slice(formats::ModelFolderWriter& writer, const std::string& name,
 /// Writes in file order, which is fast even if memory has another order.
 void write(formats::ModelFolderWriter& writer, const std::string& name,
            const model::TensorSpec& tensor, std::span<const float> values) {
-  if (tensor.stored.stacked > 0) return write_slice(writer, name, tensor, values);
+  const bool reordered = model::run_in_files(tensor, 0).count < tensor.size;
+  if (tensor.stored.stacked > 0 && reordered) return write_slice(writer, name, tensor, values);
   if (tensor.stored.addends > 1) {
     return writer.write(name, model::sum_of_addends(tensor, values), 0);
   }

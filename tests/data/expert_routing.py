@@ -16,14 +16,19 @@ def is_mixture(config):
 
 
 def uses_sigmoids(config):
-    return config.model_type in ("glm4_moe", "minimax_m2", "deepseek_v3", "glm4_moe_lite")
+    return config.model_type in ("glm4_moe", "minimax_m2", "deepseek_v3", "glm4_moe_lite",
+                                 "deepseek_v32", "glm_moe_dsa")
+
+
+def has_auxiliary_loss(config):
+    return not uses_sigmoids(config) and config.model_type != "mistral4"
 
 
 def run_model(model, **inputs):
     """Output of the model, and the logits [tokens, experts] of each layer that has a router."""
     if not is_mixture(model.config):
         return model(use_cache=False, **inputs), ()
-    if not uses_sigmoids(model.config):
+    if has_auxiliary_loss(model.config):
         output = model(use_cache=False, **inputs)
         return output, output.router_logits
     found = []

@@ -34,7 +34,7 @@ token takes k, and N rows of router logits (the tokens of all layers that have a
 Every token counts in it, as no attention mask is given: in `packed` also those whose target does not
 count; the two sequences are one batch. `expert_tokens` [layer][expert] counts the choices of the
 first batch; a layer without a router has an empty list. Each expert has its own tensors, as in
-folders of save_pretrained(); GPT-OSS's experts are stacked there, too: then `norm` and `projection`
+folders of save_pretrained(); experts of GPT-OSS and Mistral 4 are stacked there, too: then `norm` and `projection`
 have NAME[EXPERT], and errors are the largest of an expert. The first batch's tokens and
 the seeds of the weights are such that bf16 does not change choices and that some experts get no token.
 
@@ -54,8 +54,8 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from expert_routing import (
-    auxiliary_loss, choices, choose_inputs, count_choices, is_mixture, lowest_of_equals,
-    make_corrections, route, run_model, uses_sigmoids)
+    auxiliary_loss, choices, choose_inputs, count_choices, has_auxiliary_loss, is_mixture,
+    lowest_of_equals, make_corrections, route, run_model, uses_sigmoids)
 
 STEPS, SEQ, T, VOCAB = 10, 2, 37, 61
 # Each sequence has a document on either side of the trained length of LONGROPE and DYNAMIC.
@@ -90,6 +90,9 @@ MINISTRAL = {**YARN, "truncate": True, "mscale": 1.3, "mscale_all_dim": 0.7, "ll
 LATENT = {"type": "deepseek_v3", "without": ["head_dim"], "hidden_size": 40, "num_attention_heads": 3,
           "num_key_value_heads": 3, "first_k_dense_replace": 2, "rope": {**YARN, "truncate": True,
           "mscale": 1.3, "mscale_all_dim": 0.7}}
+SPARSE = {"without": ["head_dim"], "num_attention_heads": 3, "num_key_value_heads": 3,
+          "qk_rope_head_dim": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+          "n_shared_experts": 1, "routed_scaling_factor": 1.5, "index_head_dim": 8, "index_n_heads": 2}
 EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": True, "router_aux_loss_coef": 0.1}
 MIXTRAL = {**EXPERTS, "type": "mixtral", "num_local_experts": 5, "intermediate_size": 24, "rope": PLAIN}
 # The limit is so low that the gate clamps a part of what it gets.
@@ -99,6 +102,7 @@ GPT_OSS = {**EXPERTS, "type": "gpt_oss", "num_local_experts": 4, "intermediate_s
 GLM4_MOE = {"type": "glm4_moe", "num_experts_per_tok": 3, "moe_intermediate_size": 16,
             "rope": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
             "own_rope": {"rope_theta": 1000.0, "partial_rotary_factor": 0.5}}
+INDEXER = ".self_attn.indexer."
 # Of the cases, not of the configs. `seed`: of the weights; `routing`: see route().
 OF_CASES = ("type", "without", "rope", "own_rope", "seed", "routing")
 CASES = {
@@ -132,8 +136,9 @@ CASES = {
                             "rope": {"rope_type": "default"}, "own_rope": {}},
     "deepseek_v3": {**LATENT, "q_lora_rank": 18, "kv_lora_rank": 14, "qk_nope_head_dim": 10,
                     "qk_rope_head_dim": 6, "v_head_dim": 12, "attention_bias": True},
-    "deepseek_v3_plain_queries": {**LATENT, "q_lora_rank": None, "kv_lora_rank": 21,
-                                  "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12,
+    # This and the following cases have widths that GPUs support.
+    "deepseek_v3_plain_queries": {**LATENT, "q_lora_rank": None, "kv_lora_rank": 24,
+                                  "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
                                   "rope_interleave": False},
     "mixtral": {**MIXTRAL, "sliding_window": 11, "seed": 1},
     "mixtral_ties": {**MIXTRAL, "routing": "ties", "seed": 6},
@@ -157,17 +162,34 @@ CASES = {
     "glm4_moe_ties": {**GLM4_MOE, "n_routed_experts": 5, "num_experts_per_tok": 2,
                       "n_shared_experts": 1, "first_k_dense_replace": 0, "norm_topk_prob": False,
                       "routed_scaling_factor": 0.7, "routing": "ties", "seed": 1},
-    "deepseek_v3_experts": {**LATENT, "first_k_dense_replace": 1, "q_lora_rank": 18, "kv_lora_rank": 14,
-                            "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12,
+    "deepseek_v3_experts": {**LATENT, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 24,
+                            "qk_nope_head_dim": 8, "qk_rope_head_dim": 16, "v_head_dim": 8,
                             "num_experts_per_tok": 3, "moe_intermediate_size": 16,
                             "n_routed_experts": 9, "n_group": 3, "topk_group": 2,
                             "n_shared_experts": 2, "routed_scaling_factor": 1.5, "seed": 4},
     "glm4_moe_lite": {"without": ["head_dim"], "hidden_size": 40, "num_attention_heads": 3,
-                      "num_key_value_heads": 3, "q_lora_rank": 18, "kv_lora_rank": 14,
-                      "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 10,
+                      "num_key_value_heads": 3, "q_lora_rank": 24, "kv_lora_rank": 16,
+                      "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24,
                       "mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2,
                       "moe_intermediate_size": 16, "n_routed_experts": 5, "n_shared_experts": 1,
                       "rms_norm_eps": 1e-5, "rope": PLAIN, "seed": 4},
+    # Every query attends to all tokens before it, because sequences are no longer than index_topk.
+    "deepseek_v32": {**SPARSE, "hidden_size": 32, "q_lora_rank": 24, "kv_lora_rank": 16,
+                     "qk_nope_head_dim": 16, "v_head_dim": 16, "first_k_dense_replace": 1,
+                     "n_routed_experts": 6, "n_group": 2, "topk_group": 1, "index_topk": T + 3,
+                     "rope": {**YARN, "truncate": True, "mscale": 1.0, "mscale_all_dim": 1.0},
+                     "seed": 4},
+    "glm_moe_dsa": {**SPARSE, "hidden_size": 40, "q_lora_rank": 16, "kv_lora_rank": 24,
+                    "qk_nope_head_dim": 8, "v_head_dim": 16, "mlp_layer_types": ["sparse", "dense"],
+                    "first_k_dense_replace": 1,
+                    "n_routed_experts": 5, "n_group": 1, "topk_group": 1, "index_topk": T,
+                    "rms_norm_eps": 1e-5, "rope": PLAIN, "seed": 4},
+    # Queries grow after a document's twelfth token.
+    "mistral4": {"without": ["head_dim"], "num_attention_heads": 3, "num_key_value_heads": 3,
+                 "hidden_size": 40, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
+                 "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
+                 "n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+                 "n_shared_experts": 1, "routed_scaling_factor": 1.3, "rope": MINISTRAL, "seed": 4},
     "minimax_m2": {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 24,
                    "rope": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.75},
                    "own_rope": {"rope_theta": 1000.0, "partial_rotary_factor": 0.75}, "seed": 1},
@@ -218,6 +240,8 @@ def model_section(name, case):
             section["rope_scaling"] = own_scaling(value, section["max_sequence"])
         elif key in OF_CASES:
             pass
+        elif key in ("index_head_dim", "index_n_heads"):
+            pass  # of indexers, which Ballast does not compute
         elif key == "original_max_position_embeddings":
             pass  # in rope_scaling
         elif value is not None:
@@ -251,16 +275,20 @@ def relative_error(ours, theirs):
 def create(config, attention="eager"):
     """Not with transformers' default for experts, torch.nn.functional.grouped_mm(), because it
     demands multiples of 8 in bf16."""
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation=attention, experts_implementation="eager")
+    make = transformers.AutoModelForCausalLM.from_config
+    if config.model_type == "mistral4":  # published as a part of mistral3
+        make = transformers.Mistral4ForCausalLM._from_config
+    model = make(config, attn_implementation=attention, experts_implementation="eager")
     return model.to(torch.float32).train()
 
 
 def names_in_files(model, tensors):
     """From names in memory to those of files, with views: transformers renames GPT-NeoX's output
-    matrix in memory, and stacks the matrices of all experts."""
+    matrix in memory, and stacks the matrices of all experts. Without indexers, which have no
+    gradients."""
     family = model.config.model_type
-    if family == "gpt_oss":
+    tensors = {name: tensor for name, tensor in tensors.items() if INDEXER not in name}
+    if family in ("gpt_oss", "mistral4"):
         return dict(tensors)
     mixtral = family in ("mixtral", "minimax_m2")
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
@@ -296,6 +324,7 @@ def check_names(model):
         model.save_pretrained(folder)
         saved = safetensors.torch.load_file(pathlib.Path(folder) / "model.safetensors")
     ours = weights(model)
+    saved = {name: tensor for name, tensor in saved.items() if INDEXER not in name}
     assert ours.keys() == saved.keys(), ours.keys() ^ saved.keys()
     assert all(torch.equal(saved[name], ours[name]) for name in saved)
 
@@ -307,7 +336,7 @@ class Losses:
         self.trained = self.cross_entropy = torch.nn.functional.cross_entropy(logits, targets)
         self.router_logits = router_logits
         self.choices = choices(model, router_logits) if router_logits else []
-        self.balances = bool(router_logits) and not uses_sigmoids(model.config)
+        self.balances = bool(router_logits) and has_auxiliary_loss(model.config)
         if self.balances:
             self.auxiliary = auxiliary_loss(model, router_logits)
             self.trained = self.cross_entropy + model.config.router_aux_loss_coef * self.auxiliary

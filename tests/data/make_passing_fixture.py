@@ -9,6 +9,9 @@ to OUTPUT_FOLDER, or to passing/ in the folder of this script:
     gemma3/        one file; "language_model.model." before the names of the text model, tied
     qwen3_vl/      two files; "model.language_model.", and layers for multi-token prediction, some
                    of them in types that are not trained
+    glm_moe_dsa/   indexers of sparse attention
+    mistral3/      Mistral Small 4: stacked experts
+    kimi_k25/      the text model is DeepSeek-V3
     qwen2_5_vl/    the text model's keys are outside text_config, as in folders before transformers 5
     tokens.u16     tokens of one sequence
     losses.json    cross-entropy of its tokens after the first, in fp32, by folder
@@ -53,8 +56,49 @@ def qwen2_5_vl():
     return transformers.Qwen2_5_VLForConditionalGeneration(config)
 
 
+LATENT = {"hidden_size": 32, "intermediate_size": 24, "moe_intermediate_size": 8,
+          "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+          "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+          "first_k_dense_replace": 1, "q_lora_rank": 8, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
+          "qk_rope_head_dim": 8, "v_head_dim": 8, "vocab_size": VOCABULARY,
+          "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": None,
+          "pad_token_id": None, "tie_word_embeddings": False}
+
+
+def glm_moe_dsa():
+    config = transformers.GlmMoeDsaConfig(
+        **LATENT, index_topk=32, index_head_dim=8, index_n_heads=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0})
+    return transformers.GlmMoeDsaForCausalLM(config)
+
+
+def mistral3():
+    text = {**LATENT, "model_type": "mistral4", "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        "original_max_position_embeddings": 16}}
+    tower = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "head_dim": 8,
+             "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+    config = transformers.Mistral3Config(text_config=text, vision_config=tower,
+                                         tie_word_embeddings=False)
+    return transformers.Mistral3ForConditionalGeneration(config)
+
+
+def kimi_k25():
+    text = {**LATENT, "model_type": "deepseek_v3",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}
+    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "patch_size": 4,
+             "num_attention_heads": 2, "pos_emb_height": 4, "pos_emb_width": 4}
+    config = transformers.Kimi_K25Config(text_config=text, vision_config=tower,
+                                         projection_hidden_size=64, tie_word_embeddings=False)
+    return transformers.Kimi_K25ForConditionalGeneration(config)
+
+
 def loss_of(folder, tokens):
-    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    kind = json.loads((folder / "config.json").read_text())["model_type"]
+    make = (transformers.AutoModelForCausalLM if kind == "glm_moe_dsa" else
+            transformers.AutoModelForImageTextToText)
+    model = make.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         logits = model(input_ids=tokens[None]).logits[0]
     return torch.nn.functional.cross_entropy(logits[:-1].double(), tokens[1:]).item()
@@ -84,6 +128,18 @@ def split(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
 
 
+def name_as_published(folder):
+    """transformers renames layers of the text model to blocks when it saves Kimi K2.5."""
+    path = folder / "model.safetensors"
+    tensors = {name.replace("language_model.model.blocks.", "language_model.model.layers."): tensor
+               for name, tensor in safetensors.torch.load_file(path).items()}
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["text_config"]["model_type"] = "kimi_k2"
+    path.write_text(json.dumps(config, indent=1) + "\n")
+
+
 def flatten(folder):
     """Moves the keys of the text model out of text_config."""
     path = folder / "config.json"
@@ -101,13 +157,18 @@ def main():
     out = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else here / "passing"
     tokens = torch.randint(0, VOCABULARY, (LENGTH + 1,))
     losses = {}
-    for make in (gemma3, qwen3_vl, qwen2_5_vl):
+    for make in (gemma3, qwen3_vl, qwen2_5_vl, glm_moe_dsa, mistral3, kimi_k25):
         folder = out / make.__name__
         model = make().to(torch.bfloat16)
         for parameter in model.parameters():
             parameter.data.normal_(0, 0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.data = torch.randn(buffer.shape) * 0.1
         model.save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)
+        if make is kimi_k25:
+            name_as_published(folder)
         losses[make.__name__] = loss_of(folder, tokens)
     split(out / "qwen3_vl")
     flatten(out / "qwen2_5_vl")

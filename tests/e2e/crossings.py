@@ -42,7 +42,8 @@ COMPARED = ("loss", "lr", "grad_norm", "tokens", "skipped", "eval_loss", "loss_s
             "rewards")
 DENSE = ["gpt2", "llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "olmo2",
          "olmo3", "gemma3", "gpt_neox"]
-EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"]
+LATENT = ["deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4"]
+EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", *LATENT]
 CAN_BE_TILED = {"gpt2", "llama", "mistral", "ministral3", "phi3", "qwen2", "qwen3", "smollm3"}
 MOST_RANKS = 4
 # Patterns of the tensors of a layer in Hugging Face's folders.
@@ -58,7 +59,7 @@ def draw_model(dice):
     model = {"family": family, "vocab_size": dice.choice([256, VOCABULARY]),
              "hidden_size": dice.choice([32, 64]), "num_layers": dice.choice([1, 2, 3]),
              "num_heads": 4, "init_stddev": 0.06}
-    if family not in ("gpt2", "gpt_neox"):
+    if family not in ("gpt2", "gpt_neox", *LATENT):
         model["num_kv_heads"] = dice.choice([1, 2, 4])
     if family in ("qwen2_moe", "qwen3_moe"):
         model["moe_intermediate_size"] = 32
@@ -66,7 +67,14 @@ def draw_model(dice):
             model["mlp_only_layers"] = [0]
     if family == "qwen2_moe":
         model["shared_expert_intermediate_size"] = 32
-    if family in EXPERTS:
+    if family in LATENT:
+        model |= {"q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 8,
+                  "qk_rope_head_dim": 6, "v_head_dim": dice.choice([10, 14]),
+                  "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "intermediate_size": 64,
+                  "num_experts_per_tok": dice.choice([1, 2]), "moe_intermediate_size": 32}
+        if family != "glm4_moe_lite":
+            model["first_k_dense_replace"] = dice.choice([0, 1])
+    elif family in EXPERTS:
         model["num_local_experts" if family in ("mixtral", "gpt_oss") else "num_experts"] = 4
         model["num_experts_per_tok"] = dice.choice([1, 2])
         model["intermediate_size"] = 64

@@ -66,6 +66,11 @@ const Model kAllExperts = {"all experts",
                               "intermediate_size": 48, "num_local_experts": 5,
                               "num_experts_per_tok": 2, "sliding_window": 7,
                               "swiglu_limit": 0.05)"};
+const Model kLatent = {"latent attention before experts in groups", R"("family": "deepseek_v3",
+    "vocab_size": 131, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "intermediate_size": 96,
+    "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6,
+    "v_head_dim": 12, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "n_group": 2, "topk_group": 1, "moe_intermediate_size": 16)"};
 const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
 /// Rotary positions scaled for documents of more than 7 tokens.
 Model with_dynamic_scaling(Model model) {
@@ -291,6 +296,12 @@ TEST(Invariance, ExpertsInBf16) {
 TEST(Invariance, PackedExpertsInFp32) {
   expect_some_invariance(kAllExperts, false, 1, {test::kPacked});
 }
+TEST(Invariance, PackedLatentAttentionAndItsAdapters) {
+  expect_same(kLatent, true, variants_of_experts(), kFewSteps, {test::kPacked});
+  expect_same(training(kLatent, "adapters"), false, variants_of_experts(), kFewSteps,
+              {R"(ballast.adapters={"targets": "all-linear", "modules_to_save": ["lm_head"]})",
+               "ballast.quantized_base=nf4", test::kPacked});
+}
 TEST(Invariance, ExpertsThatMoveEarlyOrAreUpdatedEarly) {
   expect_same(kExperts, true, variants_of_experts(), kFewSteps, {});
 }
@@ -412,6 +423,7 @@ TEST(Invariance, ComputeThreads) {
   for (const bool bf16 : {true, false}) same(kExperts, bf16);
   same(kAllExperts, false, {test::kPacked});
   same(kAllExperts, false, test::kFp16);
+  same(kLatent, true, {test::kPacked});
   Model model = training(kLlama, "adapters");
   model.section += R"(, "tie_embeddings": false)";
   same(model, false,

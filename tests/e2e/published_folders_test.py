@@ -36,7 +36,7 @@ def shapes_of_experts(config, layer, h):
     count = (config.get("num_experts") or config.get("num_local_experts") or
              config["n_routed_experts"])
     shapes = {place + "gate.weight": [count, h]}
-    sigmoids = ("glm4_moe", "deepseek_v3", "glm4_moe_lite")
+    sigmoids = ("glm4_moe", "deepseek_v3", "glm4_moe_lite", "kimi_k2")
     if kind in sigmoids or kind == "minimax_m2":
         gate = "gate." if kind in sigmoids else ""
         shapes[f"{place}{gate}e_score_correction_bias"] = [count]

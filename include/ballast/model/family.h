@@ -96,6 +96,7 @@ struct CheckpointRules {
   /// Alternative names of keys. If a file has both, the value under the alternative name wins.
   std::vector<std::pair<std::string, std::string>> aliases = {};
   std::vector<std::string> without_effect = {};  ///< keys that the class ignores
+  std::vector<std::string> other_types = {};     ///< other values of model_type for the family
 };
 
 /// A family of models: its keys, its rules in addition to those of all models, and its tensors. The
@@ -147,6 +148,12 @@ class Family {
   [[nodiscard]] virtual std::uint64_t experts_of_layer(const ModelConfig& /*config*/,
                                                        std::uint64_t /*index*/) const {
     return 0;
+  }
+  /// Returns the reason why such models cannot have sequences of `length` tokens, as a rule of
+  /// data.sequence_length; "" if they can.
+  [[nodiscard]] virtual std::string obstacle_to_length(const ModelConfig& /*config*/,
+                                                       std::uint64_t /*length*/) const {
+    return "";
   }
   /// Factor of attention scores; 0: 1 / sqrt(head_dim).
   [[nodiscard]] virtual double score_scale(const ModelConfig& /*config*/) const { return 0.0; }

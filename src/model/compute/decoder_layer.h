@@ -103,7 +103,7 @@ class DecoderLayer final : public Layer<Ops> {
   }
   /// Rotates queries and keys by their positions; `direction` -1 rotates back.
   void rotate(const Bound& b, T* qkv, float direction) {
-    const RotaryAt at = {b.rotary, b.query_rotary, b.latent ? b.latent->plain : 0};
+    const RotaryAt at = {b.rotary, b.query_rotary, b.query_growth, b.latent ? b.latent->plain : 0};
     rotation_.rotate(at, qkv, this->sequences_.positions, direction);
   }
   /// Returns the residual stream before the MLP.

@@ -33,6 +33,7 @@ struct DecoderTensors {
   // Indices in rotaries_of(), of keys and of queries.
   std::size_t rotary = 0;
   std::size_t query_rotary = 0;
+  std::size_t query_growth = 0;  ///< 0: none
   std::size_t window = 0;
   std::optional<Elems> sinks;
   LinearAt attention_out;
@@ -100,6 +101,7 @@ inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const Bloc
                       .rotates = spec.rotates,
                       .rotary = spec.rotary,
                       .query_rotary = spec.query_rotary == 0 ? spec.rotary : spec.query_rotary,
+                      .query_growth = spec.query_growth,
                       .window = spec.window,
                       .sinks = sinks == nullptr ? std::nullopt : std::optional(sinks->offset),
                       .attention_out = linear(spec.attention_out),

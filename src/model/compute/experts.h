@@ -262,6 +262,11 @@ class Experts {
 
   void bind_maps(const BlockSpec& block, const ExpertsSpec& spec, const std::string& before,
                  Bound& bound) const {
+    if (spec.fused && block.part == LayerPart::expert) {
+      bound.in = {find_stacked(block, before + kFusedGate)};
+      bound.out = find_stacked(block, before + spec.down);
+      return;
+    }
     if (spec.stacked) {
       bound.in = {find_stacked(block, before + spec.gate)};
       bound.out = find_stacked(block, before + spec.down);

@@ -18,7 +18,8 @@ namespace ballast::model {
 struct RotaryAt {
   std::size_t keys = 0;
   std::size_t queries = 0;
-  std::size_t plain = 0;  ///< values at the start of each head that do not rotate
+  std::size_t growth = 0;  ///< multiplies whole queries; 0: none
+  std::size_t plain = 0;   ///< values at the start of each head that do not rotate
 };
 
 /// Rotates queries and keys. Owns the tables of cosines and sines of all rotary positions of a
@@ -58,6 +59,7 @@ class LayerRotation {
     filled_ = true;
     const std::size_t all = shape_.heads + shape_.kv_heads;
     const std::size_t apart = at.queries == at.keys ? 0 : shape_.heads;
+    if (at.growth > 0) ops_.rotate(qkv, shape_.heads, angles_[at.growth], positions, direction);
     qkv += at.plain;
     if (apart > 0) ops_.rotate(qkv, apart, angles_[at.queries], positions, direction);
     ops_.rotate(qkv + apart * shape_.head_dim, all - apart, angles_[at.keys], positions, direction);

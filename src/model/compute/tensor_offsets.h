@@ -97,11 +97,13 @@ inline std::vector<LinearAt> find_ranges(const BlockSpec& block, std::string_vie
   return ranges;
 }
 
-/// Finds the tensors NAME [out, in] and NAME_bias [out] of ExpertsSpec::stacked.
+/// Finds the tensor NAME [out, in] of ExpertsSpec::stacked or fused, and NAME_bias [out], if there
+/// is one.
 inline LinearAt find_stacked(const BlockSpec& block, std::string_view name) {
   const TensorSpec& weight = block.tensor(name);
+  const TensorSpec* const bias = block.find(std::string(name) + "_bias");
   return {weight.offset,
-          block.tensor(std::string(name) + "_bias").offset,
+          bias == nullptr ? std::nullopt : std::optional(bias->offset),
           weight.shape[1],
           weight.shape[0],
           true,

@@ -29,17 +29,11 @@ void require_packs(std::string_view key, std::uint64_t value) {
 }
 
 void require_numbers(const ModelConfig& config) {
-  // Rows of low rank need not begin at multiples of a memory access.
-  if (config.details.contains("kv_lora_rank")) {
-    throw Error(ErrorCategory::config,
-                fmt::format("model.family {} has latent attention, which device cuda does not "
-                            "support; set ballast.device to \"host\"",
-                            config.family));
-  }
   require_packs("model.hidden_size", config.hidden_size);
   require_packs("model.intermediate_size", config.intermediate_size);
   require_packs("model.head_dim", config.head_dim);
-  for (const char* const key : {"moe_intermediate_size", "shared_expert_intermediate_size"}) {
+  for (const char* const key : {"moe_intermediate_size", "shared_expert_intermediate_size",
+                                "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim"}) {
     if (!config.details.contains(key)) continue;
     require_packs(fmt::format("model.{}", key), config.detail(key).whole().value_or(0));
   }

@@ -36,7 +36,7 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, const KernelOption
       hidden_(config.hidden_size),
       vocabulary_(config.vocab_size),
       widest_{shape.tokens(), std::max({shape_.row(), config.hidden_size, config.intermediate_size,
-                                        widest_of_experts(config)})},
+                                        widest_of_specs(config)})},
       epsilon_(static_cast<float>(config.norm_epsilon)),
       set_(options.set),
       checks_(options.checks),

@@ -202,7 +202,7 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t thread
       hidden_(config.hidden_size),
       vocabulary_(config.vocab_size),
       sum_row_(round_up(std::max({config.hidden_size * 3, shape_.row(), config.intermediate_size,
-                                  widest_of_experts(config)}),
+                                  widest_of_specs(config)}),
                         16)),
       max_sums_(parts_of(shape_.tokens(), kMostSums)),
       threads_(threads),

@@ -9,6 +9,7 @@
 #include "ballast/core/error.h"
 #include "ballast/model/architecture.h"
 
+#include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
 
 namespace ballast::config::latent_folders_test {
@@ -86,6 +87,54 @@ TEST(LatentFolders, OfGlmFlashAreReadAndWritten) {
   const Config other = read(config);
   EXPECT_EQ(model::build_architecture(other.model).blocks[1].name, "layer 0 attention");
   EXPECT_EQ(written_and_read(other), section_of(other));
+}
+
+TEST(LatentFolders, OfSparseAttentionAreReadAndWritten) {
+  for (const char* family : {"deepseek_v32", "glm_moe_dsa"}) {
+    json config = deepseek();
+    config.update({{"model_type", family},
+                   {"index_topk", 32},
+                   {"index_head_dim", 8},
+                   {"index_n_heads", 2},
+                   {"rope_interleave", true}});
+    const Config c = read(config);
+    EXPECT_EQ(c.model.number("index_topk"), 32.0);
+    EXPECT_EQ(model::build_architecture(c.model).blocks.size(), 1 + 1 + (2 + 1 + 16) + 1U);
+    EXPECT_EQ(written_and_read(c), section_of(c));
+    config["mlp_layer_types"] = {"sparse", "dense"};
+    EXPECT_EQ(model::build_architecture(read(config).model).blocks[1].name, "layer 0 attention");
+    config["index_topk"] = 31;  // the sequences have 32 tokens
+    test::expect_error(ErrorCategory::config,
+                       {"data.sequence_length: 32 is above model.index_topk 31"},
+                       [&] { read(config); });
+  }
+}
+
+TEST(LatentFolders, OfMistralSmallAreReadAndWritten) {
+  json config = deepseek();
+  config.update({{"model_type", "mistral4"},
+                 {"n_group", 1},
+                 {"topk_group", 1},
+                 {"rope_scaling",
+                  {{"type", "yarn"},
+                   {"factor", 128.0},
+                   {"original_max_position_embeddings", 8192},
+                   {"max_position_embeddings", 1048576},
+                   {"mscale", 1.0},
+                   {"mscale_all_dim", 1.0},
+                   {"llama_4_scaling_beta", 0.1},
+                   {"partial_rotary_factor", 1.0 / 3}}}});
+  const Config c = read(config);
+  EXPECT_EQ(c.model.detail("rope_scaling").find("partial_rotary_factor"), nullptr);
+  EXPECT_EQ(written_and_read(c), section_of(c));
+}
+
+/// Kimi K2 has its own model_type.
+TEST(LatentFolders, OfKimiAreThoseOfDeepSeek) {
+  json config = deepseek();
+  config["model_type"] = "kimi_k2";
+  EXPECT_EQ(section_of(read(config)), section_of(read(deepseek())));
+  EXPECT_EQ(read(config).model.family, "deepseek_v3");
 }
 
 TEST(LatentFolders, WithOtherRoutersAreRefused) {

@@ -223,6 +223,27 @@ TEST_F(GpuStart, DoctorRefersToTheRatesOfKnownGpus) {
   }
 }
 
+TEST_F(GpuStart, RefusesRanksThatAreNotMultiplesOfAnAccess) {
+  const auto make = [&](int rank) {
+    const std::string model =
+        R"("family": "deepseek_v3", "vocab_size": 131, "hidden_size": 32, "num_layers": 1,
+           "num_heads": 2, "intermediate_size": 40, "first_k_dense_replace": 1, "q_lora_rank": 16,
+           "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "kv_lora_rank": )" +
+        std::to_string(rank);
+    static_cast<void>(planner::make_engine(config({}, model.c_str())));
+  };
+  EXPECT_NO_THROW(make(24));
+  try {
+    make(20);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.category(), ErrorCategory::config);
+    EXPECT_STREQ(error.what(),
+                 "model.kv_lora_rank is 20, but device cuda needs a multiple of 8; change "
+                 "model.kv_lora_rank or set ballast.device to \"host\"");
+  }
+}
+
 TEST_F(GpuStart, RefusesHeadsThatAnOldGpuCannotHold) {
   const std::string model = R"("family": "llama", "vocab_size": 131, "hidden_size": 32,
                                "num_layers": 1, "num_heads": 1, "intermediate_size": 40,

@@ -1,6 +1,7 @@
 #include "src/formats/passing_tensors.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -30,6 +31,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::expect_error;
+
+constexpr std::array kFixtures = {"gemma3",      "qwen3_vl", "qwen2_5_vl",
+                                  "glm_moe_dsa", "mistral3", "kimi_k25"};
 
 fs::path fixture(const std::string& name) {
   return test::fixture("passing") / name;
@@ -107,7 +111,7 @@ TEST(PassingTensors, IncludeLayersForMultiTokenPrediction) {
 }
 
 TEST(PassingTensors, AreAcceptedByTheirModelAndCounted) {
-  for (const char* name : {"gemma3", "qwen3_vl", "qwen2_5_vl"}) {
+  for (const char* name : kFixtures) {
     train::check_initial_weights(config_of(fixture(name)));
   }
   const WeightFiles files(fixture("qwen3_vl"));
@@ -124,8 +128,29 @@ TEST(PassingTensors, AreAcceptedByTheirModelAndCounted) {
   EXPECT_EQ(passing_tensors(files).size(), visual + 4);
 }
 
+TEST(PassingTensors, IncludeIndexersOfModelsWithSparseAttention) {
+  EXPECT_EQ(part_of("model.layers.0.self_attn.indexer.wk.weight"), PassingPart::indexer);
+  EXPECT_EQ(part_of("model.layers.0.self_attn.indexers.weight"), std::nullopt);
+  const auto totals = passing_totals(WeightFiles(fixture("glm_moe_dsa")));
+  ASSERT_EQ(totals.size(), 1U);
+  EXPECT_EQ(totals.at(PassingPart::indexer).tensors, 2U * 5);
+  EXPECT_EQ(totals.at(PassingPart::indexer).elements, 2U * (16 * 8 + 8 * 32 + 2 * 32 + 8 + 8));
+
+  const test::TempDir dir;
+  fs::copy(fixture("glm_moe_dsa") / kSingleWeights, dir.path() / kSingleWeights);
+  auto dense = nlohmann::json::parse(read_small_file(fixture("glm_moe_dsa") / "config.json"));
+  dense["model_type"] = "glm4_moe_lite";
+  for (const char* key : {"index_head_dim", "index_n_heads", "index_topk", "indexer_types",
+                          "layer_types", "first_k_dense_replace"}) {
+    dense.erase(key);
+  }
+  dir.write("config.json", dense.dump());
+  expect_error(ErrorCategory::data, {"has 10 tensors that this model does not use"},
+               [&] { train::check_initial_weights(config_of(dir.path())); });
+}
+
 TEST(PassingTensors, AreCopiedByteByByte) {
-  for (const char* name : {"gemma3", "qwen3_vl", "qwen2_5_vl"}) {
+  for (const char* name : kFixtures) {
     const test::TempDir dir;
     export_model(fixture(name), dir.path() / "out", {}, [](Bytes, Bytes) {});
     EXPECT_TRUE(content_of(dir.path() / "out") == content_of(fixture(name))) << name;

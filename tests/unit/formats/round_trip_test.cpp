@@ -243,10 +243,14 @@ TEST(RoundTrip, FoldersOfAllFamiliesComeBackByteForByte) {
 }
 
 TEST(RoundTrip, ModelsOfTextAndImagesComeBackByteForByte) {
-  for (const char* name : {"gemma3", "qwen3_vl", "qwen2_5_vl"}) {
+  std::size_t folders = 0;
+  for (const auto& entry : fs::directory_iterator(test::fixture("passing"))) {
+    if (!entry.is_directory()) continue;
+    ++folders;
     const test::TempDir dir;
-    expect_round_trip(test::fixture("passing") / name, dir);
+    expect_round_trip(entry.path(), dir);
   }
+  EXPECT_GE(folders, 3U);
 }
 
 /// Trains the norm before the head alone.

@@ -67,6 +67,36 @@ TEST(LatentAttention, ScalesScoresByTheSquareOfYarnsFactor) {
   EXPECT_NEAR(deepseek.score_scale(c), 0.25 * m * m, 1e-15);
 }
 
+/// Experts of Mistral 4 are slices of two tensors.
+TEST(LatentAttention, HasStackedExpertsInMistral4) {
+  ModelConfig c = small("mistral4");
+  c.details["n_routed_experts"] = std::uint64_t{5};
+  c.details["moe_intermediate_size"] = std::uint64_t{7};
+  const Architecture model = build_architecture(c);
+  const BlockSpec& expert = model.blocks.at(1 + 3 + 2);
+  ASSERT_EQ(expert.tensors.size(), 2U);
+  const TensorSpec& gate = expert.tensors[0];
+  const TensorSpec& down = expert.tensors[1];
+  EXPECT_EQ(gate.name, "model.layers.0.mlp.experts.gate_up_proj");
+  EXPECT_EQ(down.name, "model.layers.0.mlp.experts.down_proj");
+  EXPECT_EQ(gate.whole_shape(), (Shape{5, 2 * 7, 50}));
+  EXPECT_EQ(down.whole_shape(), (Shape{5, 50, 7}));
+  const TensorRun run = run_in_files(down, 3);
+  EXPECT_EQ(run.first, 2U * 50 * 7 + 3);
+  EXPECT_EQ(run.count, 50U * 7 - 3);
+}
+
+TEST(LatentAttention, LimitsSequencesToTheTokensThatSparseAttentionSees) {
+  for (const char* name : {"deepseek_v32", "glm_moe_dsa"}) {
+    ModelConfig c = small(name);
+    c.details["index_topk"] = std::uint64_t{40};
+    EXPECT_EQ(family(name).obstacle_to_length(c, 40), "");
+    EXPECT_NE(family(name).obstacle_to_length(c, 41).find("41 is above model.index_topk 40"),
+              std::string::npos);
+  }
+  EXPECT_EQ(family("deepseek_v3").obstacle_to_length(small(), 1U << 20U), "");
+}
+
 std::string refusal(const ModelConfig& c) {
   try {
     static_cast<void>(build_architecture(c));
@@ -96,6 +126,12 @@ TEST(LatentAttention, RefusesWhatItCannotCompute) {
       "n_routed_experts: must be a whole number");
   has(with("mlp_layer_types", text::parse_json(R"(["dense", "dense"])", "types"), "glm4_moe_lite"),
       "mlp_layer_types: must be a list of num_layers (1) words");
+  has(with("q_lora_rank", {}, "glm_moe_dsa"), "q_lora_rank: must be a whole number of at least 1");
+  has(with("index_topk", std::uint64_t{0}, "deepseek_v32"), "index_topk: must be a whole number");
+  has(with("n_group", std::uint64_t{2}, "mistral4"),
+      "n_group: must be 1 for a router with a softm");
+  has(with("qk_nope_head_dim", std::uint64_t{9}, "mistral4"),
+      "qk_nope_head_dim: must be even, got 9");
   has(with("first_k_dense_replace", 0.5), "first_k_dense_replace: must be a whole number");
   ModelConfig c = small();
   c.num_kv_heads = 1;

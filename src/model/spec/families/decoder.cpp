@@ -98,6 +98,14 @@ class Tensors {
     block_.add_last_product(name + ".weight", shape(in, out), spec_.residual_factor * stddev_);
     bias(name, out, biased);
   }
+  /// Adds the maps of one expert of ExpertsSpec::fused.
+  void fused_maps(const ExpertsSpec& experts, std::uint64_t number, std::uint64_t h) {
+    block_.add(experts.prefix + kFusedGate, {2 * experts.width, h}, Init::normal, stddev_);
+    block_.stored_by({.stacked = experts.count}, number);
+    block_.add_last_product(experts.prefix + experts.down, {h, experts.width},
+                            spec_.residual_factor * stddev_);
+    block_.stored_by({.stacked = experts.count}, number);
+  }
   /// Adds the maps of one expert of ExpertsSpec::stacked.
   void stacked_maps(const ExpertsSpec& experts, std::uint64_t number, std::uint64_t h) {
     const std::uint64_t wide = experts.width;
@@ -272,7 +280,9 @@ std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::u
   for (std::uint64_t e = 0; e < experts.count; ++e) {
     add(fmt::format("expert {}", e), [&](Tensors tensors, BlockBuilder& block) {
       block.expert(e, share);
-      if (experts.stacked) {
+      if (experts.fused) {
+        tensors.fused_maps(experts, e, h);
+      } else if (experts.stacked) {
         tensors.stacked_maps(experts, e, h);
       } else {
         add_maps(tensors, experts.of_expert(e, ""), experts.width);

@@ -34,6 +34,9 @@ struct ExpertsSpec {
   /// Tensors PREFIX + name hold the maps of all experts: `gate` [count, H, 2 width] with gate and
   /// up in alternating columns, `down` [count, width, H]. Each has a NAME_bias.
   bool stacked = false;
+  /// Tensors PREFIX + name hold the maps of all experts, without biases: `gate_up_proj`
+  /// [count, 2 width, H] with the rows of gate before those of up, `down` [count, H, width].
+  bool fused = false;
   float limit = 0.0F;  ///< see Gating
   float slope = 1.0F;
   /// The expert for all tokens: its maps have their own prefix, and the sigmoid of a map [1, H] is
@@ -43,9 +46,12 @@ struct ExpertsSpec {
   std::string shared_gate;
 
   [[nodiscard]] std::string of_expert(std::uint64_t number, const std::string& name) const {
-    return stacked ? prefix + name : prefix + std::to_string(number) + "." + name;
+    return stacked || fused ? prefix + name : prefix + std::to_string(number) + "." + name;
   }
 };
+
+/// The first tensor of ExpertsSpec::fused.
+inline constexpr const char* kFusedGate = "gate_up_proj";
 
 /// Multi-head latent attention: keys and values, and possibly queries, are maps of low rank with a
 /// norm between two matrices. A head of queries or keys has `plain` values, then `rotating` ones;
@@ -89,8 +95,11 @@ struct DecoderSpec {
   bool rotates = true;            ///< false: attention without rotary positions
   std::size_t rotary = 0;         ///< index into rotaries_of()
   std::size_t query_rotary = 0;   ///< that of queries, if it is not 0; else `rotary`
-  std::uint64_t window = 0;       ///< attended tokens, including its own; 0: all preceding
-  std::string sinks;              ///< a tensor [heads] (AttentionSinks); "": none
+  /// Index into rotaries_of() of one without frequencies whose factor multiplies whole queries; 0:
+  /// none.
+  std::size_t query_growth = 0;
+  std::uint64_t window = 0;  ///< attended tokens, including its own; 0: all preceding
+  std::string sinks;         ///< a tensor [heads] (AttentionSinks); "": none
   std::string attention_out;
 
   /// True: gate and up, or one map with rows in that order. False: one map and its activation.

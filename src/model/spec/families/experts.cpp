@@ -375,12 +375,14 @@ ModelConfig without_experts(const ModelConfig& c) {
   return dense;
 }
 
-std::uint64_t widest_of_experts(const ModelConfig& c) {
+std::uint64_t widest_of_specs(const ModelConfig& c) {
   std::uint64_t widest = 0;
   const auto* const described = dynamic_cast<const DecoderFamily*>(&family(c.family));
   for (std::uint64_t layer = 0; described != nullptr && layer < c.num_layers; ++layer) {
-    const ExpertsSpec experts = described->decoder(c, layer).experts;
-    widest = std::max({widest, experts.count, experts.stacked ? 2 * experts.width : 0});
+    const DecoderSpec spec = described->decoder(c, layer);
+    widest =
+        std::max({widest, spec.experts.count, spec.experts.stacked ? 2 * spec.experts.width : 0,
+                  spec.latent.query_rank, spec.latent.rank + spec.latent.rotating});
   }
   return widest;
 }

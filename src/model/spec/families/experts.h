@@ -20,9 +20,9 @@ struct RouterLosses {
 /// Returns the coefficients in the config; zeros for families without experts.
 RouterLosses router_losses(const ModelConfig& config);
 
-/// Width of the widest sum over rows in the experts' part of a model, including biases and logits;
-/// 0 without experts.
-std::uint64_t widest_of_experts(const ModelConfig& config);
+/// Width of the widest sum over rows in experts, their router, and maps of low rank (biases, norms,
+/// logits); 0 for a family without a DecoderSpec.
+std::uint64_t widest_of_specs(const ModelConfig& config);
 
 // For families with experts.
 
