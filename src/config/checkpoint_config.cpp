@@ -4,6 +4,7 @@
 #include <array>
 #include <string_view>
 #include <system_error>
+#include <unordered_set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -355,6 +356,28 @@ std::string of_decoded_weights(const std::string& text) {
                                {.category = ErrorCategory::data, .comments = true});
   if (json.find(kQuantization) == nullptr) return text;
   json.erase(kQuantization);
+  return json.pretty() + "\n";
+}
+
+std::string with_quantization(const std::string& text, Json quantization,
+                              const std::vector<std::string>& modules) {
+  if (quantization.is_null()) return of_decoded_weights(text);
+  // transformers' name of the list, and the name that some programs write.
+  const char* const key =
+      quantization.find("ignored_layers") != nullptr ? "ignored_layers" : "modules_to_not_convert";
+  if (!modules.empty() && !member_of(quantization, key).is_array())
+    quantization[key] = Json::array();
+  std::unordered_set<std::string> known;
+  const Json list = member_of(quantization, key);
+  for (const Json& name : list.elements()) known.insert(name.text());
+  for (const std::string& module : modules) {
+    if (known.insert(module).second) quantization[key].push_back(module);
+  }
+  Json json = text::parse_json(text, kCheckpointConfig,
+                               {.category = ErrorCategory::data, .comments = true});
+  const Json* const stored = json.find(kQuantization);
+  if (stored != nullptr && stored->compact() == quantization.compact()) return text;
+  json[kQuantization] = std::move(quantization);
   return json.pretty() + "\n";
 }
 

@@ -24,10 +24,11 @@ constexpr std::string_view kNf4 = ".quant_state.bitsandbytes__nf4";
 constexpr std::string_view kOfLanguage = "language_model.";
 constexpr std::string_view kOfText = "text_model.";
 /// Suffixes that the formats give to the names of codes, scales and descriptions: bitsandbytes,
-/// MXFP4, GPTQ and AWQ, fp8 and compressed-tensors.
+/// MXFP4, GPTQ and AWQ, fp8 and compressed-tensors, HQQ.
 constexpr std::string_view kOfCodes =
     ".absmax .quant_map .quant_state.bitsandbytes__nf4 .quant_state.bitsandbytes__fp4 .SCB _blocks "
-    ".qweight .qzeros .weight_packed .weight_scale .weight_scale_inv .weight_zero_point .codes";
+    ".qweight .qzeros .weight_packed .weight_scale .weight_scale_inv .weight_zero_point .codes "
+    ".W_q";
 
 /// The index, or the header of a safetensors file; nothing if it is too long.
 std::optional<std::string> read_description(const fs::path& path) {

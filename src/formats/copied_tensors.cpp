@@ -8,7 +8,6 @@
 #include "ballast/core/convert.h"
 
 #include "src/formats/mxfp4.h"
-#include "src/formats/passing_tensors.h"
 #include "src/formats/weight_reader.h"
 
 namespace ballast::formats {
@@ -45,25 +44,19 @@ void copy_decoded(const WeightPlace& from, ReadAhead& reader, const TensorToStor
 constexpr Elems kAtATime = Elems{1} << 15;
 constexpr Elems kMergedAtATime = Elems{1} << 18;  // enough for many threads
 
-/// The place from which a tensor is copied, with the adapters that change it, if any.
-const WeightPlace* source_of(const WeightFiles& weights, const MergedAdapters* merged,
-                             const TensorToStore& tensor) {
-  return merged == nullptr ? weights.find(tensor.name) : merged->source(tensor.name);
-}
-
-std::vector<ReadAhead::Source> copying_order(const WeightFiles& weights,
-                                             const MergedAdapters* merged,
-                                             const std::vector<std::vector<TensorToStore>>& files) {
+std::vector<ReadAhead::Source> copying_order(const std::vector<std::vector<CopiedTensor>>& files) {
   std::vector<ReadAhead::Source> order;
   for (const auto& file : files) {
-    for (const TensorToStore& tensor : file) {
-      const WeightPlace* const place = source_of(weights, merged, tensor);
-      if (!tensor.copied_dtype.empty()) {
-        if (tensor.copied_bytes > 0) order.push_back({place, 0, tensor.copied_bytes});
+    for (const CopiedTensor& tensor : file) {
+      const WeightPlace* const place = tensor.source;
+      if (place == nullptr) continue;
+      const Bytes bytes = tensor.stored.copied_bytes;
+      if (!tensor.encoded && !tensor.stored.copied_dtype.empty()) {
+        if (bytes > 0) order.push_back({place, 0, bytes});
         continue;
       }
       const Elems all = place->tensor->elements;
-      const Elems part = is_sliced(*place) ? all / tensor.shape.front() : all;
+      const Elems part = is_sliced(*place) ? all / place->tensor->shape.front() : all;
       for (Elems first = 0; first < all; first += part) {
         const auto ranges = stored_ranges(*place, first, first + part);
         order.insert(order.end(), ranges.begin(), ranges.end());
@@ -73,77 +66,116 @@ std::vector<ReadAhead::Source> copying_order(const WeightFiles& weights,
   return order;
 }
 
-/// Copies a tensor byte by byte.
-void copy_bytes(const WeightPlace& from, ReadAhead& reader, const TensorToStore& tensor,
-                ModelFolderWriter& writer, const std::function<void(Bytes bytes)>& count) {
-  constexpr Bytes kBytesAtATime = kAtATime * sizeof(float);
-  std::vector<std::byte> bytes;
-  for (Bytes first = 0; first < tensor.copied_bytes; first += bytes.size()) {
-    bytes.resize(std::min(kBytesAtATime, tensor.copied_bytes - first));
-    count(bytes.size());
-    reader.read(from, first, bytes);
-    writer.write_bytes(tensor.name, bytes, first);
+/// Copies tensors one after the other.
+class Copier {
+ public:
+  Copier(ReadAhead& reader, MergedAdapters* merged, ModelFolderWriter& writer,
+         const std::function<void(Bytes done)>& progress)
+      : reader_(reader), merged_(merged), writer_(writer), progress_(progress) {}
+
+  void copy(const CopiedTensor& tensor) {
+    if (tensor.source == nullptr) return;
+    if (tensor.encoded) return encode(tensor);
+    if (!tensor.stored.copied_dtype.empty()) return copy_bytes(tensor);
+    if (!is_sliced(*tensor.source)) return convert(tensor);
+    copy_decoded(*tensor.source, reader_, tensor.stored, writer_,
+                 [&](Elems values) { count(values * size_of(tensor.stored.dtype)); });
   }
-}
+  [[nodiscard]] const CodesError& error() const { return error_; }
+
+ private:
+  /// Reports the progress before `bytes` are written.
+  void count(Bytes bytes) {
+    progress_(done_);
+    done_ += bytes;
+  }
+
+  void copy_bytes(const CopiedTensor& tensor) {
+    constexpr Bytes kBytesAtATime = kAtATime * sizeof(float);
+    const Bytes all = tensor.stored.copied_bytes;
+    for (Bytes first = 0; first < all; first += bytes_.size()) {
+      bytes_.resize(std::min(kBytesAtATime, all - first));
+      count(bytes_.size());
+      reader_.read(*tensor.source, first, bytes_);
+      writer_.write_bytes(tensor.stored.name, bytes_, first);
+    }
+  }
+
+  /// Fills bytes_ with values from `first` on in the type of the source.
+  void read(const CopiedTensor& tensor, Elems first, Elems count) {
+    bytes_.resize(count * size_of(type_of(*tensor.source)));
+    read_elements(*tensor.source, first, bytes_, &reader_);
+  }
+  /// The values of bytes_ in fp32, changed by the adapters.
+  void decode_read(const CopiedTensor& tensor, Elems first, std::span<float> out) {
+    decode(bytes_, type_of(*tensor.source), out);
+    if (!tensor.merged.empty()) merged_->apply(tensor.merged, first, out);
+  }
+
+  void convert(const CopiedTensor& tensor) {
+    const TensorToStore& stored = tensor.stored;
+    const bool changed = !tensor.merged.empty();
+    const Elems all = tensor.source->tensor->elements;
+    for (Elems first = 0; first < all; first += values_.size()) {
+      values_.resize(std::min(changed ? kMergedAtATime : kAtATime, all - first));
+      count(values_.size() * size_of(stored.dtype));
+      read(tensor, first, values_.size());
+      if (type_of(*tensor.source) == stored.dtype && !changed) {
+        writer_.write_stored(stored.name, bytes_, stored.dtype, first);
+        continue;
+      }
+      decode_read(tensor, first, values_);
+      writer_.write(stored.name, values_, first);
+    }
+  }
+
+  void encode(const CopiedTensor& tensor) {
+    const auto read_values = [&](Elems first, std::span<float> out) {
+      read(tensor, first, out.size());
+      decode_read(tensor, first, out);
+    };
+    write_encoded(
+        *tensor.encoded, read_values, writer_, [&](Bytes bytes) { count(bytes); }, error_);
+  }
+
+  ReadAhead& reader_;
+  MergedAdapters* merged_;
+  ModelFolderWriter& writer_;
+  const std::function<void(Bytes done)>& progress_;
+  std::vector<std::byte> bytes_;
+  std::vector<float> values_;
+  Bytes done_ = 0;
+  CodesError error_;
+};
 
 }  // namespace
 
-TensorToStore copy_of(const WeightFiles& weights, const WeightPlace& place,
-                      std::optional<DType> type) {
+CopiedTensor copy_of_bytes(const WeightPlace& place) {
   const StoredTensor& tensor = *place.tensor;
-  if (place.quantized == nullptr && passing_part(weights, tensor.name)) {
-    return {.name = tensor.name,
-            .shape = tensor.shape,
-            .copied_dtype = tensor.dtype,
-            .copied_bytes = tensor.bytes};
-  }
-  // transformers reads the corrections of routers in fp32, whatever type weights have.
-  const bool exact = tensor.name.ends_with("e_score_correction_bias");
-  return {tensor.name, exact ? type_of(place) : type.value_or(type_of(place)), tensor.shape};
+  return {.stored = {.name = tensor.name,
+                     .shape = tensor.shape,
+                     .copied_dtype = tensor.dtype,
+                     .copied_bytes = tensor.bytes},
+          .source = &place};
 }
 
-void copy_tensors(const WeightFiles& weights, MergedAdapters* merged,
-                  const std::vector<std::vector<TensorToStore>>& files, ModelFolderWriter& writer,
-                  const std::function<void(Bytes done)>& progress) {
-  ReadAhead reader(weights.files(), copying_order(weights, merged, files));
-  std::vector<std::byte> stored;
-  std::vector<float> values;
-  Bytes done = 0;
+std::vector<TensorToStore> stored_tensors(const std::vector<CopiedTensor>& tensors) {
+  std::vector<TensorToStore> stored;
+  stored.reserve(tensors.size());
+  for (const CopiedTensor& tensor : tensors) stored.push_back(tensor.stored);
+  return stored;
+}
+
+CodesError copy_tensors(const WeightFiles& weights, MergedAdapters* merged,
+                        const std::vector<std::vector<CopiedTensor>>& files,
+                        ModelFolderWriter& writer,
+                        const std::function<void(Bytes done)>& progress) {
+  ReadAhead reader(weights.files(), copying_order(files));
+  Copier copier(reader, merged, writer, progress);
   for (const auto& file : files) {
-    for (const TensorToStore& tensor : file) {
-      const WeightPlace& from = *source_of(weights, merged, tensor);
-      if (!tensor.copied_dtype.empty()) {
-        copy_bytes(from, reader, tensor, writer, [&](Bytes bytes) {
-          progress(done);
-          done += bytes;
-        });
-        continue;
-      }
-      if (is_sliced(from)) {
-        copy_decoded(from, reader, tensor, writer, [&](Elems count) {
-          progress(done);
-          done += count * size_of(tensor.dtype);
-        });
-        continue;
-      }
-      const DType type = type_of(from);
-      const bool changed = merged != nullptr && merged->changes(tensor.name);
-      for (Elems first = 0; first < from.tensor->elements; first += values.size()) {
-        progress(done);
-        values.resize(std::min(changed ? kMergedAtATime : kAtATime, from.tensor->elements - first));
-        stored.resize(values.size() * size_of(type));
-        read_elements(from, first, stored, &reader);
-        if (type == tensor.dtype && !changed) {
-          writer.write_stored(tensor.name, stored, type, first);
-        } else {
-          decode(stored, type, values);
-          if (changed) merged->apply(tensor.name, first, values);
-          writer.write(tensor.name, values, first);
-        }
-        done += values.size() * size_of(tensor.dtype);
-      }
-    }
+    for (const CopiedTensor& tensor : file) copier.copy(tensor);
   }
+  return copier.error();
 }
 
 }  // namespace ballast::formats

@@ -1,7 +1,5 @@
 #include "ballast/formats/export.h"
 
-#include <algorithm>
-#include <limits>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -19,6 +17,8 @@
 
 #include "src/formats/adapter_files.h"
 #include "src/formats/copied_tensors.h"
+#include "src/formats/exported_files.h"
+#include "src/formats/folder_layout.h"
 #include "src/formats/merged_adapters.h"
 
 namespace ballast::formats {
@@ -82,43 +82,14 @@ struct Description {
   DType type = DType::f32;
 };
 
-/// Divides the tensors into files. Tensors that fill whole pages come first, so that all of these
-/// start at a page, since the format allows no gaps.
-std::vector<std::vector<TensorToStore>> arrange(const WeightFiles& weights,
-                                                const MergedAdapters* merged,
-                                                std::optional<DType> type, Bytes shard_size) {
-  std::vector<TensorToStore> tensors;
-  const auto add_changed = [&](const std::string& name, const WeightPlace& place) {
-    tensors.push_back({name, type.value_or(type_of(place)), place.tensor->shape});
-  };
-  for (const WeightPlace& place : weights.tensors()) {
-    const std::string& name = place.tensor->name;
-    if (merged != nullptr && merged->changes(name)) {
-      add_changed(name, place);
-    } else {
-      tensors.push_back(copy_of(weights, place, type));
-    }
-  }
-  if (merged != nullptr && merged->added()) {
-    add_changed(merged->added()->name, *merged->added()->like);
-  }
-  auto files = split_into_files(std::move(tensors), shard_size);
-  for (auto& file : files) {
-    std::stable_partition(file.begin(), file.end(), [](const TensorToStore& tensor) {
-      return bytes_of(tensor) % kPage == 0;
-    });
-  }
-  return files;
-}
-
-ExportSummary count(const std::vector<std::vector<TensorToStore>>& files) {
-  ExportSummary summary = {.files = files.size()};
-  for (const auto& file : files) {
+ExportSummary count(const ExportedFiles& files) {
+  ExportSummary summary = {.files = files.tensors().size()};
+  for (const auto& file : files.tensors()) {
     Bytes at = 0;
-    for (const TensorToStore& tensor : file) {
+    for (const CopiedTensor& tensor : file) {
       ++summary.tensors;
       if (at % kPage == 0) ++summary.aligned;
-      at += bytes_of(tensor);
+      at += bytes_of(tensor.stored);
     }
     summary.bytes += at;
   }
@@ -146,17 +117,82 @@ namespace {
 
 using ShowProgress = std::function<void(Bytes done, Bytes total)>;
 
+/// Copies all tensors; `writer` is one of `files`.
+ExportSummary write(const WeightFiles& weights, MergedAdapters* merged, const ExportedFiles& files,
+                    ModelFolderWriter& writer, const ShowProgress& progress) {
+  ExportSummary summary = count(files);
+  const CodesError error = copy_tensors(weights, merged, files.tensors(), writer,
+                                        [&](Bytes done) { progress(done, summary.bytes); });
+  summary.quantized = {error.tensors, error.largest, error.relative_rms()};
+  return summary;
+}
+
 /// Exports adapters without merging.
 ExportSummary export_adapters(const fs::path& folder, const fs::path& out,
                               const ExportOptions& options, const ShowProgress& progress) {
   const WeightFiles weights(adapter_weights(folder));
-  const auto files = arrange(weights, nullptr, options.type, std::numeric_limits<Bytes>::max());
-  const ExportSummary summary = count(files);
-  ModelFolderWriter writer(out, files, config::kAdapterWeights);
-  copy_tensors(weights, nullptr, files, writer, [&](Bytes done) { progress(done, summary.bytes); });
+  FolderLayout layout = layout_of(weights, {});
+  layout.files.front().name = config::kAdapterWeights;
+  const ExportedFiles files(weights, nullptr, std::move(layout), {.type = options.type});
+  ModelFolderWriter writer(out, files.files(), std::nullopt);
+  const ExportSummary summary = write(weights, nullptr, files, writer, progress);
   writer.add(config::kAdapterConfig, read_small_file(folder / config::kAdapterConfig));
   writer.finish();
   return summary;
+}
+
+/// Refuses options that do not fit the model.
+void check_options(const fs::path& from, const fs::path& found, bool adapters,
+                   const ExportOptions& options) {
+  if (options.merged && !adapters) {
+    const std::string below = adapter_folder_below(found);
+    throw Error(ErrorCategory::usage,
+                fmt::format("--merged: {} has no adapters; {}", from.string(),
+                            below.empty() ? "leave it out"
+                                          : fmt::format("its folder {} has: give that", below)));
+  }
+  if (options.codes && options.type) {
+    throw Error(ErrorCategory::usage,
+                "--codes writes the stored form of the imported folder, --dtype another one; give "
+                "one of them");
+  }
+  if (options.codes && adapters && !options.merged) {
+    throw Error(ErrorCategory::usage, "--codes is for models; adapters are not quantised");
+  }
+}
+
+/// Refuses to quantise weights if the folder had none that Ballast can write.
+void check_codes(const FolderLayout& layout, const fs::path& from) {
+  for (const FolderLayout::File& file : layout.files) {
+    for (const FolderLayout::Tensor& tensor : file.tensors) {
+      const bool codes = tensor.role == FolderLayout::Role::codes;
+      if (codes && is_written(tensor.codes.format)) return;
+    }
+  }
+  throw Error(
+      ErrorCategory::usage,
+      fmt::format("--codes: {} was not imported from a folder in MXFP4 or block-scaled FP8; "
+                  "leave it out",
+                  from.string()));
+}
+
+/// The layout and the rules of an export.
+struct Form {
+  FolderLayout layout;
+  ExportRules rules;
+};
+
+Form form_of(const WeightFiles& weights, const Description& description, bool of_run,
+             const ExportOptions& options) {
+  const ExportRules rules = {options.type, options.codes, options.shard_size};
+  if (auto recorded = recorded_layout(description.path.parent_path())) {
+    return {std::move(*recorded), rules};
+  }
+  Form form = {layout_of(weights, description.json), rules};
+  // The weights of a run are in fp32.
+  if (of_run && !form.rules.type) form.rules.type = description.type;
+  if (of_run && !form.rules.shard_size) form.rules.shard_size = kShardSize;
+  return form;
 }
 
 }  // namespace
@@ -165,29 +201,23 @@ ExportSummary export_model(const fs::path& from, const fs::path& out, const Expo
                            const ShowProgress& progress) {
   const fs::path found = weights_at(from);
   const bool adapters = is_adapter_folder(found);
+  check_options(from, found, adapters, options);
   if (adapters && !options.merged) return export_adapters(found, out, options, progress);
-  if (options.merged && !adapters) {
-    const std::string below = adapter_folder_below(found);
-    throw Error(ErrorCategory::usage,
-                fmt::format("--merged: {} has no adapters; {}", from.string(),
-                            below.empty() ? "leave it out"
-                                          : fmt::format("its folder {} has: give that", below)));
-  }
   const WeightFiles weights(adapters ? weights_at(base_of_adapters(found)) : found);
   const fs::path folder = weights.path().parent_path();
   Description description(folder);
   std::optional<MergedAdapters> merged;
   if (adapters) merged.emplace(weights, found, description.json);
   if (merged && merged->unties()) description.set("tie_word_embeddings", false);
-  std::optional<DType> type = options.type;
-  if (!type && is_run(from) && !adapters) type = description.type;
-  auto files = arrange(weights, merged ? &*merged : nullptr, type, options.shard_size);
-  const ExportSummary summary = count(files);
-  ModelFolderWriter writer(out, files);
-  copy_tensors(weights, merged ? &*merged : nullptr, files, writer,
-               [&](Bytes done) { progress(done, summary.bytes); });
+  MergedAdapters* const changes = merged ? &*merged : nullptr;
+  const Form form = form_of(weights, description, is_run(from) && !adapters, options);
+  if (options.codes) check_codes(form.layout, from);
+  const ExportedFiles files(weights, changes, form.layout, form.rules);
+  ModelFolderWriter writer(out, files.files(), files.index());
+  const ExportSummary summary = write(weights, changes, files, writer, progress);
+  const std::string text = form.rules.type ? description.with(*form.rules.type) : description.text;
   writer.add(config::kCheckpointConfig,
-             config::of_decoded_weights(type ? description.with(*type) : description.text));
+             describe_codes(text, form.layout.quantization, files.codes(), files.dequantized()));
   writer.carry(folder);
   writer.finish();
   return summary;

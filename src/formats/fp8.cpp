@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +22,7 @@ namespace ballast::formats::fp8 {
 namespace {
 
 constexpr std::string_view kCodesType = "F8_E4M3";
+constexpr float kLargest = 448.0F;
 
 Elems blocks_in(Elems extent) {
   return (extent + kBlock - 1) / kBlock;
@@ -50,6 +52,66 @@ float value_of(std::uint8_t code) {
                                            exponent - kBias - kMantissaBits);
   if (exponent == 15 && mantissa == 7) value = std::numeric_limits<float>::quiet_NaN();
   return code < 128 ? value : -value;
+}
+
+const std::array<float, 256>& values_of_codes() {
+  static const auto table = [] {
+    std::array<float, 256> values;
+    for (std::size_t code = 0; code < values.size(); ++code) {
+      values[code] = value_of(static_cast<std::uint8_t>(code));
+    }
+    return values;
+  }();
+  return table;
+}
+
+std::uint8_t code_of(float value) {
+  constexpr float kSmallestNormal = 0x1p-6F;
+  constexpr unsigned kDropped = 20;  // bits of an fp32 mantissa that E4M3 does not have
+  const std::uint8_t sign = std::signbit(value) ? 128 : 0;
+  if (std::isnan(value)) return sign | 127U;
+  const float size = std::min(std::abs(value), kLargest);
+  if (size < kSmallestNormal) {
+    return sign | static_cast<std::uint8_t>(std::nearbyint(size * 0x1p9F));
+  }
+  auto bits = std::bit_cast<std::uint32_t>(size);
+  bits += (1U << (kDropped - 1U)) - 1U + (bits >> kDropped & 1U);
+  constexpr std::uint32_t kBiases = 127 - 7;  // difference of the exponents' biases
+  return sign | static_cast<std::uint8_t>((bits >> kDropped) - (kBiases << 3U));
+}
+
+namespace {
+
+float scale_for(float largest, ScaleForm form) {
+  float scale = largest / kLargest;
+  if (form.powers_of_two) {
+    int exponent = 0;
+    const float fraction = std::frexp(scale, &exponent);
+    scale = std::ldexp(1.0F, fraction == 0.5F ? exponent - 1 : exponent);
+  }
+  if (form.type == DType::bf16) scale = to_float(to_bf16(scale));
+  return scale >= std::numeric_limits<float>::min() ? scale : 1.0F;
+}
+
+}  // namespace
+
+float encode(std::span<const float> values, Elems columns, Elems block, ScaleForm form,
+             std::span<std::byte> codes) {
+  const Elems begin = block * kBlock;
+  const Elems end = std::min(columns, begin + kBlock);
+  float largest = 0.0F;
+  for (Elems row = 0; row < values.size(); row += columns) {
+    for (const float value : values.subspan(row + begin, end - begin)) {
+      largest = std::max(largest, std::abs(value));
+    }
+  }
+  const float scale = scale_for(largest, form);
+  for (Elems row = 0; row < values.size(); row += columns) {
+    for (Elems i = row + begin; i < row + end; ++i) {
+      codes[i] = static_cast<std::byte>(code_of(values[i] / scale));
+    }
+  }
+  return scale;
 }
 
 std::optional<Pairing> pair(const WeightPlace& place, DType others, const FindPlace& find) {
@@ -82,13 +144,7 @@ std::optional<Pairing> pair(const WeightPlace& place, DType others, const FindPl
 }
 
 void read(const WeightPlace& place, Elems first, HostBytes out, ReadAhead* ahead) {
-  static const auto table = [] {
-    std::array<float, 256> values;
-    for (std::size_t code = 0; code < values.size(); ++code) {
-      values[code] = value_of(static_cast<std::uint8_t>(code));
-    }
-    return values;
-  }();
+  const std::array<float, 256>& table = values_of_codes();
   const DType type = type_of(place);
   const Elems count = out.size() / size_of(type);
   if (count == 0) return;

@@ -1,6 +1,10 @@
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "ballast/core/dtype.h"
@@ -34,5 +38,22 @@ void read(const WeightPlace& place, Elems first, HostBytes out, ReadAhead* ahead
 
 /// The value of a code of E4M3: 4 bits of exponent with a bias of 7, no infinities.
 float value_of(std::uint8_t code);
+/// The values of all codes.
+const std::array<float, 256>& values_of_codes();
+/// The code of the nearest value, ties to even. The largest value is 448, to which larger values
+/// are rounded.
+std::uint8_t code_of(float value);
+
+/// Form of the scales of a matrix.
+struct ScaleForm {
+  DType type = DType::f32;
+  bool powers_of_two = false;  ///< "scale_fmt": "ue8m0" in a quantization_config
+};
+
+/// Quantises columns [128 * block, 128 * (block + 1)), as far as they exist, of up to 128 whole
+/// rows of a matrix with these `columns`. The largest magnitude becomes 448. Writes their codes to
+/// the same places of `codes` and returns the scale, rounded to the type of `form`.
+float encode(std::span<const float> values, Elems columns, Elems block, ScaleForm form,
+             std::span<std::byte> codes);
 
 }  // namespace ballast::formats::fp8

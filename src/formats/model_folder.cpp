@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <memory>
 #include <system_error>
 #include <unordered_map>
@@ -32,8 +31,21 @@ using text::Json;
 constexpr std::string_view kCarried =
     "generation_config.json tokenizer.json tokenizer.model tokenizer_config.json "
     "special_tokens_map.json added_tokens.json vocab.json merges.txt vocab.txt "
+    "tiktoken.model tekken.json "
     "chat_template.jinja chat_template.json preprocessor_config.json processor_config.json "
     "video_preprocessor_config.json";
+
+/// Beginnings of the names of Python files that config.json's auto_map names.
+constexpr std::string_view kClasses =
+    "configuration_ modeling_ tokenization_ processing_ image_processing_ video_processing_";
+
+bool is_carried(const std::string& name) {
+  if (text::has_word(kCarried, name)) return true;
+  const auto begins = text::words_of(kClasses);
+  return name.ends_with(".py") &&
+         std::any_of(begins.begin(), begins.end(),
+                     [&](std::string_view begin) { return name.starts_with(begin); });
+}
 
 [[noreturn]] void fail(const std::string& message, int error_number) {
   throw Error(ErrorCategory::io, message, error_number);
@@ -43,14 +55,14 @@ bool is_written_by_us(const fs::path& file) {
   const std::string name = file.filename().string();
   return name == config::kCheckpointConfig || name == kWeightsIndex ||
          name == config::kAdapterConfig || name == config::kAdapterWeights ||
-         (name.starts_with("model") && name.ends_with(".safetensors")) ||
-         text::has_word(kCarried, name);
+         name == kImportedLayout || (name.starts_with("model") && name.ends_with(".safetensors")) ||
+         is_carried(name);
 }
 
-Bytes bytes_of(const std::vector<std::vector<TensorToStore>>& files) {
+Bytes bytes_of(const std::vector<FolderFile>& files) {
   Bytes sum = 0;
-  for (const auto& file : files) {
-    for (const TensorToStore& tensor : file) sum += bytes_of(tensor);
+  for (const FolderFile& file : files) {
+    for (const TensorToStore& tensor : file.tensors) sum += bytes_of(tensor);
   }
   return sum;
 }
@@ -73,25 +85,32 @@ std::vector<std::vector<TensorToStore>> split_into_files(std::vector<TensorToSto
   return files;
 }
 
+std::vector<FolderFile> name_files(std::vector<std::vector<TensorToStore>> files,
+                                   const std::string& single) {
+  std::vector<FolderFile> named;
+  for (std::vector<TensorToStore>& tensors : files) {
+    const std::string name =
+        fmt::format("model-{:05}-of-{:05}.safetensors", named.size() + 1, files.size());
+    named.push_back({files.size() == 1 ? single : name, std::move(tensors)});
+  }
+  return named;
+}
+
 struct ModelFolderWriter::State {
   struct File {
-    std::vector<TensorToStore> tensors;
+    FolderFile written;
     Elems left = 0;  // number of missing values, and of bytes of copied tensors
     std::unique_ptr<SafetensorsWriter> writer = nullptr;  // set while it is open
     bool finished = false;
   };
   NewFolder folder;
   Bytes total = 0;
-  std::string single;
+  std::optional<Json> index_metadata;
   std::shared_ptr<WriteBuffers> buffers = std::make_shared<WriteBuffers>();
   std::vector<File> files = {};
   std::unordered_map<std::string, std::size_t> file_of = {};  // by tensor
 
-  [[nodiscard]] std::string file_name(std::size_t file) const {
-    if (files.size() == 1) return single;
-    return fmt::format("model-{:05}-of-{:05}.safetensors", file + 1, files.size());
-  }
-  void add(std::vector<TensorToStore> tensors);
+  void add(FolderFile file);
   void open(std::size_t file);
   template <class Write>
   void write(const std::string& name, Elems count, const Write& write);
@@ -99,9 +118,9 @@ struct ModelFolderWriter::State {
   [[nodiscard]] std::string index() const;
 };
 
-void ModelFolderWriter::State::add(std::vector<TensorToStore> tensors) {
-  File& file = files.emplace_back(File{std::move(tensors)});
-  for (const TensorToStore& tensor : file.tensors) {
+void ModelFolderWriter::State::add(FolderFile added) {
+  File& file = files.emplace_back(File{std::move(added)});
+  for (const TensorToStore& tensor : file.written.tensors) {
     const bool copied = !tensor.copied_dtype.empty();
     file.left += bytes_of(tensor) / (copied ? 1 : size_of(tensor.dtype));
     expects(file_of.emplace(tensor.name, files.size() - 1).second,
@@ -111,9 +130,9 @@ void ModelFolderWriter::State::add(std::vector<TensorToStore> tensors) {
 
 void ModelFolderWriter::State::open(std::size_t file) {
   if (files[file].writer != nullptr) return;
+  const FolderFile& opened = files[file].written;
   files[file].writer = std::make_unique<SafetensorsWriter>(
-      folder.temporary() / file_name(file), files[file].tensors,
-      std::map<std::string, std::string>{{"format", "pt"}}, buffers);
+      folder.temporary() / opened.name, opened.tensors, opened.metadata, buffers);
 }
 
 /// Calls `write(writer)` for `count` values of a tensor, or bytes of a copied one.
@@ -141,20 +160,26 @@ void ModelFolderWriter::State::finish(std::size_t file) {
 
 std::string ModelFolderWriter::State::index() const {
   Json map = Json::object();
-  for (std::size_t file = 0; file < files.size(); ++file) {
-    for (const TensorToStore& tensor : files[file].tensors) map.add(tensor.name, file_name(file));
+  for (const File& file : files) {
+    for (const TensorToStore& tensor : file.written.tensors) {
+      map.add(tensor.name, file.written.name);
+    }
   }
-  return Json::object({{"metadata", Json::object({{"total_size", total}})}, {"weight_map", map}})
-             .pretty() +
-         "\n";
+  Json metadata = *index_metadata;
+  metadata["total_size"] = total;
+  return Json::object({{"metadata", metadata}, {"weight_map", map}}).pretty() + "\n";
 }
 
-ModelFolderWriter::ModelFolderWriter(fs::path folder, std::vector<std::vector<TensorToStore>> files,
-                                     std::string single) {
+ModelFolderWriter::ModelFolderWriter(fs::path folder, std::vector<FolderFile> files,
+                                     std::optional<Json> index) {
   const Bytes total = bytes_of(files);
-  state_.reset(new State{{std::move(folder), total}, total, std::move(single)});
-  for (std::vector<TensorToStore>& tensors : files) state_->add(std::move(tensors));
+  state_.reset(new State{{std::move(folder), total}, total, std::move(index)});
+  for (FolderFile& file : files) state_->add(std::move(file));
 }
+
+ModelFolderWriter::ModelFolderWriter(fs::path folder, std::vector<FolderFile> files)
+    : ModelFolderWriter(std::move(folder), files,
+                        files.size() > 1 ? std::optional(Json::object()) : std::nullopt) {}
 
 ModelFolderWriter::~ModelFolderWriter() = default;
 
@@ -180,17 +205,21 @@ void ModelFolderWriter::add(const std::string& name, std::string_view content) {
 }
 
 void ModelFolderWriter::carry(const fs::path& from) {
-  for (const std::string_view name : text::words_of(kCarried)) {
-    const fs::path file = from / name;
+  std::error_code error;
+  for (fs::directory_iterator entry(from, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
     std::error_code ignored;
-    if (fs::is_regular_file(file, ignored)) add(std::string(name), read_small_file(file));
+    if (!is_carried(name) || !fs::is_regular_file(entry->path(), ignored)) continue;
+    add(name, read_small_file(entry->path()));
   }
+  if (error) fail(fmt::format("cannot read {}", from.string()), error.value());
 }
 
 void ModelFolderWriter::finish() {
   State& s = *state_;
   for (std::size_t file = 0; file < s.files.size(); ++file) s.finish(file);
-  if (s.files.size() > 1) add(kWeightsIndex, s.index());
+  if (s.index_metadata) add(kWeightsIndex, s.index());
   s.folder.finish();
 }
 

@@ -1,5 +1,6 @@
 #include "src/formats/mxfp4.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -87,6 +88,67 @@ void decode(std::span<const std::byte> codes, std::span<const std::byte> scales,
     const auto& values = tables[std::to_integer<std::size_t>(scales[at / kBlock])];
     const auto pair = std::to_integer<std::size_t>(codes[at / 2]);
     out[i] = values[at % 2 == 0 ? pair & 15U : pair >> 4U];
+  }
+}
+
+namespace {
+
+/// The code of the nearest value; the middle of two values gets the even code.
+unsigned code_of(float value) {
+  constexpr std::array<float, 7> kMiddles = {0.25F, 0.75F, 1.25F, 1.75F, 2.5F, 3.5F, 5.0F};
+  const float size = std::abs(value);
+  unsigned code = 0;
+  for (unsigned i = 0; i < kMiddles.size(); ++i) {
+    const bool up_at_middle = i % 2 == 1;  // from an odd code to an even one
+    if (size > kMiddles[i] || (up_at_middle && size == kMiddles[i])) code = i + 1;
+  }
+  return code + (std::signbit(value) ? 8U : 0U);
+}
+
+float value_of(unsigned code) {
+  const float value = kValues[code % kValues.size()];
+  return code < kValues.size() ? value : -value;
+}
+
+struct Encoded {
+  std::array<unsigned, kBlock> codes = {};
+  double error = 0.0;  // sum of squares
+};
+
+Encoded encode_with(const float* values, Elems step, int exponent) {
+  Encoded encoded;
+  for (Elems i = 0; i < kBlock; ++i) {
+    encoded.codes[i] = code_of(std::ldexp(values[i * step], -exponent));
+    const double found = std::ldexp(value_of(encoded.codes[i]), exponent);
+    encoded.error += (found - values[i * step]) * (found - values[i * step]);
+  }
+  return encoded;
+}
+
+}  // namespace
+
+std::uint8_t encode(const float* values, Elems step, std::span<std::byte, kCodes> codes) {
+  constexpr int kLargestExponent = 2;  // of 4, the largest power of two in E2M1
+  float largest = 0.0F;
+  for (Elems i = 0; i < kBlock; ++i) largest = std::max(largest, std::abs(values[i * step]));
+  const int found = largest > 0.0F ? std::ilogb(largest) - kLargestExponent : 0;
+  int exponent = std::clamp(found, -kBias, kBias - 1);
+  Encoded best = encode_with(values, step, exponent);
+  if (const Encoded other = encode_with(values, step, exponent + 1); other.error < best.error) {
+    best = other;
+    ++exponent;
+  }
+  for (Elems i = 0; i < kCodes; ++i) {
+    codes[i] = static_cast<std::byte>(best.codes[2 * i] | best.codes[2 * i + 1] << 4U);
+  }
+  return static_cast<std::uint8_t>(exponent + kBias);
+}
+
+void decode(std::span<const std::byte, kCodes> codes, std::uint8_t scale,
+            std::span<float, kBlock> out) {
+  for (Elems i = 0; i < kBlock; ++i) {
+    const auto pair = std::to_integer<unsigned>(codes[i / 2]);
+    out[i] = std::ldexp(value_of(i % 2 == 0 ? pair & 15U : pair >> 4U), scale - kBias);
   }
 }
 

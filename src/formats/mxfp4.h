@@ -32,4 +32,13 @@ std::optional<Pairing> pair(const WeightPlace& place, const FindPlace& find);
 void decode(std::span<const std::byte> codes, std::span<const std::byte> scales, Elems first,
             std::span<Bf16> out);
 
+/// Quantises a block: 32 finite `values` that are `step` apart. Writes its 16 bytes of codes and
+/// returns its scale. The nearest codes are taken, ties to even, and of two scales the one with the
+/// smaller error: the largest value becomes 4 to 8, of which more than 6 is cut off, or half of
+/// that.
+std::uint8_t encode(const float* values, Elems step, std::span<std::byte, kCodes> codes);
+/// The 32 values of a block.
+void decode(std::span<const std::byte, kCodes> codes, std::uint8_t scale,
+            std::span<float, kBlock> out);
+
 }  // namespace ballast::formats::mxfp4

@@ -34,6 +34,7 @@ constexpr std::string_view kOfGptq =
 constexpr std::string_view kOfFp8 =
     "is quantised to fp8 or by compressed-tensors; give the folder of the original model, or load "
     "this one with transformers, dequantize() it and save it";
+constexpr std::string_view kOfHqq = "is quantised by HQQ; give the folder of the original model";
 constexpr std::string_view kOfOriginal =
     "has a name of Meta's own format; convert it with transformers, or give the folder for "
     "transformers";
@@ -54,6 +55,7 @@ constexpr auto kSigns = std::to_array<Sign>({
     {"language_model. thinker. talker.", kOfImages},
     {".qweight .qzeros", kOfGptq},
     {".weight_packed .weight_scale", kOfFp8},
+    {".W_q", kOfHqq},
     {".attention.wq. tok_embeddings.", kOfOriginal},
 });
 

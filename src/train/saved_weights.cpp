@@ -13,13 +13,12 @@
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/core/error.h"
 #include "ballast/formats/export.h"
-#include "ballast/formats/weight_files.h"
 #include "ballast/model/family.h"
 #include "ballast/text/json.h"
 
 #include "src/config/stored_names.h"
-#include "src/formats/copied_tensors.h"
-#include "src/formats/passing_tensors.h"
+#include "src/formats/folder_layout.h"
+#include "src/train/imported_files.h"
 
 namespace ballast::train {
 namespace {
@@ -31,45 +30,16 @@ bool is_saved(const model::Architecture& model, const model::TensorSpec& tensor)
   return !model.adapters || !tensor.frozen;
 }
 
-Bytes size_of_weights(const model::Architecture& model) {
-  return (model.adapters ? model.trained_parameters() : model.parameters()) * sizeof(float);
-}
-
-/// The files that the run imports: the names of the model's tensors in them, and the tensors that
-/// pass through. Adapters are separate from these files.
-class ImportedFiles {
- public:
-  ImportedFiles(const config::Config& config, const model::Architecture& model) {
-    if (config.initial_weights.empty() || model.adapters) return;
-    files_.emplace(config.initial_weights);
-    for (const formats::WeightPlace* const place : formats::passing_tensors(*files_)) {
-      passing_.push_back(formats::copy_of(*files_, *place, {}));
+/// Size of the tensors that are written as F32.
+Bytes size_of_values(const model::Architecture& model, const ImportedFiles& imported) {
+  Elems elements = 0;
+  for (const model::BlockSpec& block : model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) {
+      if (is_saved(model, tensor) && !imported.copies(tensor)) elements += tensor.size;
     }
   }
-
-  /// The text model of a model of text and images keeps its names.
-  [[nodiscard]] std::string name_of(const std::string& name) const {
-    const formats::WeightPlace* const place = files_ ? files_->find(name) : nullptr;
-    const bool inside = place != nullptr && config::name_in_text_model(place->tensor->name) == name;
-    return inside ? place->tensor->name : name;
-  }
-  /// Tensors that are copied, in file order.
-  [[nodiscard]] const std::vector<formats::TensorToStore>& passing() const { return passing_; }
-  [[nodiscard]] Bytes passing_bytes() const {
-    Bytes sum = 0;
-    for (const formats::TensorToStore& tensor : passing_) sum += bytes_of(tensor);
-    return sum;
-  }
-  /// Calls `progress` with the bytes copied.
-  void copy(formats::ModelFolderWriter& writer,
-            const std::function<void(Bytes done)>& progress) const {
-    if (!passing_.empty()) formats::copy_tensors(*files_, nullptr, {passing_}, writer, progress);
-  }
-
- private:
-  std::optional<formats::WeightFiles> files_;
-  std::vector<formats::TensorToStore> passing_;
-};
+  return elements * sizeof(float);
+}
 
 /// Returns the Hugging Face folder that `config` imports; empty if it has no config.json.
 std::optional<fs::path> imported_folder(const config::Config& config) {
@@ -141,14 +111,14 @@ fs::path base_model(const config::Config& config) {
 }
 
 void describe(formats::ModelFolderWriter& writer, const config::Config& config,
-              const model::Architecture& model) {
+              const model::Architecture& model, const ImportedFiles& imported) {
   if (model.adapters) {
     const auto json =
         config::make_adapter_config(model, base_model(config), module_prefix_of(config));
     writer.add(config::kAdapterConfig, json.pretty() + "\n");
   } else if (const auto from = imported_folder(config)) {
     const std::string text = formats::read_small_file(*from / config::kCheckpointConfig);
-    writer.add(config::kCheckpointConfig, config::of_decoded_weights(text));
+    writer.add(config::kCheckpointConfig, imported.describe(text));
     writer.carry(*from);
   } else {
     writer.add(config::kCheckpointConfig, config::make_checkpoint_config(config).pretty() + "\n");
@@ -176,7 +146,8 @@ std::vector<formats::TensorToStore> adapters_of(const model::Architecture& model
 void check_room_for_weights(const config::Config& config, const model::Architecture& model) {
   std::error_code error;
   const fs::space_info space = fs::space(config.ballast.out, error);
-  const Bytes needed = size_of_weights(model) + ImportedFiles(config, model).passing_bytes();
+  const ImportedFiles imported(config, model);
+  const Bytes needed = size_of_values(model, imported) + imported.copied_bytes();
   if (error || space.available >= needed) return;
   throw Error(
       ErrorCategory::io,
@@ -205,34 +176,49 @@ void write_block(formats::ModelFolderWriter& writer, const model::BlockSpec& blo
   }
 }
 
+namespace {
+
+/// The files of the saved weights.
+std::vector<formats::FolderFile> files_of(const model::Architecture& model,
+                                          const ImportedFiles& imported,
+                                          const std::string& prefix) {
+  if (model.adapters) {
+    return formats::name_files({adapters_of(model, prefix)}, config::kAdapterWeights);
+  }
+  std::vector<formats::TensorToStore> tensors;
+  for (const model::BlockSpec& block : model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) {
+      if (tensor.first_element() > 0 || imported.copies(tensor)) continue;
+      tensors.push_back({imported.name_of(tensor.name), DType::f32, tensor.whole_shape()});
+    }
+  }
+  for (const formats::CopiedTensor& copied : imported.copied()) tensors.push_back(copied.stored);
+  return formats::name_files(formats::split_into_files(std::move(tensors), formats::kShardSize));
+}
+
+}  // namespace
+
 void save_weights(engine::Engine& engine, const config::Config& config, bool first,
                   const Progress& progress) {
   const model::Architecture& model = engine.blueprint().model;
   const ImportedFiles imported(config, model);
   const std::string prefix = module_prefix_of(config);
-  const Bytes total = size_of_weights(model) + imported.passing_bytes();
+  const Bytes total = size_of_values(model, imported) + imported.copied_bytes();
   std::optional<formats::ModelFolderWriter> writer;
   if (first) {
-    const fs::path folder = config.ballast.out / formats::kRunWeights;
-    if (model.adapters) {
-      writer.emplace(folder,
-                     std::vector<std::vector<formats::TensorToStore>>{adapters_of(model, prefix)},
-                     config::kAdapterWeights);
-    } else {
-      std::vector<formats::TensorToStore> tensors = tensors_of(model);
-      for (formats::TensorToStore& tensor : tensors) tensor.name = imported.name_of(tensor.name);
-      tensors.insert(tensors.end(), imported.passing().begin(), imported.passing().end());
-      writer.emplace(folder, formats::split_into_files(std::move(tensors), formats::kShardSize));
-    }
+    writer.emplace(config.ballast.out / formats::kRunWeights, files_of(model, imported, prefix));
   }
   Bytes done = 0;
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
     if (first) progress(done, total);
     const model::BlockSpec& block = model.blocks[b];
-    if (model.adapters && block.trained_elements() == 0) continue;
+    const auto is_written = [&](const model::TensorSpec& tensor) {
+      return is_saved(model, tensor) && !imported.copies(tensor);
+    };
+    if (std::none_of(block.tensors.begin(), block.tensors.end(), is_written)) continue;
     const std::vector<float> values = engine.snapshot().read_block(b);
     for (const model::TensorSpec& tensor : block.tensors) {
-      if (!is_saved(model, tensor)) continue;
+      if (!is_written(tensor)) continue;
       done += tensor.size * sizeof(float);
       if (!writer) continue;
       const std::string name =
@@ -242,7 +228,8 @@ void save_weights(engine::Engine& engine, const config::Config& config, bool fir
   }
   if (!writer) return;
   imported.copy(*writer, [&](Bytes copied) { progress(done + copied, total); });
-  describe(*writer, config, model);
+  describe(*writer, config, model, imported);
+  if (imported.layout()) writer->add(formats::kImportedLayout, to_text(*imported.layout()));
   writer->finish();
 }
 

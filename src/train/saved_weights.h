@@ -25,10 +25,10 @@ void write_block(formats::ModelFolderWriter& writer, const model::BlockSpec& blo
                  std::span<const float> values);
 
 /// Writes the master weights of `engine` as F32 to the run directory: a Hugging Face folder with
-/// the config.json, generation_config.json, tokenizer and passing tensors
-/// (formats/passing_tensors.h) of the imported model, or a config.json made from `config`; for a
-/// model with adapters, a PEFT folder. Keeps one block in memory at a time. Collective over the
-/// ranks; the `first` one writes. Throws Error(io).
+/// the config.json, generation_config.json and tokenizer of the imported model, the bytes of its
+/// tensors that do not change (ImportedFiles) and its layout, or a config.json made from `config`;
+/// for a model with adapters, a PEFT folder. Keeps one block in memory at a time. Collective over
+/// the ranks; the `first` one writes. Throws Error(io).
 void save_weights(engine::Engine& engine, const config::Config& config, bool first,
                   const Progress& progress);
 

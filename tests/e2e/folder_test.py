@@ -49,6 +49,11 @@ def read_file(path, aligned=True):
             for name, entry in header.items() if name != "__metadata__"}
 
 
+def read_types(folder):
+    return {name: tensor[:2] for path in folder.glob("*.safetensors")
+            for name, tensor in read_file(path, aligned=False).items()}
+
+
 def read_folder(folder):
     if not (folder / INDEX).exists():
         return read_file(folder / "model.safetensors")
@@ -286,7 +291,7 @@ class Folder(RunTest):
             config = json.loads((self.path / f"trained-{bf16}/config.json").read_text())
             self.assertNotIn("quantization_config", config)
             self.assertEqual(config["num_local_experts"], 3)
-        self.run_well("export", str(folder / "model"), "--out", "copied")
+        self.run_well("export", str(folder / "model"), "--out", "copied", "--dtype", "bf16")
         copied = read_folder(self.path / "copied")
         self.assertEqual({name: copied[name] for name in decoded}, decoded)
         self.assertEqual({name: found[name] for name in copied.keys() - decoded.keys()},
@@ -314,11 +319,11 @@ class Folder(RunTest):
                 for file in (passing / name).glob("*.safetensors"):
                     stored.update(read_file(file, aligned=False))
                 self.assertEqual(read_folder(self.path / name), stored)
-                files = {file.name for file in (passing / name).iterdir()
-                         if file.suffix == ".json" and file.name != INDEX}
-                self.assertEqual({file.name for file in (self.path / name).iterdir()},
-                                 files | {"model.safetensors"})
-                for file in files:
+                files = {file.name for file in (passing / name).iterdir()}
+                self.assertEqual({file.name for file in (self.path / name).iterdir()}, files)
+                for file in files - {INDEX}:
+                    if file.endswith(".safetensors"):
+                        continue
                     self.assertEqual((self.path / name / file).read_bytes(),
                                      (passing / name / file).read_bytes(), file)
 
@@ -374,7 +379,7 @@ class Folder(RunTest):
         shutil.copyfile(folder / "tokens.u16", self.path / "one.bin")
         loss = json.loads((folder / "loss.json").read_text())
         self.assertAlmostEqual(self.eval_loss(folder / "model", "one.bin"), loss, delta=2e-6)
-        self.run_well("export", folder / "model", "--out", "decoded")
+        self.run_well("export", folder / "model", "--out", "decoded", "--dtype", "bf16")
         self.assertAlmostEqual(self.eval_loss("decoded", "one.bin"), loss, delta=2e-6)
         self.assertIn(" FP8 ", self.run_well("inspect", folder / "model"))
         done = self.saving(model={"path": str(folder / "model")}, data=self.few_tokens(23))
@@ -383,13 +388,21 @@ class Folder(RunTest):
         values = lambda name: {name: without_signs_of_zeros(data) for name, (_, _, data)
                                in read_folder(self.path / name).items()}
         self.assertEqual(values("trained"), values("decoded"))
+        out = self.run_well("export", "run", "--out", "codes", "--codes")
+        self.assertRegex(out, r"\n7 tensors quantised: error 0\.1\d% of the weights \(rms\), at most "
+                              r"0\.2\d% of the largest weight of a block\n")
+        self.assertEqual(read_types(self.path / "codes"), read_types(folder / "model"))
+        self.assertAlmostEqual(self.eval_loss("codes", "one.bin"), loss, delta=0.05)
 
     def test_halves_and_a_single_file_too(self):
         tensors = self.llama("F16", torch_dtype="float16")
         self.assertEqual(self.saving().returncode, 0)
         self.run_well("export", "run", "--out", "out")
         self.assertEqual(read_folder(self.path / "out"), tensors)
-        self.assertTrue((self.path / "out/model.safetensors").exists())
+        self.assertEqual(sorted(path.name for path in (self.path / "out").iterdir()),
+                         sorted(path.name for path in self.model.iterdir() if path.name != "README.md"))
+        self.run_well("export", "run", "--out", "one", "--shard-size", "1GB")
+        self.assertEqual(read_file(self.path / "one/model.safetensors"), tensors)
 
     def test_a_model_of_sizes_has_a_config_and_can_be_imported(self):
         experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
@@ -440,7 +453,8 @@ class Folder(RunTest):
         tensors["h.0.attn.bias"] = ("U8", [1, 1, 48, 48], bytes(48 * 48))
         write_file(self.model / "model.safetensors", tensors)
         self.assertEqual(self.saving("--overwrite").returncode, 0)
-        self.assertEqual(read_folder(self.path / "run/weights"), read_folder(self.path / "out"))
+        self.run_well("export", "run", "--out", "headless")
+        self.assertEqual(read_folder(self.path / "headless"), tensors)
 
     def test_bad_folders_are_one_line(self):
         self.llama(sliding_window=4096)
@@ -466,7 +480,7 @@ class Folder(RunTest):
         def limit():
             resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000))
         done = self.run_ballast("export", "model", "--out", "out", "--dtype", "fp32", limits=limit)
-        self.assert_fails(done, 1, "model.safetensors", "File too large")
+        self.assert_fails(done, 1, "out.tmp-", "-of-00003.safetensors", "File too large")
         (self.path / "full").mkdir()
         (self.path / "full/file").write_text("mine")
         for out in ("full", "full/file", "model"):
@@ -504,7 +518,7 @@ class Folder(RunTest):
         self.assertEqual(self.saving("--overwrite").returncode, 0)
         self.assertEqual({entry.name for entry in (self.path / "run/weights").iterdir()},
                          {"config.json", "generation_config.json", "tokenizer.json",
-                          "model.safetensors"})
+                          "model.safetensors", "imported_layout.json"})
 
     def test_inspect_lists_what_is_there(self):
         tensors = self.llama()

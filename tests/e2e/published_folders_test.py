@@ -10,6 +10,7 @@ small; the weights are random.
 import json
 import pathlib
 import random
+import struct
 
 from runs import TINY, RunTest, main, write_file
 
@@ -35,10 +36,11 @@ def shapes_of_experts(config, layer, h):
     count = (config.get("num_experts") or config.get("num_local_experts") or
              config["n_routed_experts"])
     shapes = {place + "gate.weight": [count, h]}
-    if kind in ("glm4_moe", "minimax_m2"):
-        gate = "gate." if kind == "glm4_moe" else ""
+    sigmoids = ("glm4_moe", "deepseek_v3", "glm4_moe_lite", "kimi_k2")
+    if kind in sigmoids or kind == "minimax_m2":
+        gate = "gate." if kind in sigmoids else ""
         shapes[f"{place}{gate}e_score_correction_bias"] = [count]
-    if kind == "glm4_moe":
+    if kind in sigmoids:
         shared = config["n_shared_experts"] * config["moe_intermediate_size"]
         shapes |= shapes_of_mlp(config, layer + "mlp.shared_experts.", h, shared)
     for expert in range(count):
@@ -51,8 +53,23 @@ def shapes_of_experts(config, layer, h):
     return shapes
 
 
+def shapes_of_latent_attention(config, place, h):
+    heads, rank, inner = (config[key] for key in
+                          ("num_attention_heads", "q_lora_rank", "kv_lora_rank"))
+    plain, rotary, value = (config[key] for key in
+                            ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    q = heads * (plain + rotary)
+    shapes = {"kv_a_proj_with_mqa": [inner + rotary, h], "kv_a_layernorm": [inner],
+              "kv_b_proj": [heads * (plain + value), inner], "o_proj": [h, heads * value]}
+    shapes |= ({"q_a_proj": [rank, h], "q_a_layernorm": [rank], "q_b_proj": [q, rank]} if rank else
+               {"q_proj": [q, h]})
+    return {f"{place}{name}.weight": shape for name, shape in shapes.items()}
+
+
 def shapes_of_attention(config, layer, h, q, kv):
     kind, place = config["model_type"], layer + "self_attn."
+    if "kv_lora_rank" in config:
+        return shapes_of_latent_attention(config, place, h)
     if kind == "phi3":
         return {place + "qkv_proj.weight": [q + 2 * kv, h], place + "o_proj.weight": [h, q]}
     shapes = {place + "q_proj.weight": [q, h], place + "k_proj.weight": [kv, h],
@@ -139,6 +156,14 @@ def random_weights(shapes):
     return tensors
 
 
+def read_types(path):
+    """Type and shape of each tensor."""
+    data = path.read_bytes()
+    header = json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]])
+    return {name: (tensor["dtype"], tensor["shape"]) for name, tensor in header.items()
+            if name != "__metadata__"}
+
+
 class PublishedFolders(RunTest):
     def test_are_trained_and_exported(self):
         (self.path / "tokens.bin").write_bytes(
@@ -166,11 +191,10 @@ class PublishedFolders(RunTest):
         for arguments in (["train", "config.json"], ["export", out, "--out", out + "/folder"]):
             done = self.run_ballast(*arguments)
             self.assertEqual(done.returncode, 0, done.stderr)
-        exported = (self.path / out / "folder" / "config.json").read_text()
-        if "torch_dtype" in config:
-            self.assertEqual(exported, text)
-        else:
-            self.assertEqual(json.loads(exported), {**config, "torch_dtype": "float32"})
+        exported = self.path / out / "folder"
+        self.assertEqual((exported / "config.json").read_text(), text)
+        self.assertEqual(read_types(exported / "model.safetensors"),
+                         {name: ("BF16", shape) for name, shape in shapes.items()})
 
 
 if __name__ == "__main__":

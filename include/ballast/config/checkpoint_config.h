@@ -36,6 +36,12 @@ std::string module_prefix(const text::Json& json, const std::filesystem::path& f
 /// it has none. Throws Error(data).
 std::string of_decoded_weights(const std::string& text);
 
+/// The config.json `text` with this `quantization_config`, to whose list of modules that are not
+/// quantised `modules` are added. Unchanged if it is the same already. Null: no
+/// quantization_config.
+std::string with_quantization(const std::string& text, text::Json quantization,
+                              const std::vector<std::string>& modules);
+
 /// Name of a type in config.json: "float32", "bfloat16", "float16".
 std::string_view torch_name(DType type);
 

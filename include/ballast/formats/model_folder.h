@@ -1,7 +1,9 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -10,26 +12,41 @@
 #include "ballast/core/units.h"
 #include "ballast/formats/safetensors.h"
 #include "ballast/formats/weight_files.h"
+#include "ballast/text/json.h"
 
 namespace ballast::formats {
 
 /// Default size limit of a file of weights, that of Hugging Face.
 inline constexpr Bytes kShardSize = 5'000'000'000;
+/// Name of the file in which a run's weights keep the layout of the folder that the run imported.
+inline constexpr const char* kImportedLayout = "imported_layout.json";
 
 /// Divides `tensors` in their order into the files of a model, each with at most `largest` bytes of
 /// data or one tensor.
 std::vector<std::vector<TensorToStore>> split_into_files(std::vector<TensorToStore> tensors,
                                                          Bytes largest);
 
+/// A file of weights to write.
+struct FolderFile {
+  std::string name;
+  std::vector<TensorToStore> tensors;
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};
+};
+
+/// Names files as Hugging Face does: `single`, or model-00001-of-0000N.safetensors.
+std::vector<FolderFile> name_files(std::vector<std::vector<TensorToStore>> files,
+                                   const std::string& single = kSingleWeights);
+
 /// Writes a Hugging Face folder. Everything goes to FOLDER.tmp-PID. finish() makes it durable and
 /// renames it, so an incomplete folder never has the final name.
 class ModelFolderWriter {
  public:
-  /// `files` lists the tensors of each file. One file is called `single`, several are
-  /// model-00001-of-0000N.safetensors with an index. Throws Error(io) if `folder` contains files,
-  /// cannot be made, or its disk lacks the space for the weights.
-  ModelFolderWriter(std::filesystem::path folder, std::vector<std::vector<TensorToStore>> files,
-                    std::string single = kSingleWeights);
+  /// Several files also get an index. Throws Error(io) if `folder` contains files, cannot be made,
+  /// or its disk lacks the space for the weights.
+  ModelFolderWriter(std::filesystem::path folder, std::vector<FolderFile> files);
+  /// The index has this metadata, with the total size of the files; without `index`, there is none.
+  ModelFolderWriter(std::filesystem::path folder, std::vector<FolderFile> files,
+                    std::optional<text::Json> index);
   /// Removes the temporary folder unless finish() was called.
   ~ModelFolderWriter();
   ModelFolderWriter(const ModelFolderWriter&) = delete;
@@ -44,8 +61,8 @@ class ModelFolderWriter {
   void write_bytes(const std::string& name, std::span<const std::byte> bytes, Bytes first);
   /// Adds a small file. Throws Error(io).
   void add(const std::string& name, std::string_view content);
-  /// Copies generation_config.json and the files of the tokenizer and of processors of images and
-  /// audio, if the folder `from` has them.
+  /// Copies generation_config.json, the files of the tokenizer and of processors of images and
+  /// audio, and the Python files of the model's classes, if the folder `from` has them.
   void carry(const std::filesystem::path& from);
   /// Writes the index, syncs and renames. Throws Error(io), Error(state) if values are missing.
   void finish();

@@ -181,7 +181,9 @@ TEST(Bitsandbytes, ARunHasTheCodesOfTheFolder) {
   }
 }
 
-fs::path exported(const fs::path& from, const fs::path& out, const ExportOptions& options = {}) {
+/// Dequantised.
+fs::path exported(const fs::path& from, const fs::path& out,
+                  const ExportOptions& options = {.type = DType::f32}) {
   export_model(from, out, options, [](Bytes, Bytes) {});
   EXPECT_FALSE(json::parse(read_small_file(out / "config.json")).contains("quantization_config"));
   return out;

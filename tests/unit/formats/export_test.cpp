@@ -83,7 +83,7 @@ std::vector<float> values_of(const WeightFiles& files, const std::string& name) 
 
 TEST(Export, PutsTensorsOfWholePagesFirst) {
   const Folder folder;
-  const ExportSummary summary = folder.copy({});
+  const ExportSummary summary = folder.copy({.shard_size = kShardSize});
   EXPECT_EQ(summary.files, 1U);
   EXPECT_EQ(summary.tensors, 5U);
   EXPECT_EQ(summary.aligned, 3U);  // two of whole pages, and the one after them
@@ -188,11 +188,17 @@ TEST(Export, NamesWhatItCannotExport) {
   expect_error(ErrorCategory::data, {"cannot open", "config.json", "No such file"}, [&] {
     export_model(folder.dir.path() / "alone.safetensors", folder.out(), {}, [](Bytes, Bytes) {});
   });
-  std::string bytes = read_small_file(folder.model() / kSingleWeights);
-  bytes.replace(bytes.find("\"BF16\""), 6, "\"I16\" ");
-  folder.dir.write("model/model.safetensors", bytes);
-  expect_error(ErrorCategory::data, {"model.safetensors: tensor 'n0' has dtype I16"},
-               [&] { folder.copy({}); });
+  SafetensorsWriter codes(
+      folder.model() / kSingleWeights,
+      {{.name = "n0", .shape = {3}, .copied_dtype = "F8_E4M3", .copied_bytes = 3}});
+  codes.write_bytes("n0", std::vector<std::byte>(3), 0);
+  codes.finish();
+  expect_error(ErrorCategory::data, {"model.safetensors: tensor 'n0' has dtype F8_E4M3"},
+               [&] { folder.copy({.type = DType::bf16}); });
+  expect_error(ErrorCategory::usage, {"--codes", "--dtype", "give one of them"},
+               [&] { folder.copy({.type = DType::bf16, .codes = true}); });
+  expect_error(ErrorCategory::usage, {"--codes: ", "was not imported from a folder in MXFP4"},
+               [&] { folder.copy({.codes = true}); });
   folder.dir.write("model/run.json", "{}");
   folder.dir.write("model/metrics.jsonl", "");
   expect_error(ErrorCategory::data, {"is a run without weights", "ballast.save_weights"},

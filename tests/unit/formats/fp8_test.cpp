@@ -133,7 +133,7 @@ TEST(Fp8, BlocksAtTheEndsAreSmaller) {
 
 TEST(Fp8, ExportWritesDequantisedWeights) {
   const test::TempDir dir;
-  export_model(fixture("model"), dir.path() / "out", {}, [](Bytes, Bytes) {});
+  export_model(fixture("model"), dir.path() / "out", {.type = DType::bf16}, [](Bytes, Bytes) {});
   const auto config = nlohmann::json::parse(read_small_file(dir.path() / "out/config.json"));
   EXPECT_FALSE(config.contains("quantization_config"));
   train::check_initial_weights(config_of(dir.path() / "out"));
@@ -147,6 +147,39 @@ TEST(Fp8, ExportWritesDequantisedWeights) {
     found.read(place.tensor->name, values);
     EXPECT_EQ(values, expected) << place.tensor->name;
   }
+}
+
+TEST(Fp8, TheNearestCodeIsTaken) {
+  constexpr unsigned kFinite = 127;  // codes of positive values
+  for (unsigned code = 0; code < kFinite; ++code) {
+    const float value = fp8::value_of(static_cast<std::uint8_t>(code));
+    EXPECT_EQ(fp8::code_of(value), code);
+    EXPECT_EQ(fp8::code_of(-value), code + 128);
+    if (code + 1 == kFinite) continue;
+    const float middle = (value + fp8::value_of(static_cast<std::uint8_t>(code + 1))) / 2.0F;
+    EXPECT_EQ(fp8::code_of(middle), code % 2 == 0 ? code : code + 1);
+    EXPECT_EQ(fp8::code_of(std::nextafter(middle, 0.0F)), code);
+    EXPECT_EQ(fp8::code_of(std::nextafter(middle, 1000.0F)), code + 1);
+  }
+  EXPECT_EQ(fp8::code_of(1e30F), kFinite - 1);
+  EXPECT_EQ(fp8::code_of(std::nanf("")), kFinite);
+}
+
+TEST(Fp8, TheLargestValueOfABlockGetsTheLargestCode) {
+  constexpr Elems kColumns = 130;
+  std::vector<float> values(3 * kColumns, 0.25F);
+  values[kColumns + 5] = -7.0F;
+  std::vector<std::byte> codes(values.size());
+  EXPECT_EQ(fp8::encode(values, kColumns, 0, {}, codes), 7.0F / 448.0F);
+  EXPECT_EQ(fp8::encode(values, kColumns, 1, {DType::f32, true}, codes), 0x1p-10F);
+  EXPECT_EQ(codes[kColumns + 5], std::byte{0xFE});
+  EXPECT_EQ(codes[4], std::byte{fp8::code_of(16.0F)});
+  EXPECT_EQ(codes[kColumns - 1], std::byte{fp8::code_of(256.0F)});
+  const float rounded = fp8::encode(values, kColumns, 0, {DType::bf16, false}, codes);
+  EXPECT_EQ(rounded, to_float(to_bf16(7.0F / 448.0F)));
+  std::fill(values.begin(), values.end(), 0.0F);
+  EXPECT_EQ(fp8::encode(values, kColumns, 0, {}, codes), 1.0F);
+  EXPECT_EQ(codes[4], std::byte{0});
 }
 
 TEST(Fp8, ScalesThatDoNotFitAreNamed) {
@@ -179,7 +212,7 @@ TEST(Fp8, OtherSizesOfBlocksAreRefused) {
   expect_error(ErrorCategory::config,
                {"quantization_config.weight_block_size is [1,128], but", "blocks of [128,128]"},
                [&] { config_of(dir.path()); });
-  for (const char* method : {"gptq", "awq", "compressed-tensors"}) {
+  for (const char* method : {"gptq", "awq", "compressed-tensors", "hqq"}) {
     config["quantization_config"] = {{"quant_method", method}};
     dir.write("config.json", config.dump());
     expect_error(ErrorCategory::config, {method, "give the folder of the original model"},

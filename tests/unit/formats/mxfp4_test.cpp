@@ -1,12 +1,16 @@
 #include "src/formats/mxfp4.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -126,9 +130,38 @@ void export_fixture(const fs::path& out, const ExportOptions& options) {
   train::check_initial_weights(config_of(out));
 }
 
+/// The scale and the values of a quantised block that begins with `first`; the rest is 0.
+std::pair<int, std::vector<float>> encoded(const std::vector<float>& first) {
+  constexpr Elems kStep = 3;
+  std::vector<float> values(mxfp4::kBlock * kStep, 99.0F);
+  for (Elems i = 0; i < mxfp4::kBlock; ++i) {
+    values[i * kStep] = i < first.size() ? first[i] : 0.0F;
+  }
+  std::array<std::byte, mxfp4::kCodes> codes = {};
+  const std::uint8_t scale = mxfp4::encode(values.data(), kStep, codes);
+  std::array<float, mxfp4::kBlock> decoded = {};
+  mxfp4::decode(codes, scale, decoded);
+  return {scale - 127,
+          {decoded.begin(), decoded.begin() + static_cast<std::ptrdiff_t>(first.size())}};
+}
+
+TEST(Mxfp4, TheNearestCodesOfTheBetterScaleAreTaken) {
+  using Found = std::pair<int, std::vector<float>>;
+  // Middles go to even codes: 0, 1, 1, 2, 2, 4, 4.
+  EXPECT_EQ(encoded({6, 0.25F, 0.75F, 1.25F, 1.75F, 2.5F, 3.5F, 5}),
+            (Found{0, {6, 0, 1, 1, 2, 2, 4, 4}}));
+  EXPECT_EQ(encoded({-0.375F, 0.03125F}), (Found{-4, {-0.375F, 0.03125F}}));
+  // 7.5 would be cut off at 6 with the scale 1, but the small values need it.
+  EXPECT_EQ(encoded({7.5F}), (Found{1, {8}}));
+  EXPECT_EQ(encoded({6.5F, 0.5F, 0.5F, 0.5F}), (Found{0, {6, 0.5F, 0.5F, 0.5F}}));
+  EXPECT_EQ(encoded({0.0F}), (Found{0, {0}}));
+  EXPECT_EQ(encoded({0x1p127F, 0x1p-140F}), (Found{125, {0x1p127F, 0.0F}}));
+  EXPECT_EQ(encoded({0x1p-140F}).first, -127);
+}
+
 TEST(Mxfp4, ExportWritesDecodedWeights) {
   const test::TempDir dir;
-  export_fixture(dir.path() / "out", {});
+  export_fixture(dir.path() / "out", {.type = DType::bf16});
   const WeightFiles from(fixture("model"));
   const WeightFiles found(dir.path() / "out");
   const WeightFiles decoded(fixture("decoded.safetensors"));
@@ -159,7 +192,7 @@ TEST(Mxfp4, StackedExpertsComeBackAsTheyWere) {
   const model::Architecture model = model::build_architecture(config_of(dir.path() / "wide").model);
   const WeightFiles files(dir.path() / "wide");
   ModelFolderWriter writer(dir.path() / "again",
-                           split_into_files(train::tensors_of(model), kShardSize));
+                           name_files(split_into_files(train::tensors_of(model), kShardSize)));
   WeightReader reader(files, train::reading_order(files, model, {}));
   for (const model::BlockSpec& block : model.blocks) {
     std::vector<float> values(block.elements);

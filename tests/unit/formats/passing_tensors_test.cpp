@@ -209,7 +209,7 @@ TEST(PassingTensors, AreNotAllUnusedTensors) {
   for (const WeightPlace& place : from.tensors()) {
     tensors.push_back({place.tensor->name, DType::f32, place.tensor->shape});
   }
-  ModelFolderWriter writer(dir.path() / "m", {tensors});
+  ModelFolderWriter writer(dir.path() / "m", name_files({tensors}));
   for (const TensorToStore& tensor : tensors) {
     const std::vector<float> zeros(bytes_of(tensor) / sizeof(float));
     writer.write(tensor.name, zeros);

@@ -67,7 +67,8 @@ std::vector<float> values_of(const model::BlockSpec& block) {
 
 void save(const model::Architecture& model, const fs::path& folder, Bytes shard_size = kShardSize,
           std::size_t omitted = SIZE_MAX) {
-  ModelFolderWriter writer(folder, split_into_files(train::tensors_of(model), shard_size));
+  ModelFolderWriter writer(folder,
+                           name_files(split_into_files(train::tensors_of(model), shard_size)));
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
     if (b != omitted) train::write_block(writer, model.blocks[b], values_of(model.blocks[b]));
   }
@@ -130,7 +131,7 @@ TEST(TileFiles, ThatCannotGrowLeaveNothing) {
   EXPECT_TRUE(fs::is_empty(dir.path()));
   {
     // The limit takes effect when the file gets its space: pieces beyond it fail.
-    ModelFolderWriter writer(dir.path() / "w", {train::tensors_of(model)});
+    ModelFolderWriter writer(dir.path() / "w", name_files({train::tensors_of(model)}));
     train::write_block(writer, model.blocks[0], values_of(model.blocks[0]));
     const test::FileSizeLimit limit(size / 8);
     expect_error(ErrorCategory::io, {"cannot write", "model.safetensors: File too large"}, [&] {

@@ -231,6 +231,7 @@ TEST(WeightFiles, SayWhyTensorsHaveOtherNames) {
   says({"thinker.model.layers.0.self_attn.q_proj.weight"}, "a model of text and images");
   says({map + ".qweight", map + ".qzeros"}, "quantised by GPTQ or AWQ");
   says({map + ".weight_packed"}, "compressed-tensors");
+  says({map + ".W_q"}, "quantised by HQQ; give the folder of the original model");
   says({"layers.0.attention.wq.weight"}, "Meta's own format");
   says({map + ".wieght"}, "did you mean");
 }

@@ -1,0 +1,215 @@
+#include "src/formats/folder_layout.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/formats/model_folder.h"
+
+namespace ballast::formats {
+namespace {
+
+namespace fs = std::filesystem;
+using text::Json;
+using Role = FolderLayout::Role;
+using Format = QuantizedWeights::Format;
+
+constexpr const char* kMetadata = "metadata";
+constexpr const char* kQuantization = "quantization_config";
+
+/// Names in the JSON.
+constexpr std::array<std::string_view, 4> kFormats = {"mxfp4", "nf4", "int8", "fp8"};
+constexpr std::array<std::string_view, 4> kRoles = {"weight", "codes", "scales", "description"};
+
+/// The metadata of an index; an empty object if it has none.
+Json index_metadata(const fs::path& path) {
+  const Json index =
+      text::parse_json(read_small_file(path), path.string(), {.category = ErrorCategory::data});
+  const Json* const metadata = index.find(kMetadata);
+  return metadata != nullptr && metadata->is_object() ? *metadata : Json::object();
+}
+
+/// Roles of the stored tensors by name; those that are missing are parts without a place.
+using Roles = std::unordered_map<std::string, FolderLayout::Tensor>;
+
+Roles roles_of(const WeightFiles& weights) {
+  Roles roles;
+  for (const WeightPlace& place : weights.tensors()) {
+    if (place.quantized == nullptr) {
+      roles[place.tensor->name].role = Role::weight;
+      continue;
+    }
+    const QuantizedWeights& quantized = *place.quantized;
+    FolderLayout::Tensor& codes = roles[quantized.codes.tensor->name];
+    codes.role = Role::codes;
+    codes.codes = {quantized.format, place.tensor->name, place.tensor->dtype,
+                   quantized.scales.tensor->name};
+    roles[quantized.scales.tensor->name].role = Role::scales;
+  }
+  return roles;
+}
+
+Json to_json(const FolderLayout::Tensor& tensor) {
+  Json shape = Json::array();
+  for (const std::uint64_t extent : tensor.shape) shape.push_back(extent);
+  Json json = Json::object(
+      {{"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", shape}, {"bytes", tensor.bytes}});
+  if (tensor.role != Role::weight) {
+    json.add("role", kRoles[static_cast<std::size_t>(tensor.role)]);
+  }
+  if (tensor.role == Role::codes) {
+    json.add("format", kFormats[static_cast<std::size_t>(tensor.codes.format)]);
+    json.add("weight", tensor.codes.weight);
+    json.add("type", tensor.codes.type);
+    json.add("scales", tensor.codes.scales);
+  }
+  if (!tensor.copy_of.empty()) json.add("copy_of", tensor.copy_of);
+  return json;
+}
+
+/// Reads the JSON of a layout.
+class LayoutReader {
+ public:
+  explicit LayoutReader(fs::path path) : path_(std::move(path)) {}
+
+  [[nodiscard]] FolderLayout read() const {
+    const Json json =
+        text::parse_json(read_small_file(path_), path_.string(), {.category = ErrorCategory::data});
+    FolderLayout layout;
+    for (const Json& file : member(json, "files").elements()) {
+      layout.files.push_back({.name = text_of(file, "name"), .metadata = {}, .tensors = {}});
+      for (const auto& [key, value, at] : member(file, kMetadata).members()) {
+        layout.files.back().metadata.emplace(key, value.text());
+      }
+      for (const Json& tensor : member(file, "tensors").elements()) {
+        layout.files.back().tensors.push_back(tensor_of(tensor));
+      }
+    }
+    if (layout.files.empty()) refuse();
+    if (const Json* const index = json.find("index")) layout.index = *index;
+    if (const Json* const found = json.find(kQuantization)) layout.quantization = *found;
+    return layout;
+  }
+
+ private:
+  [[noreturn]] void refuse() const {
+    throw Error(ErrorCategory::data,
+                fmt::format("{} is not the layout that a run has recorded; remove it to export the "
+                            "weights without it",
+                            path_.string()));
+  }
+  [[nodiscard]] const Json& member(const Json& json, const char* key) const {
+    const Json* const found = json.find(key);
+    if (found == nullptr) refuse();
+    return *found;
+  }
+  [[nodiscard]] const std::string& text_of(const Json& json, const char* key) const {
+    const Json& found = member(json, key);
+    if (!found.is_string()) refuse();
+    return found.text();
+  }
+  [[nodiscard]] std::uint64_t number_of(const Json& json) const {
+    const auto number = json.whole();
+    if (!number) refuse();
+    return *number;
+  }
+  template <std::size_t N>
+  [[nodiscard]] std::size_t index_in(const std::array<std::string_view, N>& names,
+                                     const std::string& name) const {
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found == names.end()) refuse();
+    return static_cast<std::size_t>(found - names.begin());
+  }
+  [[nodiscard]] FolderLayout::Tensor tensor_of(const Json& json) const {
+    FolderLayout::Tensor tensor = {.name = text_of(json, "name"),
+                                   .dtype = text_of(json, "dtype"),
+                                   .shape = {},
+                                   .bytes = number_of(member(json, "bytes"))};
+    for (const Json& extent : member(json, "shape").elements()) {
+      tensor.shape.push_back(number_of(extent));
+    }
+    if (json.find("role") != nullptr) {
+      tensor.role = static_cast<Role>(index_in(kRoles, text_of(json, "role")));
+    }
+    if (tensor.role == Role::codes) {
+      tensor.codes = {static_cast<Format>(index_in(kFormats, text_of(json, "format"))),
+                      text_of(json, "weight"), text_of(json, "type"), text_of(json, "scales")};
+    }
+    if (json.find("copy_of") != nullptr) tensor.copy_of = text_of(json, "copy_of");
+    return tensor;
+  }
+
+  fs::path path_;
+};
+
+}  // namespace
+
+FolderLayout layout_of(const WeightFiles& weights, const text::Json& description) {
+  FolderLayout layout;
+  const Roles roles = roles_of(weights);
+  const bool sharded = weights.path().native().ends_with(".index.json");
+  if (sharded) layout.index = index_metadata(weights.path());
+  for (const SafetensorsReader& file : weights.files()) {
+    FolderLayout::File& added = layout.files.emplace_back();
+    added.name = sharded ? file.path().filename().string() : std::string(kSingleWeights);
+    added.metadata = file.metadata();
+    for (const StoredTensor& tensor : file.tensors()) {
+      FolderLayout::Tensor& one = added.tensors.emplace_back();
+      one.role = Role::description;
+      if (const auto known = roles.find(tensor.name); known != roles.end()) one = known->second;
+      one.name = tensor.name;
+      one.dtype = tensor.dtype;
+      one.shape = tensor.shape;
+      one.bytes = tensor.bytes;
+    }
+  }
+  if (const Json* const found = description.find(kQuantization)) layout.quantization = *found;
+  return layout;
+}
+
+std::string to_text(const FolderLayout& layout) {
+  constexpr unsigned kLevels = 4;  // one line per tensor
+  Json files = Json::array();
+  for (const FolderLayout::File& file : layout.files) {
+    Json metadata = Json::object();
+    for (const auto& [key, value] : file.metadata) metadata.add(key, value);
+    Json tensors = Json::array();
+    for (const FolderLayout::Tensor& tensor : file.tensors) tensors.push_back(to_json(tensor));
+    files.push_back(
+        Json::object({{"name", file.name}, {kMetadata, metadata}, {"tensors", tensors}}));
+  }
+  Json json = Json::object({{"files", files}});
+  if (layout.index) json.add("index", *layout.index);
+  if (!layout.quantization.is_null()) json.add(kQuantization, layout.quantization);
+  return json.pretty(kLevels) + "\n";
+}
+
+std::optional<FolderLayout> recorded_layout(const fs::path& folder) {
+  std::error_code ignored;
+  if (!fs::exists(folder / kImportedLayout, ignored)) return std::nullopt;
+  return LayoutReader(folder / kImportedLayout).read();
+}
+
+StoredPlaces::StoredPlaces(const WeightFiles& weights) {
+  for (const SafetensorsReader& file : weights.files()) {
+    for (const StoredTensor& tensor : file.tensors()) {
+      found_.emplace(tensor.name, &places_.emplace_back(WeightPlace{&tensor, &file}));
+    }
+  }
+}
+
+const WeightPlace* StoredPlaces::find(const std::string& name) const {
+  const auto found = found_.find(name);
+  return found == found_.end() ? nullptr : found->second;
+}
+
+bool is_written(QuantizedWeights::Format format) {
+  return format == Format::fp8 || format == Format::mxfp4;
+}
+
+}  // namespace ballast::formats
