@@ -55,10 +55,11 @@ std::string unmatched(const std::string& pattern, const Architecture& model) {
     const auto matched = std::ranges::find_if(
         block.tensors, [&](const TensorSpec& tensor) { return matches(pattern, tensor); });
     if (matched == block.tensors.end()) continue;
-    return fmt::format(
-        "'{}' matches only {}, which has no gradient; remove it, and set "
-        "model.router_bias_update_speed to move the correction biases of routers",
-        pattern, matched->name);
+    return fmt::format("'{}' matches only {}, which has no gradient; remove it{}", pattern,
+                       matched->name,
+                       block.part == LayerPart::router
+                           ? ", and set model.router_bias_update_speed to move correction biases"
+                           : "");
   }
   return fmt::format("'{}' matches no tensor of the model{}", pattern,
                      did_you_mean(pattern, possible_patterns(model)));
