@@ -62,8 +62,10 @@ class ComputeBy final : public Compute {
       sizes_.cleared.push_back(elements_in(cleared_.back()) * sizeof(float));
       largest_block_ = std::max<std::size_t>(largest_block_, block.own_elements());
       if (!is_layer_in_one_piece(block)) continue;
-      sizes_.intermediates[b] = round_up(layer_->intermediate_bytes(true, block.part), kPage);
-      sizes_.attention[b] = round_up(layer_->attention_bytes(block.part), kPage);
+      const Mixer mixer = layer_->mixer_of(b - model_.first_layer());
+      sizes_.intermediates[b] =
+          round_up(layer_->intermediate_bytes(true, block.part, mixer), kPage);
+      sizes_.attention[b] = round_up(layer_->attention_bytes(block.part, mixer), kPage);
     }
     sizes_.workspace = lay_out(nullptr);
   }

@@ -183,28 +183,35 @@ class Layer {
 
   /// Takes the memory for one call.
   virtual void take_memory(Bump& bump) {
-    shared_ = bump.take<std::byte>(intermediate_bytes(false, LayerPart::whole));
+    std::size_t most = intermediate_bytes(false, LayerPart::whole, Mixer::attention);
+    if (arrays_.delta.key_heads > 0) {
+      most = std::max(most, intermediate_bytes(false, LayerPart::whole, Mixer::delta_net));
+    }
+    shared_ = bump.take<std::byte>(most);
     attention_scratch_ = bump.take<std::byte>(ops_.attention_scratch_bytes());
     exchange_.take_memory(bump);
   }
 
   /// Bytes of the intermediates of a layer or of its first half. If they are not kept, those of the
   /// MLP exist for one chunk of rows at a time.
-  [[nodiscard]] std::size_t intermediate_bytes(bool kept, LayerPart part) const {
+  [[nodiscard]] std::size_t intermediate_bytes(bool kept, LayerPart part, Mixer mixer) const {
     Bump counting;
-    take_intermediates(counting, kept, part);
+    take_intermediates(counting, kept, part, mixer);
     return counting.used();
   }
 
   /// Bytes of the results of attention and of the map after it; 0 if the layer cannot keep them
   /// without the rest.
-  [[nodiscard]] std::size_t attention_bytes(LayerPart part) const {
+  [[nodiscard]] std::size_t attention_bytes(LayerPart part, Mixer mixer) const {
     if (!arrays_.keeps_attention || arrays_.tiles) return 0;
     Bump counting;
     LayerMemory<T> memory;
-    take_attention(counting, memory, part);
+    take_attention(counting, memory, part, mixer);
     return counting.used();
   }
+
+  /// Returns the first half of layer `layer`, an index as in BlockWeights.
+  [[nodiscard]] virtual Mixer mixer_of(std::size_t /*layer*/) const { return Mixer::attention; }
 
   /// Takes memory that lasts between calls. Other blocks use the memory of take_memory() in
   /// between.
@@ -213,7 +220,7 @@ class Layer {
   /// Views as in Kernel::layer. Runs on `stream`.
   void forward(device::Stream& stream, const BlockWeights<T>& block,
                const LayerSequences& sequences, const T* in, T* out, const KeptValues& kept) {
-    use(sequences, kept, part_of(block));
+    use(sequences, kept, part_of(block), mixer_of(block.layer));
     exchange_.use(sequences.part, stream);
     compute(block, in);
     project(block, in, out);
@@ -221,7 +228,7 @@ class Layer {
   /// Views as in Kernel::layer_backward. Runs on `stream`.
   void backward(device::Stream& stream, const BlockWeights<T>& block,
                 const LayerSequences& sequences, const T* in, T* dy, const KeptValues& kept) {
-    use(sequences, kept, part_of(block));
+    use(sequences, kept, part_of(block), mixer_of(block.layer));
     exchange_.use(sequences.part, stream);
     knows_attention_ = kept.attention != nullptr;
     if (kept.all == nullptr) compute(block, in);
@@ -244,7 +251,7 @@ class Layer {
   /// Writes the tile's part of the output [N, H]. `x` [N, H]: result of the norm.
   void forward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
                     float* part) {
-    use(sequences, {}, LayerPart::whole);
+    use(sequences, {}, LayerPart::whole, Mixer::attention);
     head_gradient_ = nullptr;
     compute_tile(block, x, part);
   }
@@ -252,7 +259,7 @@ class Layer {
   /// head_norms(), if there are any.
   void backward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
                      const T* dy, float* part, float* slice) {
-    use(sequences, {}, LayerPart::whole);
+    use(sequences, {}, LayerPart::whole, Mixer::attention);
     head_gradient_ = slice;
     differentiate_tile(block, x, dy, part);
   }
@@ -275,7 +282,7 @@ class Layer {
   }
 
   /// Returns whether the forward pass has kept the results of attention and of the map after it:
-  /// LayerMemory's attention, log_sums, attention_out and middle.
+  /// LayerMemory's attention and log_sums, or recurred and states, attention_out and middle.
   [[nodiscard]] bool attention_is_known() const { return knows_attention_; }
 
   /// Calls work(MlpChunk) for all rows of an MLP of `width`, in order. Chunks and their layout
@@ -297,24 +304,35 @@ class Layer {
     return LayerPart::whole;
   }
 
-  void take_attention(Bump& bump, LayerMemory<T>& memory, LayerPart part) const {
+  void take_attention(Bump& bump, LayerMemory<T>& memory, LayerPart part, Mixer mixer) const {
     const bool half = part == LayerPart::attention_half;
-    memory.attention = bump.take<T>(rows_ * shape_.width());
-    if (exchange_.is_needed()) memory.attended = bump.take<T>(rows_ * shape_.width());
-    memory.log_sums = bump.take<float>(shape_.log_sums());
+    if (mixer == Mixer::delta_net) {
+      take_recurrence(bump, memory);
+    } else {
+      memory.attention = bump.take<T>(rows_ * shape_.width());
+      if (exchange_.is_needed()) memory.attended = bump.take<T>(rows_ * shape_.width());
+      memory.log_sums = bump.take<float>(shape_.log_sums());
+    }
     memory.attention_out = arrays_.attention_out ? bump.take<T>(rows_ * width_) : nullptr;
     memory.middle = half ? nullptr : bump.take<T>(rows_ * width_);
   }
 
-  LayerMemory<T> take_intermediates(Bump& bump, bool kept, LayerPart part) const {
-    LayerMemory<T> memory;
-    const bool half = part == LayerPart::attention_half;
-    const std::size_t mlp_rows = half ? 0 : (kept ? rows_ : mlp_rows_);
+  void take_recurrence(Bump& bump, LayerMemory<T>& memory) const {
+    memory.recurred = bump.take<T>(rows_ * arrays_.delta.values());
+    memory.states = bump.take<float>(arrays_.delta.states());
+  }
+  /// Takes the arrays before the last map of attention or of a delta net.
+  void take_mixer(Bump& bump, LayerMemory<T>& memory, Mixer mixer) const {
     const auto take_if = [&](bool wanted, std::size_t width) {
       return wanted ? bump.take<T>(rows_ * width) : nullptr;
     };
-    memory.norm1 = take_if(arrays_.norm1, width_);
-    memory.projected = take_if(arrays_.projected, shape_.width() + shape_.kv_width());
+    if (mixer == Mixer::delta_net) {
+      memory.mixed = bump.take<T>(rows_ * arrays_.delta.row());
+      memory.channels = bump.take<T>(rows_ * arrays_.delta.channels());
+      return take_recurrence(bump, memory);
+    }
+    const std::size_t gates = arrays_.output_gate ? shape_.width() : 0;
+    memory.projected = take_if(arrays_.projected, shape_.width() + gates + shape_.kv_width());
     memory.low_queries = take_if(arrays_.query_rank > 0, arrays_.query_rank);
     memory.low_queries_normed = take_if(arrays_.query_rank > 0, arrays_.query_rank);
     memory.low = take_if(arrays_.rank > 0, arrays_.rank + arrays_.shared_keys);
@@ -322,15 +340,28 @@ class Layer {
     memory.qkv = bump.take<T>(rows_ * shape_.row());
     memory.attention = bump.take<T>(rows_ * shape_.width());
     memory.attended = take_if(exchange_.is_needed(), shape_.width());
+    memory.log_sums = bump.take<float>(shape_.log_sums());
+  }
+
+  LayerMemory<T> take_intermediates(Bump& bump, bool kept, LayerPart part, Mixer mixer) const {
+    LayerMemory<T> memory;
+    const bool half = part == LayerPart::attention_half;
+    const std::size_t mlp_rows = half ? 0 : (kept ? rows_ : mlp_rows_);
+    const auto take_if = [&](bool wanted, std::size_t width) {
+      return wanted ? bump.take<T>(rows_ * width) : nullptr;
+    };
+    memory.norm1 = take_if(arrays_.norm1, width_);
+    const bool recurs = mixer == Mixer::delta_net;
+    const std::size_t results = recurs ? arrays_.delta.values() : shape_.width();
+    const std::size_t inputs = recurs ? arrays_.delta.row() : shape_.row();
+    take_mixer(bump, memory, mixer);
     memory.attention_out = take_if(arrays_.attention_out, width_);
     memory.middle = take_if(!arrays_.tiles && !half, width_);
     memory.gradient = bump.take<T>(
-        rows_ *
-        (arrays_.tiles ? shape_.width() : std::max({width_, shape_.width(), arrays_.expanded})));
+        rows_ * (arrays_.tiles ? shape_.width() : std::max({width_, results, arrays_.expanded})));
     memory.norm2 = arrays_.tiles ? nullptr : memory.gradient;
-    memory.log_sums = bump.take<float>(shape_.log_sums());
     memory.mlp_out = arrays_.mlp_out && !half ? bump.take<T>(mlp_rows * width_) : nullptr;
-    memory.dqkv = bump.take<T>(std::max(mlp_rows * arrays_.mlp * wide_, rows_ * shape_.row()));
+    memory.dqkv = bump.take<T>(std::max(mlp_rows * arrays_.mlp * wide_, rows_ * inputs));
     if (memory.dqkv == nullptr) return memory;  // only counted
     memory.hidden = memory.dqkv;
     memory.activated = memory.dqkv + (arrays_.mlp - 1) * mlp_rows * wide_;
@@ -391,15 +422,15 @@ class Layer {
   [[noreturn]] static void refuse_tiles() {
     throw Error(ErrorCategory::state, "layers of this family are not cut into tiles");
   }
-  void use(const LayerSequences& sequences, const KeptValues& kept, LayerPart part) {
+  void use(const LayerSequences& sequences, const KeptValues& kept, LayerPart part, Mixer mixer) {
     sequences_ = sequences;
     kept_ = kept.all != nullptr;
     knows_attention_ = false;
     Bump bump(kept_ ? kept.all : shared_);
-    memory_ = take_intermediates(bump, kept_, part);
+    memory_ = take_intermediates(bump, kept_, part, mixer);
     if (kept.attention == nullptr) return;
     Bump attention(kept.attention);
-    take_attention(attention, memory_, part);
+    take_attention(attention, memory_, part, mixer);
   }
 
   std::byte* shared_ = nullptr;  ///< intermediates of calls without `kept`

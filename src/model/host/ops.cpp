@@ -14,6 +14,7 @@
 #include "ballast/core/units.h"
 #include "ballast/device/host_stream.h"
 
+#include "src/model/compute/delta_tensors.h"
 #include "src/model/host/angle_rows.h"
 #include "src/model/host/base_codes.h"
 #include "src/model/host/group_rows.h"
@@ -201,14 +202,17 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t thread
       shape_(attention_shape(config, shape)),
       hidden_(config.hidden_size),
       vocabulary_(config.vocab_size),
-      sum_row_(round_up(std::max({config.hidden_size * 3, shape_.row(), config.intermediate_size,
-                                  widest_of_experts(config)}),
-                        16)),
+      sum_row_(
+          round_up(std::max({config.hidden_size * 3, shape_.row(), config.intermediate_size,
+                             widest_of_experts(config),
+                             delta_shape(config, shape_).key_heads > 0 ? 2 * shape_.width() : 0}),
+                   16)),
       max_sums_(parts_of(shape_.tokens(), kMostSums)),
       threads_(threads),
       mlp_rule_(mlp_rule),
       epsilon_(static_cast<float>(config.norm_epsilon)),
-      attention_(shape_.by_heads(), kernels_, threads) {}
+      attention_(shape_.by_heads(), kernels_, threads),
+      mixers_(delta_shape(config, shape_), all_kernels_, threads, epsilon_) {}
 
 template <class T>
 void Ops<T>::run(device::Stream& stream, std::function<void()> work) {

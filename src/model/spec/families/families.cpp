@@ -12,6 +12,7 @@
 #include "ballast/core/suggest.h"
 #include "ballast/model/family.h"
 
+#include "src/model/spec/families/delta.h"
 #include "src/model/spec/families/experts.h"
 #include "src/model/spec/families/gpt2.h"
 #include "src/model/spec/families/gpt_neox.h"
@@ -36,6 +37,7 @@ std::vector<std::unique_ptr<const Family>>& families() {
                               Olmo3, Gemma3, GptNeoX>();
     std::ranges::move(families_with_experts(), std::back_inserter(made));
     std::ranges::move(families_with_latent_attention(), std::back_inserter(made));
+    std::ranges::move(families_with_delta_nets(), std::back_inserter(made));
     return made;
   }();
   return all;
