@@ -11,6 +11,7 @@
 
 #include "src/config/json_values.h"
 #include "src/config/sections.h"
+#include "src/model/spec/families/delta.h"
 
 namespace ballast::config {
 namespace {
@@ -130,6 +131,12 @@ void check_sequence_parallel(const Config& c, const Document& document, std::uin
         fmt::format("attention in tiles is not shared by ranks, but model.layer_tiles is {}; set "
                     "one of them to 1",
                     c.model.layer_tiles));
+  }
+  if (model::has_delta_nets(c.model)) {
+    fail(
+        fmt::format("gated delta nets of this {} model need whole sequences on one rank; set it "
+                    "to 1",
+                    c.model.family));
   }
   if (model::family(c.model.family).depends_on_documents(c.model, length)) {
     fail(

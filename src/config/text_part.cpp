@@ -28,7 +28,7 @@ constexpr const char* kQuantized = "quantization_config";
 /// Types of models that compute text alone exactly like the model of their text_config.
 constexpr std::string_view kWrappers =
     "gemma3 gemma4 gemma4_unified idefics3 internvl kimi_k25 llava llava_next llava_onevision "
-    "mistral3 qwen2_5_vl qwen2_audio qwen2_vl qwen3_vl smolvlm voxtral";
+    "mistral3 qwen2_5_vl qwen2_audio qwen2_vl qwen3_5 qwen3_5_moe qwen3_vl smolvlm voxtral";
 /// Types whose earlier folders have the keys of the text model outside text_config.
 constexpr std::string_view kFlat = "qwen2_5_vl qwen2_vl";
 /// Types whose class calls the text model text_model instead of language_model.

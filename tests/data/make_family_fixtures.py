@@ -111,8 +111,19 @@ GLM4_MOE = {"type": "glm4_moe", "num_experts_per_tok": 3, "moe_intermediate_size
             "rope": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
             "own_rope": {"rope_theta": 1000.0, "partial_rotary_factor": 0.5}}
 INDEXER = ".self_attn.indexer."
+# Three chunks of the recurrence and one row. Documents end inside a chunk, at its edge, and one token
+# after it.
+DELTA = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3, "head_dim": 16,
+         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+         "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 10,
+         "linear_value_head_dim": 14, "linear_conv_kernel_dim": 4, "length": 193,
+         "documents": [[30, 98, 65], [65, 100, 28]],
+         "rope": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.25},
+         "own_rope": {"rope_theta": 1000.0, "partial_rotary_factor": 0.25}}
+SHORT_DELTA = {**DELTA, **EXPERTS, "num_hidden_layers": 2, "num_experts": 5, "length": 37, "documents": [[12, 25], [26, 11]],
+               "layer_types": ["linear_attention", "full_attention"]}
 # Of the cases, not of the configs. `seed`: of the weights; `routing`: see route().
-OF_CASES = ("type", "without", "rope", "own_rope", "seed", "routing")
+OF_CASES = ("type", "without", "rope", "own_rope", "seed", "routing", "length", "documents")
 CASES = {
     "llama": {"hidden_size": 56, "attention_bias": True, "mlp_bias": True, "rope": LLAMA3},
     "mistral": {"sliding_window": 11, "rope": PLAIN},
@@ -213,6 +224,13 @@ CASES = {
                  "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
                  "n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
                  "n_shared_experts": 1, "routed_scaling_factor": 1.3, "rope": MINISTRAL, "seed": 4},
+    "qwen3_5": {**DELTA, "type": "qwen3_5_text"},
+    "qwen3_5_moe": {**SHORT_DELTA, "type": "qwen3_5_moe_text", "without": ["intermediate_size"],
+                    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 40, "seed": 4},
+    "qwen3_next": {**SHORT_DELTA, "num_hidden_layers": 3, "mlp_only_layers": [1],
+                   "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                   "norm_topk_prob": True, "moe_intermediate_size": 16,
+                   "shared_expert_intermediate_size": 24, "seed": 4},
     "minimax_m2": {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 24,
                    "rope": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.75},
                    "own_rope": {"rope_theta": 1000.0, "partial_rotary_factor": 0.75}, "seed": 1},
@@ -269,7 +287,7 @@ def model_section(name, case):
             pass  # in rope_scaling
         elif value is not None:
             section[OWN_NAMES.get(key, key)] = value
-    section["max_sequence"] = max(section["max_sequence"], T)
+    section["max_sequence"] = max(section["max_sequence"], case.get("length", T))
     return section
 
 
@@ -280,6 +298,8 @@ def randomise(model, centre, seed):
         values = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
         if parameter.dim() >= 2:
             values *= 0.2
+        elif name.endswith("A_log"):
+            values = 0.2 * values - 2.5  # the state remembers ten tokens and more
         elif name.endswith("bias"):
             values *= 0.1
         else:
@@ -448,10 +468,11 @@ def project(gradient, first):
 
 def forward_documents(model, inputs, lengths):
     """Logits and router logits of one sequence; transformers finds its documents by their positions,
-    except for GPT-OSS. It scales the rotary positions of all documents together by the longest, so
+    except for GPT-OSS and gated delta nets. It scales the rotary positions of all documents together by the longest, so
     where the length of a document counts, each is computed alone."""
     by_length = (model.config.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
-    if by_length or model.config.model_type == "gpt_oss":
+    mixes = hasattr(model.config, "linear_num_key_heads")
+    if by_length or mixes or model.config.model_type == "gpt_oss":
         outputs = [run_model(model, input_ids=document)
                    for document in inputs.split(lengths, dim=1)]
     else:
@@ -462,19 +483,19 @@ def forward_documents(model, inputs, lengths):
             [torch.cat(of_layer) for of_layer in routers])
 
 
-def run_packed(config, tensors, tokens):
-    """Trains on sequences of two documents."""
+def run_packed(config, tensors, tokens, documents):
+    """Trains on sequences of several documents. `documents`: their lengths, by sequence."""
     model = make_model(config, tensors)
     optimizer = make_optimizer(model)
-    counts = torch.ones(SEQ, T, dtype=torch.bool)
+    counts = torch.ones(SEQ, sum(documents[0]), dtype=torch.bool)
     counts[:, 4::5] = False
-    for sequence, lengths in enumerate(DOCUMENTS):
+    for sequence, lengths in enumerate(documents):
         counts[sequence, numpy.cumsum(lengths) - 1] = False
-    record = {"documents": DOCUMENTS, "counts": counts.int().tolist(), "loss": [], "norm": {},
+    record = {"documents": documents, "counts": counts.int().tolist(), "loss": [], "norm": {},
               "projection": {}}
     for step in range(STEPS):
         batch = torch.tensor(tokens[step])
-        logits, routers = zip(*[forward_documents(model, batch[s:s + 1, :-1], DOCUMENTS[s])
+        logits, routers = zip(*[forward_documents(model, batch[s:s + 1, :-1], documents[s])
                                 for s in range(SEQ)])
         logits = torch.cat(logits)
         losses = Losses(model, logits[counts], batch[:, 1:][counts],
@@ -492,16 +513,18 @@ def run_packed(config, tensors, tokens):
     return record
 
 
-def make_tokens(model):
-    tokens = numpy.random.default_rng(5).integers(0, VOCAB, size=(STEPS, SEQ, T + 1))
+def make_tokens(model, documents):
+    length = sum(documents[0])
+    tokens = numpy.random.default_rng(5).integers(0, VOCAB, size=(STEPS, SEQ, length + 1))
     if is_mixture(model.config):
-        choose_inputs(model, tokens[0], DOCUMENTS, VOCAB)
+        choose_inputs(model, tokens[0], documents, VOCAB)
     return tokens
 
 
 def make_initial(name, case):
     model = create(make_config(name, case))
-    randomise(model, 0.0 if name in ("gemma2", "gemma3") else 1.0, case.get("seed", 7))
+    adds_one = name in ("gemma2", "gemma3") or "linear_num_key_heads" in case
+    randomise(model, 0.0 if adds_one else 1.0, case.get("seed", 7))
     if is_mixture(model.config) and not is_gemma(model.config):
         route(model, case.get("routing"))
     check_names(model)
@@ -511,12 +534,13 @@ def make_initial(name, case):
 def run(name, case, folder):
     torch.manual_seed(0)
     model = make_initial(name, case)
-    tokens = make_tokens(model)
+    documents = case.get("documents", DOCUMENTS)
+    tokens = make_tokens(model, documents)
     tensors = {k: w.clone() for k, w in weights(model).items()}
     optimizer = make_optimizer(model)
     record = {"model": model_section(name, case), "optimizer": OPTIMIZER,
               "tokens": tokens.tolist(), "loss": [], "grad_norm": [],
-              "packed": run_packed(model.config, tensors, tokens)}
+              "packed": run_packed(model.config, tensors, tokens, documents)}
     for step in range(STEPS):
         batch = torch.tensor(tokens[step])
         logits, losses = forward(model, batch)

@@ -88,7 +88,7 @@ double relative_error(const std::vector<double>& ours, const std::vector<float>&
 /// Fixtures with widths that the CUDA device refuses.
 bool is_for_host_only(const std::string& fixture) {
   return fixture == "gemma2" || fixture.starts_with("gemma4") || fixture == "ministral3" ||
-         fixture == "deepseek_v3";
+         fixture == "deepseek_v3" || fixture.starts_with("qwen3_5") || fixture == "qwen3_next";
 }
 
 class Families : public testing::TestWithParam<const char*> {
@@ -294,7 +294,8 @@ INSTANTIATE_TEST_SUITE_P(All, Families,
                                          "gpt_neox", "gpt_neox_sequential", "deepseek_v3",
                                          "deepseek_v3_plain_queries", "deepseek_v3_experts",
                                          "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4",
-                                         "mixtral", "mixtral_ties", "mixtral_one", "qwen3_moe",
+                                         "qwen3_5", "qwen3_5_moe", "qwen3_next", "mixtral",
+                                         "mixtral_ties", "mixtral_one", "qwen3_moe",
                                          "qwen3_moe_unnormalised", "qwen2_moe", "olmoe", "gpt_oss",
                                          "gpt_oss_ties", "glm4_moe", "glm4_moe_ties", "minimax_m2"),
                          [](const auto& family) { return std::string(family.param); });

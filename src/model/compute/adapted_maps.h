@@ -1,9 +1,9 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <type_traits>
+#include <vector>
 
 #include "ballast/core/bump.h"
 #include "ballast/core/error.h"
@@ -43,21 +43,24 @@ class AdaptedMaps {
   /// Largest extents of the maps that one call may get.
   struct Most {
     std::size_t rows = 0;
-    std::size_t values = 0;   ///< inputs
-    std::size_t results = 0;  ///< outputs of all rows
-    std::size_t outputs = 0;  ///< outputs of one row
+    std::size_t values = 0;    ///< inputs
+    std::size_t results = 0;   ///< outputs of all rows
+    std::size_t outputs = 0;   ///< outputs of one row
+    std::size_t adapters = 3;  ///< number for maps with the same input
 
     void add(const LinearAt& map, std::size_t count) {
       rows = std::max(rows, count);
       values = std::max(values, count * map.in);
       results = std::max(results, count * map.out);
       outputs = std::max(outputs, map.out);
+      for (const AdapterAt& at : map.adapters) adapters = std::max(adapters, at.number + 1);
     }
   };
   /// Takes the memory for one call.
   void take_memory(Bump& bump, const Most& most) {
     if (rank_ == 0) return;
     h_ = bump.take<T>(most.rows * rank_);
+    dh_.resize(most.adapters);
     for (T*& gradient : dh_) gradient = bump.take<T>(most.rows * rank_);
     if (dropout_ > 0.0) dropped_ = bump.take<T>(most.values);
     if (!dora_) return;
@@ -65,6 +68,7 @@ class AdaptedMaps {
     cross_ = bump.take<float>(most.outputs * rank_);
     gram_ = bump.take<float>(rank_ * rank_);
     inverse_norms_ = bump.take<float>(most.outputs);
+    dora_scales_.resize(most.adapters);
     for (float*& scales : dora_scales_) scales = bump.take<float>(most.outputs);
   }
 
@@ -257,15 +261,15 @@ class AdaptedMaps {
   std::size_t rank_ = 0;  ///< 0: the model has no adapters
   float scale_ = 1.0F;
   double dropout_ = 0.0;
-  T* h_ = nullptr;             ///< [rows, rank]
-  std::array<T*, 3> dh_ = {};  ///< gradients of A x for maps with the same input, [rows, rank] each
-  T* dropped_ = nullptr;       ///< input of A, or its gradient
+  T* h_ = nullptr;        ///< [rows, rank]
+  std::vector<T*> dh_;    ///< gradients of A x for maps with the same input, [rows, rank] each
+  T* dropped_ = nullptr;  ///< input of A, or its gradient
   bool dora_ = false;
   T* results_ = nullptr;    ///< W x + s B h, then its gradient
   float* cross_ = nullptr;  ///< W A^T [out, rank]
   float* gram_ = nullptr;   ///< A A^T [rank, rank]
   float* inverse_norms_ = nullptr;
-  std::array<float*, 3> dora_scales_ = {};  ///< scales, for maps with the same input
+  std::vector<float*> dora_scales_;  ///< scales, for maps with the same input
 };
 
 }  // namespace ballast::model

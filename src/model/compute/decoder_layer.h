@@ -8,6 +8,7 @@
 
 #include "src/model/compute/adapted_maps.h"
 #include "src/model/compute/decoder_tensors.h"
+#include "src/model/compute/delta_net.h"
 #include "src/model/compute/latent_attention.h"
 #include "src/model/compute/layer.h"
 #include "src/model/compute/layer_rotation.h"
@@ -24,9 +25,7 @@ class DecoderLayer final : public Layer<Ops> {
  public:
   using T = typename Ops::Value;
   DecoderLayer(const Architecture& model, const AttentionShape& shape, Ops& ops)
-      : Layer<Ops>(model, shape, ops,
-                   arrays_of(decoder_family(model.config).decoder(model.config, 0),
-                             model.config.layer_tiles > 1, model.config.num_heads)),
+      : Layer<Ops>(model, shape, ops, arrays_of(model, shape)),
         bound_(Layer<Ops>::bind_layers(model,
                                        [&](const BlockSpec& block) {
                                          return find_decoder_tensors(model.config, block,
@@ -37,7 +36,9 @@ class DecoderLayer final : public Layer<Ops> {
         latent_(shape, ops, maps_),
         experts_(decoder_family(model.config).decoder(model.config, 0).layer_experts,
                  shape.tokens(), model.config.hidden_size, ops),
-        value_norms_(this->shapes_, ops) {}
+        value_norms_(this->shapes_, ops),
+        delta_(this->arrays_.delta, ops, maps_),
+        gate_(shape, ops) {}
   void take_memory(Bump& bump) override;
   void take_lasting_memory(Bump& bump) override {
     rotation_.take_memory(bump);
@@ -50,18 +51,28 @@ class DecoderLayer final : public Layer<Ops> {
  private:
   using Bound = DecoderTensors;
 
-  static LayerArrays arrays_of(const DecoderSpec& spec, bool tiles, std::size_t heads) {
+  /// Layers differ at most in their mixers.
+  static LayerArrays arrays_of(const Architecture& model, const AttentionShape& shape) {
+    const DecoderFamily& family = decoder_family(model.config);
+    DecoderSpec spec = family.decoder(model.config, 0);
+    for (std::uint64_t i = 1; i < model.config.num_layers && spec.delta.key_heads > 0; ++i) {
+      spec = family.decoder(model.config, i);
+    }
+    const bool tiles = model.config.layer_tiles > 1;
+    const std::size_t heads = model.config.num_heads;
     return {.mlp = spec.gated ? 3U : 2U,
             .cuts_mlp = true,
             .norm1 = !spec.norm_before_attention.empty() && !tiles,
             .projected = !spec.query_norm.empty(),
             .projected_values = spec.norms_values,
+            .output_gate = spec.output_gate,
             .attention_out = !spec.norm_after_attention.empty(),
             .mlp_out = !spec.norm_after_mlp.empty(),
             .query_rank = spec.latent.query_rank,
             .rank = spec.latent.rank,
             .shared_keys = spec.latent.rotating,
             .expanded = heads * (spec.latent.plain + spec.latent.values),
+            .delta = delta_shape(model.config, shape),
             .tiles = tiles,
             .keeps_attention = true};
   }
@@ -69,6 +80,9 @@ class DecoderLayer final : public Layer<Ops> {
   void project(const BlockWeights<T>& block, const T* in, T* out) override;
   [[nodiscard]] LayerPart part_of(const BlockWeights<T>& block) const override {
     return bound_[block.layer].part;
+  }
+  [[nodiscard]] Mixer mixer_of(std::size_t layer) const override {
+    return bound_[layer].delta ? Mixer::delta_net : Mixer::attention;
   }
   void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override;
   void differentiate_mlp(const BlockWeights<T>& block, const T* in, T* dy);
@@ -110,6 +124,10 @@ class DecoderLayer final : public Layer<Ops> {
   [[nodiscard]] std::size_t projected_row() const {
     return Layer<Ops>::projected_row(this->shape_);
   }
+  /// Column of the keys in LayerMemory::projected.
+  [[nodiscard]] std::size_t projected_keys(const Bound& b) const {
+    return (b.output_gate ? 2 : 1) * this->shape_.width();
+  }
   /// Multiplies the layer's result, or its gradient, by the scale of the result, if there is one.
   void scale_result(const BlockWeights<T>& block, T* result) {
     const Bound& b = bound_[block.layer];
@@ -141,7 +159,10 @@ class DecoderLayer final : public Layer<Ops> {
     return own;
   }
   /// Returns the input of the map after attention.
-  const T* attention_results(const Bound& b) {
+  const T* attention_results(const BlockWeights<T>& block) {
+    const Bound& b = bound_[block.layer];
+    if (b.delta) return delta_.results(block, *b.delta, this->memory_);
+    if (b.output_gate) return gate_.results(this->memory_);
     return b.latent ? latent_.results(*b.latent, this->memory_) : this->memory_.attention;
   }
 
@@ -154,6 +175,8 @@ class DecoderLayer final : public Layer<Ops> {
   LatentAttention<Ops> latent_;
   LayerExperts<Ops> experts_;
   ValueNorms<Ops> value_norms_;
+  DeltaNet<Ops> delta_;
+  AttentionGate<Ops> gate_;
 };
 
 template <class Ops>
@@ -195,6 +218,9 @@ void DecoderLayer<Ops>::take_memory(Bump& bump) {
   typename AdaptedMaps<Ops>::Most most;
   for (const Bound& b : bound_) {
     for (const LinearAt& map : b.qkv) most.add(map, this->rows_);
+    if (b.delta) {
+      for (const LinearAt& map : b.delta->maps) most.add(map, this->rows_);
+    }
     if (b.latent) {
       if (b.latent->query_down) most.add(*b.latent->query_down, this->rows_);
       for (const LinearAt* map : {&b.latent->query, &b.latent->down, &b.latent->up}) {
@@ -207,6 +233,7 @@ void DecoderLayer<Ops>::take_memory(Bump& bump) {
   }
   maps_.take_memory(bump, most);
   experts_.take_memory(bump);
+  delta_.take_memory(bump);
 }
 
 template <class Ops>
@@ -216,20 +243,22 @@ void DecoderLayer<Ops>::project_qkv(const BlockWeights<T>& block, const T* x) {
   const LayerMemory<T>& m = this->memory_;
   const std::size_t row = this->shape_.row();
   if (b.latent) latent_.project(block, *b.latent, x, m);
+  if (b.delta) return delta_.project(block, *b.delta, x, m);
+  const std::size_t keys = this->shape_.width();
   std::size_t column = 0;
   for (const LinearAt& part : b.qkv) {
     const bool normed = b.query_norm && column < projected_row();
-    maps_.linear(block, part, x, (normed ? m.projected : m.qkv) + column,
+    const std::size_t gates = normed ? 0 : projected_keys(b) - keys;
+    maps_.linear(block, part, x, (normed ? m.projected : m.qkv) + column - gates,
                  normed ? projected_row() : row, all_rows());
     column += part.out;
   }
   if (b.query_norm) {
-    const std::size_t keys = this->shape_.width();
     const BlockWeights<T> norms = head_norm_weights(block, x);
     ops.norm_groups(norms[*b.query_norm], heads(b, this->shape_.heads), m.projected,
                     projected_row(), m.qkv, row);
-    ops.norm_groups(norms[*b.key_norm], heads(b, this->shape_.kv_heads), m.projected + keys,
-                    projected_row(), m.qkv + keys, row);
+    ops.norm_groups(norms[*b.key_norm], heads(b, this->shape_.kv_heads),
+                    m.projected + projected_keys(b), projected_row(), m.qkv + keys, row);
     if (b.norms_values) value_norms_.forward(this->shape_, b.keys_are_values, m);
   }
   if (b.rotates) rotate(b, m.qkv, 1.0F);
@@ -244,10 +273,15 @@ void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
   if (b.norm_before_attention) ops.norm(block[*b.norm_before_attention], in, m.norm1, rows);
   project_qkv(block, b.norm_before_attention ? m.norm1 : in);
   const bool half = b.part == LayerPart::attention_half;  // only the last product remains
+  if (b.delta) delta_.convolve(block, *b.delta, this->sequences_.documents, m);
   if (this->attention_is_known()) {
-    this->exchange_projections();
+    if (!b.delta) this->exchange_projections();
   } else {
-    this->attend(b.window, block.sinks(b.sinks));
+    if (b.delta) {
+      delta_.recur(block, *b.delta, this->sequences_.documents, m);
+    } else {
+      this->attend(b.window, block.sinks(b.sinks));
+    }
     if (!half) project_attention(block, in);
   }
   if (half) return;
@@ -259,11 +293,11 @@ void DecoderLayer<Ops>::project_attention(const BlockWeights<T>& block, const T*
   const Bound& b = bound_[block.layer];
   const LayerMemory<T>& m = this->memory_;
   if (b.norm_after_attention) {
-    maps_.linear(block, b.attention_out, attention_results(b), m.attention_out, this->width_,
+    maps_.linear(block, b.attention_out, attention_results(block), m.attention_out, this->width_,
                  all_rows());
     this->ops_.norm(block[*b.norm_after_attention], m.attention_out, m.middle, this->rows_, in);
   } else {
-    maps_.linear_onto(block, b.attention_out, attention_results(b), in, m.middle, all_rows());
+    maps_.linear_onto(block, b.attention_out, attention_results(block), in, m.middle, all_rows());
   }
 }
 
@@ -295,7 +329,7 @@ template <class Ops>
 void DecoderLayer<Ops>::project(const BlockWeights<T>& block, const T* in, T* out) {
   const Bound& b = bound_[block.layer];
   if (b.part == LayerPart::attention_half) {
-    maps_.linear_onto(block, b.attention_out, attention_results(b), in, out, all_rows());
+    maps_.linear_onto(block, b.attention_out, attention_results(block), in, out, all_rows());
     return;
   }
   if (b.experts) experts_.forward(block, *b.experts, this->memory_.middle);
@@ -420,10 +454,15 @@ void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T
   const MapRows rows = all_rows();
   const std::size_t row = this->shape_.row();
   add_bias_gradient(ops, block[b.attention_out], dout, this->width_, rows.count);
-  maps_.linear_weight(block, b.attention_out, attention_results(b), dout, this->width_, rows);
+  maps_.linear_weight(block, b.attention_out, attention_results(block), dout, this->width_, rows);
   T* const dresults = b.latent ? latent_.results_gradient(*b.latent, m) : m.gradient;
   maps_.linear_input(block, b.attention_out, dout, this->width_, dresults, rows);
+  if (b.delta) {
+    const std::int32_t* const documents = this->sequences_.documents;
+    return delta_.backward(block, *b.delta, x, documents, m, dx, add_to_dx);
+  }
   if (b.latent) latent_.pad_results_gradient(*b.latent, m);
+  if (b.output_gate) gate_.backward(m);
   this->attend_backward(b.window, block.sinks(b.sinks));
   if (b.rotates) rotate(b, m.dqkv, -1.0F);
   if (b.query_norm) {
@@ -432,16 +471,19 @@ void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T
     ops.norm_groups_backward(norms[*b.query_norm], heads(b, this->shape_.heads), m.projected,
                              projected_row(), m.dqkv, row);
     ops.norm_groups_backward(norms[*b.key_norm], heads(b, this->shape_.kv_heads),
-                             m.projected + keys, projected_row(), m.dqkv + keys, row);
+                             m.projected + projected_keys(b), projected_row(), m.dqkv + keys, row);
     if (b.norms_values) value_norms_.backward(this->shape_, b.keys_are_values, m);
   }
   if (b.latent) latent_.backward(block, *b.latent, x, m, dx, add_to_dx);
   const T* from = m.dqkv;
   for (const LinearAt& part : b.qkv) {
-    add_bias_gradient(ops, block[part], from, row, rows.count);
-    maps_.linear_weight(block, part, x, from, row, rows);
-    maps_.linear_input(block, part, from, row, dx, rows, from != m.dqkv || add_to_dx);
-    from += part.out;
+    const bool gated = b.output_gate && from == m.dqkv;
+    const T* const d = gated ? gate_.query_gradient(m) : from;
+    const std::size_t step = gated ? gate_.row() : row;
+    add_bias_gradient(ops, block[part], d, step, rows.count);
+    maps_.linear_weight(block, part, x, d, step, rows);
+    maps_.linear_input(block, part, d, step, dx, rows, from != m.dqkv || add_to_dx);
+    from += gated ? this->shape_.width() : part.out;
   }
 }
 

@@ -8,6 +8,7 @@
 #include "ballast/core/error.h"
 #include "ballast/model/architecture.h"
 
+#include "src/model/compute/delta_tensors.h"
 #include "src/model/compute/head_norms.h"
 #include "src/model/compute/latent_tensors.h"
 #include "src/model/compute/layer_experts.h"
@@ -24,8 +25,10 @@ struct DecoderTensors {
   std::optional<NormAt> norm_after_attention;
   std::optional<NormAt> norm_before_mlp;
   std::optional<NormAt> norm_after_mlp;
-  std::vector<LinearAt> qkv;         ///< outputs side by side in a row
-  std::optional<LatentAt> latent;    ///< replaces qkv
+  std::vector<LinearAt> qkv;       ///< outputs side by side in a row
+  std::optional<LatentAt> latent;  ///< replaces qkv
+  std::optional<DeltaAt> delta;    ///< replaces attention
+  bool output_gate = false;
   std::optional<NormAt> query_norm;  ///< in a tile: offsets in the weights of HeadNorms
   std::optional<NormAt> key_norm;
   bool norms_whole_rows = false;
@@ -55,6 +58,10 @@ inline void complete_qkv(DecoderTensors& b, const DecoderSpec& spec, const Model
                          const BlockSpec& block) {
   if (spec.latent.rank > 0 && !b.qkv.empty()) {
     b.latent = find_latent(block, spec.latent, b.qkv.front());
+    b.qkv.clear();
+  }
+  if (spec.delta.key_heads > 0 && !b.qkv.empty()) {
+    b.delta = find_delta(block, spec.delta, b.qkv);
     b.qkv.clear();
   }
   if (block.part == LayerPart::attention && !spec.query_norm.empty()) {
@@ -104,6 +111,7 @@ inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const Bloc
       .norm_before_mlp = norm(spec.norm_before_mlp),
       .norm_after_mlp = norm(spec.norm_after_mlp),
       .qkv = linears(spec.qkv),
+      .output_gate = spec.output_gate,
       .query_norm = norm(spec.query_norm),
       .key_norm = norm(spec.key_norm),
       .norms_whole_rows = spec.norms_whole_rows,

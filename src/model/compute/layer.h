@@ -224,11 +224,13 @@ class Layer {
   /// Takes the memory for one call.
   virtual void take_memory(Bump& bump) {
     std::size_t most = 0;
-    for (const AttentionShape& shape : shapes_) {
+    const auto count = [&](const FirstHalf& half) {
       Bump counting;
-      take_intermediates(counting, false, LayerPart::whole, shape);
+      take_intermediates(counting, false, LayerPart::whole, half);
       most = std::max(most, counting.used());
-    }
+    };
+    for (const AttentionShape& shape : shapes_) count({Mixer::attention, shape});
+    if (arrays_.delta.key_heads > 0) count({Mixer::delta_net, shapes_.front()});
     shared_ = bump.take<std::byte>(most);
     attention_scratch_ = bump.take<std::byte>(ops_.attention_scratch_bytes());
     exchange_.take_memory(bump);
@@ -237,7 +239,7 @@ class Layer {
   /// Bytes of the kept intermediates of a layer or of its first half. `layer` as in BlockWeights.
   [[nodiscard]] std::size_t intermediate_bytes(LayerPart part, std::size_t layer) const {
     Bump counting;
-    take_intermediates(counting, true, part, shapes_[shape_of_[layer]]);
+    take_intermediates(counting, true, part, first_half(layer));
     return counting.used();
   }
 
@@ -247,9 +249,12 @@ class Layer {
     if (!arrays_.keeps_attention || arrays_.tiles) return 0;
     Bump counting;
     LayerMemory<T> memory;
-    take_attention(counting, memory, part, shapes_[shape_of_[layer]]);
+    take_attention(counting, memory, part, first_half(layer));
     return counting.used();
   }
+
+  /// Returns the first half of layer `layer`, an index as in BlockWeights.
+  [[nodiscard]] virtual Mixer mixer_of(std::size_t /*layer*/) const { return Mixer::attention; }
 
   /// Takes memory that lasts between calls. Other blocks use the memory of take_memory() in
   /// between.
@@ -259,7 +264,7 @@ class Layer {
   void forward(device::Stream& stream, const BlockWeights<T>& block,
                const LayerSequences& sequences, const T* in, T* out, const KeptValues& kept) {
     select_heads(block.layer);
-    use(sequences, kept, part_of(block));
+    use(sequences, kept, part_of(block), mixer_of(block.layer));
     exchange_.use(sequences.part, stream);
     compute(block, in);
     project(block, in, out);
@@ -268,7 +273,7 @@ class Layer {
   void backward(device::Stream& stream, const BlockWeights<T>& block,
                 const LayerSequences& sequences, const T* in, T* dy, const KeptValues& kept) {
     select_heads(block.layer);
-    use(sequences, kept, part_of(block));
+    use(sequences, kept, part_of(block), mixer_of(block.layer));
     exchange_.use(sequences.part, stream);
     knows_attention_ = kept.attention != nullptr;
     if (kept.all == nullptr) compute(block, in);
@@ -291,7 +296,7 @@ class Layer {
   /// Writes the tile's part of the output [N, H]. `x` [N, H]: result of the norm.
   void forward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
                     float* part) {
-    use(sequences, {}, LayerPart::whole);
+    use(sequences, {}, LayerPart::whole, Mixer::attention);
     head_gradient_ = nullptr;
     compute_tile(block, x, part);
   }
@@ -299,12 +304,18 @@ class Layer {
   /// head_norms(), if there are any.
   void backward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
                      const T* dy, float* part, float* slice) {
-    use(sequences, {}, LayerPart::whole);
+    use(sequences, {}, LayerPart::whole, Mixer::attention);
     head_gradient_ = slice;
     differentiate_tile(block, x, dy, part);
   }
 
  protected:
+  /// What the intermediates of the first half of a layer depend on.
+  struct FirstHalf {
+    Mixer mixer = Mixer::attention;
+    AttentionShape heads;
+  };
+
   /// Computes the intermediates except those of MlpChunks: everything before the last product, or
   /// before the MLP.
   virtual void compute(const BlockWeights<T>& block, const T* in) = 0;
@@ -322,7 +333,7 @@ class Layer {
   }
 
   /// Returns whether the forward pass has kept the results of attention and of the map after it:
-  /// LayerMemory's attention, log_sums, attention_out and middle.
+  /// LayerMemory's attention and log_sums, or recurred and states, attention_out and middle.
   [[nodiscard]] bool attention_is_known() const { return knows_attention_; }
 
   /// Calls work(MlpChunk) for all rows of an MLP of `width`, in order. Chunks and their layout
@@ -345,19 +356,49 @@ class Layer {
   }
 
   void take_attention(Bump& bump, LayerMemory<T>& memory, LayerPart part,
-                      const AttentionShape& shape) const {
+                      const FirstHalf& first) const {
     const bool half = part == LayerPart::attention_half;
-    memory.attention = bump.take<T>(rows_ * shape.width());
-    if (exchange_.is_needed()) memory.attended = bump.take<T>(rows_ * shape.width());
-    memory.log_sums = bump.take<float>(shape.log_sums());
+    if (first.mixer == Mixer::delta_net) {
+      take_recurrence(bump, memory);
+    } else {
+      memory.attention = bump.take<T>(rows_ * first.heads.width());
+      if (exchange_.is_needed()) memory.attended = bump.take<T>(rows_ * first.heads.width());
+      memory.log_sums = bump.take<float>(first.heads.log_sums());
+    }
     memory.attention_out = arrays_.attention_out ? bump.take<T>(rows_ * width_) : nullptr;
     memory.middle = half ? nullptr : bump.take<T>(rows_ * width_);
+  }
+
+  void take_recurrence(Bump& bump, LayerMemory<T>& memory) const {
+    memory.recurred = bump.take<T>(rows_ * arrays_.delta.values());
+    memory.states = bump.take<float>(arrays_.delta.states());
+  }
+  /// Takes the arrays before the last map of attention or of a delta net.
+  void take_mixer(Bump& bump, LayerMemory<T>& memory, const FirstHalf& first) const {
+    const auto take_if = [&](bool wanted, std::size_t width) {
+      return wanted ? bump.take<T>(rows_ * width) : nullptr;
+    };
+    if (first.mixer == Mixer::delta_net) {
+      memory.mixed = bump.take<T>(rows_ * arrays_.delta.row());
+      memory.channels = bump.take<T>(rows_ * arrays_.delta.channels());
+      return take_recurrence(bump, memory);
+    }
+    const AttentionShape& heads = first.heads;
+    memory.projected = take_if(arrays_.projected, projected_row(heads));
+    memory.low_queries = take_if(arrays_.query_rank > 0, arrays_.query_rank);
+    memory.low_queries_normed = take_if(arrays_.query_rank > 0, arrays_.query_rank);
+    memory.low = take_if(arrays_.rank > 0, arrays_.rank + arrays_.shared_keys);
+    memory.low_normed = take_if(arrays_.rank > 0, arrays_.rank);
+    memory.qkv = bump.take<T>(rows_ * heads.row());
+    memory.attention = bump.take<T>(rows_ * heads.width());
+    memory.attended = take_if(exchange_.is_needed(), heads.width());
+    memory.log_sums = bump.take<float>(heads.log_sums());
   }
 
   /// Memory for the intermediates of a layer or of its first half. If they are not kept, those of
   /// the MLP exist for one chunk of rows at a time.
   LayerMemory<T> take_intermediates(Bump& bump, bool kept, LayerPart part,
-                                    const AttentionShape& shape) const {
+                                    const FirstHalf& first) const {
     LayerMemory<T> memory;
     const bool half = part == LayerPart::attention_half;
     const std::size_t mlp_rows = half ? 0 : (kept ? rows_ : mlp_rows_);
@@ -365,23 +406,18 @@ class Layer {
       return wanted ? bump.take<T>(rows_ * width) : nullptr;
     };
     memory.norm1 = take_if(arrays_.norm1, width_);
-    memory.projected = take_if(arrays_.projected, projected_row(shape));
-    memory.low_queries = take_if(arrays_.query_rank > 0, arrays_.query_rank);
-    memory.low_queries_normed = take_if(arrays_.query_rank > 0, arrays_.query_rank);
-    memory.low = take_if(arrays_.rank > 0, arrays_.rank + arrays_.shared_keys);
-    memory.low_normed = take_if(arrays_.rank > 0, arrays_.rank);
-    memory.qkv = bump.take<T>(rows_ * shape.row());
-    memory.attention = bump.take<T>(rows_ * shape.width());
-    memory.attended = take_if(exchange_.is_needed(), shape.width());
+    const bool recurs = first.mixer == Mixer::delta_net;
+    const std::size_t results = recurs ? arrays_.delta.values() : first.heads.width();
+    const std::size_t inputs = recurs ? arrays_.delta.row() : first.heads.row();
+    take_mixer(bump, memory, first);
     memory.attention_out = take_if(arrays_.attention_out, width_);
     memory.middle = take_if(!arrays_.tiles && !half, width_);
     memory.gradient =
-        bump.take<T>(rows_ * (arrays_.tiles ? shape.width()
-                                            : std::max({width_, shape.width(), arrays_.expanded})));
+        bump.take<T>(rows_ * (arrays_.tiles ? first.heads.width()
+                                            : std::max({width_, results, arrays_.expanded})));
     memory.norm2 = arrays_.tiles ? nullptr : memory.gradient;
-    memory.log_sums = bump.take<float>(shape.log_sums());
     memory.mlp_out = arrays_.mlp_out && !half ? bump.take<T>(mlp_rows * width_) : nullptr;
-    memory.dqkv = bump.take<T>(std::max(mlp_rows * arrays_.mlp * wide_, rows_ * shape.row()));
+    memory.dqkv = bump.take<T>(std::max(mlp_rows * arrays_.mlp * wide_, rows_ * inputs));
     if (memory.dqkv == nullptr) return memory;  // only counted
     memory.hidden = memory.dqkv;
     memory.activated = memory.dqkv + (arrays_.mlp - 1) * mlp_rows * wide_;
@@ -390,7 +426,8 @@ class Layer {
 
   /// Row length of LayerMemory::projected.
   [[nodiscard]] std::size_t projected_row(const AttentionShape& shape) const {
-    return shape.width() + (arrays_.projected_values ? 2 : 1) * shape.kv_width();
+    return (arrays_.output_gate ? 2 : 1) * shape.width() +
+           (arrays_.projected_values ? 2 : 1) * shape.kv_width();
   }
 
   /// Exchanges queries, keys and values with the ranks that share the sequences. attend() does so
@@ -448,21 +485,25 @@ class Layer {
   [[noreturn]] static void refuse_tiles() {
     throw Error(ErrorCategory::state, "layers of this family are not cut into tiles");
   }
+  [[nodiscard]] FirstHalf first_half(std::size_t layer) const {
+    return {mixer_of(layer), shapes_[shape_of_[layer]]};
+  }
   void select_heads(std::size_t layer) {
     if (shapes_.size() == 1) return;
     shape_ = shapes_[shape_of_[layer]];
     ops_.use_heads(shape_of_[layer]);
     exchange_.use_heads(shape_);
   }
-  void use(const LayerSequences& sequences, const KeptValues& kept, LayerPart part) {
+  void use(const LayerSequences& sequences, const KeptValues& kept, LayerPart part, Mixer mixer) {
     sequences_ = sequences;
     kept_ = kept.all != nullptr;
     knows_attention_ = false;
     Bump bump(kept_ ? kept.all : shared_);
-    memory_ = take_intermediates(bump, kept_, part, shape_);
+    const FirstHalf first = {mixer, shape_};
+    memory_ = take_intermediates(bump, kept_, part, first);
     if (kept.attention == nullptr) return;
     Bump attention(kept.attention);
-    take_attention(attention, memory_, part, shape_);
+    take_attention(attention, memory_, part, first);
   }
 
   std::vector<std::size_t> shape_of_;  ///< index in shapes_ by block of layers

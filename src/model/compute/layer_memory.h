@@ -2,7 +2,12 @@
 
 #include <cstddef>
 
+#include "src/model/compute/delta_shape.h"
+
 namespace ballast::model {
+
+/// The first half of a layer.
+enum class Mixer { attention, delta_net };
 
 /// Optional arrays that a family's layers need, and their form.
 struct LayerArrays {
@@ -12,12 +17,14 @@ struct LayerArrays {
   bool norm1 = true;
   bool projected = false;
   bool projected_values = false;  ///< projected has values, too
+  bool output_gate = false;       ///< see DecoderSpec
   bool attention_out = false;
   bool mlp_out = false;
   std::size_t query_rank = 0;   ///< see LatentSpec
   std::size_t rank = 0;         ///< see LatentSpec
   std::size_t shared_keys = 0;  ///< LatentSpec::rotating
   std::size_t expanded = 0;     ///< keys and values of all heads from LatentSpec::up
+  DeltaShape delta;             ///< that of the layers with Mixer::delta_net
   /// True if layers are cut into tiles: a call is for one tile, and the caller owns its input.
   bool tiles = false;
   /// True if Layer::compute() leaves out what attention_is_known() says.
@@ -37,7 +44,8 @@ struct KeptValues {
 template <class T>
 struct LayerMemory {
   T* norm1 = nullptr;      ///< [N, H] input of the attention's projection
-  T* projected = nullptr;  ///< [N, queries | keys], perhaps with values, before their norms
+  T* projected = nullptr;  ///< [N, queries | keys] before their norms, perhaps with values, with an
+                           ///< output gate [N, queries | gates | keys]
   // Results of maps of low rank and of their norms (LatentSpec), later their gradients.
   T* low_queries = nullptr;         ///< [N, query_rank]
   T* low_queries_normed = nullptr;  ///< [N, query_rank]
@@ -46,6 +54,12 @@ struct LayerMemory {
   /// [N, queries | keys | values]. If ranks share sequences, Layer::exchange_projections() turns it
   /// into whole sequences of the rank's heads.
   T* qkv = nullptr;
+  // Arrays of a gated delta net, which replace those of attention.
+  T* mixed = nullptr;       ///< [N, DeltaShape::row()]
+  T* channels = nullptr;    ///< [N, DeltaShape::channels()] after the convolution
+  T* recurred = nullptr;    ///< [N, DeltaShape::values()]
+  float* states = nullptr;  ///< DeltaShape::states()
+
   T* attention = nullptr;      ///< [N, A]
   T* attended = nullptr;       ///< like attention, by heads; only if ranks share sequences
   T* attention_out = nullptr;  ///< [N, H] before its norm, later its gradient
@@ -54,11 +68,11 @@ struct LayerMemory {
   T* hidden = nullptr;         ///< [N, I] gelu's input, or 2 N I elements of gate and up
   T* activated = nullptr;      ///< [N, I], later its gradient
   T* mlp_out = nullptr;        ///< [N, H] before its norm, later its gradient
-  T* dqkv = nullptr;           ///< like qkv, in the memory of hidden and activated
-  T* gradient = nullptr;       ///< [N, H or A], of norm2, attention, then norm1; norm2's memory.
-                               ///< Before that [N, expanded] or its gradient, if there are maps of
-                               ///< low rank
-  float* log_sums = nullptr;   ///< log-sums of attention
+  T* dqkv = nullptr;           ///< like qkv or mixed, in the memory of hidden and activated
+  T* gradient = nullptr;  ///< [N, H, A or values], of norm2, attention, then norm1; norm2's memory.
+                          ///< Before that [N, expanded] or its gradient, if there are maps of
+                          ///< low rank
+  float* log_sums = nullptr;  ///< log-sums of attention
 };
 
 /// Rows [first, first + rows) of a layer and the intermediates of its MLP for these rows.

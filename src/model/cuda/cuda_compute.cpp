@@ -57,6 +57,12 @@ void require_numbers(const ModelConfig& config) {
                     "cuda does not support; set ballast.device to \"host\"",
                     config.family));
   }
+  if (config.details.contains("linear_num_key_heads")) {
+    throw Error(ErrorCategory::config,
+                fmt::format("model.family {} has gated delta nets, which device cuda does not "
+                            "support; set ballast.device to \"host\"",
+                            config.family));
+  }
   require_packs("model.hidden_size", config.hidden_size);
   require_packs("model.intermediate_size", config.intermediate_size);
   for (const char* const key : {"moe_intermediate_size", "shared_expert_intermediate_size",

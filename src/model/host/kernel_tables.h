@@ -11,6 +11,7 @@
 #include "ballast/core/weight_codes.h"
 #include "ballast/model/attention.h"
 
+#include "src/model/compute/delta_shape.h"
 #include "src/model/compute/row_sum.h"
 
 namespace ballast::model::host {
@@ -111,6 +112,70 @@ struct RowKernels {
                           A cap, T* gradient);
 };
 
+/// Most taps of a convolution.
+inline constexpr std::size_t kMostTaps = 8;
+
+/// Rows [begin, end) of a micro-batch that a convolution computes. `positions` [tokens]:
+/// AttentionMask::positions, with sequences of `length` rows.
+struct ConvolvedRows {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  const std::int32_t* positions = nullptr;
+  std::size_t length = 1;
+  std::size_t taps = 0;
+};
+
+/// Results of MixerKernels::chunk_scores() and chunk_decays(), matrices [chunk, chunk], and beta
+/// [chunk].
+struct ChunkScores {
+  const float* decay = nullptr;
+  const float* beta = nullptr;
+  const float* keys = nullptr;
+  const float* queries = nullptr;
+  const float* system = nullptr;
+};
+
+/// Kernels of gated delta nets and of gated attention. Chunks have DeltaShape::kChunk rows.
+template <class T>
+struct MixerKernels {
+  using A = Acc<T>;
+  using Size = std::size_t;
+
+  /// y [rows, width] = silu(convolution of x). x and y begin at the first row of the micro-batch.
+  /// `weights` [taps, width]: the last tap belongs to the row itself.
+  void (*convolve)(const ConvolvedRows& rows, const T* x, Size x_step, const A* weights, T* y,
+                   Size width);
+  /// Replaces dy by the gradient of x and adds the gradients of the weights to `sums` [taps,
+  /// width], for `columns` of the `width` channels. `rows`: those of one sequence.
+  void (*convolve_backward)(const ConvolvedRows& rows, const T* x, Size x_step, const A* weights,
+                            T* dy, Size dy_step, A* sums, Size width, Size columns);
+  /// y = RMSNorm(x) * silu(gate), for `heads` heads of `width` values.
+  void (*gated_norm)(const T* x, const T* gate, const T* weight, A epsilon, T* y, Size heads,
+                     Size width);
+  /// Replaces dy by the gradient of x.
+  void (*gated_norm_backward)(const T* x, const T* gate, const T* weight, A epsilon, T* dy,
+                              T* dgate, A* weight_sum, Size heads, Size width);
+  /// y = x * sigmoid(gate).
+  void (*sigmoid_gate)(const T* x, const T* gate, T* y, Size size);
+  /// Replaces the gate and dy by the gradients of the gate and of x.
+  void (*sigmoid_gate_backward)(const T* x, T* gate, T* dy, Size size);
+  /// y = x * factor / sqrt(sum of squares + 1e-6).
+  void (*unit_row)(const T* x, A factor, A* y, Size width);
+  void (*unit_row_backward)(const T* x, A factor, const A* dy, T* dx, Size width);
+  /// decay[i][j] = exp(sums[i] - sums[j]) for first[i] <= j <= i, else 0.
+  void (*chunk_decays)(const float* sums, const std::int32_t* first, float* decay);
+  /// keys *= decay, with zeros on the diagonal; queries *= decay; system = keys * beta per row.
+  void (*chunk_scores)(const float* decay, const float* beta, float* keys, float* queries,
+                       float* system);
+  /// Solves (1 + system) y = x [chunk, width] in place, or with the transposed matrix if
+  /// `flipped`. Reads elements below the diagonal.
+  void (*chunk_solve)(const float* system, float* x, Size width, bool flipped);
+  /// Replaces the gradients of `system` and `queries` by those of keys and queries before
+  /// chunk_scores(). Writes the gradients of beta and adds those of `sums`.
+  void (*chunk_scores_backward)(const ChunkScores& of, float* dsystem, float* dqueries,
+                                float* dbeta, float* dsums);
+};
+
 /// Kernels over gradients.
 template <class T>
 struct GradientKernels {
@@ -140,6 +205,7 @@ struct TypeKernels {
   RowKernels<T> rows;
   GradientKernels<T> gradients;
   CodeKernels<T> codes;
+  MixerKernels<T> mixers;
 };
 
 /// Number of groups of four normal numbers per call of KernelTable::normals.

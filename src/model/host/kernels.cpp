@@ -1,12 +1,29 @@
 // Compiled once per instruction set; BALLAST_KERNEL_ISA is its name.
 #include "src/model/host/code_kernels.h"
 #include "src/model/host/elementwise_kernels.h"
+#include "src/model/host/mixer_kernels.h"
 #include "src/model/host/norm_kernels.h"
 #include "src/model/host/normal_kernels.h"
 #include "src/model/host/softmax_kernels.h"
 
 namespace ballast::model::host::BALLAST_KERNEL_ISA {
 namespace {
+
+template <class T>
+MixerKernels<T> mixers() {
+  return {.convolve = convolve<T>,
+          .convolve_backward = convolve_backward<T>,
+          .gated_norm = gated_norm<T>,
+          .gated_norm_backward = gated_norm_backward<T>,
+          .sigmoid_gate = sigmoid_gate<T>,
+          .sigmoid_gate_backward = sigmoid_gate_backward<T>,
+          .unit_row = unit_row<T>,
+          .unit_row_backward = unit_row_backward<T>,
+          .chunk_decays = chunk_decays,
+          .chunk_scores = chunk_scores,
+          .chunk_solve = chunk_solve,
+          .chunk_scores_backward = chunk_scores_backward};
+}
 
 template <class T>
 TypeKernels<T> kernels() {
@@ -41,6 +58,7 @@ TypeKernels<T> kernels() {
   k.logit_gradients = logit_gradients<T>;
   all.gradients = {pack<T>, measure<T>};
   all.codes = {encode<T>, decode<T>};
+  all.mixers = mixers<T>();
   return all;
 }
 

@@ -14,6 +14,7 @@
 #include "ballast/core/units.h"
 #include "ballast/device/host_stream.h"
 
+#include "src/model/compute/delta_tensors.h"
 #include "src/model/host/angle_rows.h"
 #include "src/model/host/base_codes.h"
 #include "src/model/host/gradient_packing.h"
@@ -157,15 +158,18 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t thread
       shape_(shapes_.front()),
       hidden_(config.hidden_size),
       vocabulary_(config.vocab_size),
-      sum_row_(round_up(std::max({config.hidden_size * 3, widest_row(shapes_),
-                                  config.intermediate_size, widest_of_specs(config)}),
-                        16)),
+      sum_row_(
+          round_up(std::max({config.hidden_size * 3, widest_row(shapes_), config.intermediate_size,
+                             widest_of_specs(config),
+                             delta_shape(config, shape_).key_heads > 0 ? 2 * shape_.width() : 0}),
+                   16)),
       max_sums_(parts_of(shape_.tokens(), kMostSums)),
       threads_(threads),
       mlp_rule_(mlp_rule),
       epsilon_(static_cast<float>(config.norm_epsilon)),
       attentions_(make_attentions(shapes_, kernels_, threads)),
-      attention_(&attentions_.front()) {}
+      attention_(&attentions_.front()),
+      mixers_(delta_shape(config, shape_), all_kernels_, threads, epsilon_) {}
 
 template <class T>
 void Ops<T>::run(device::Stream& stream, std::function<void()> work) {

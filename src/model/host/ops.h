@@ -21,6 +21,7 @@
 #include "src/model/host/attention.h"
 #include "src/model/host/factories.h"
 #include "src/model/host/kernel_tables.h"
+#include "src/model/host/mixer_ops.h"
 #include "src/model/host/products.h"
 #include "src/model/host/router.h"
 #include "src/model/spec/families/rotary.h"
@@ -38,6 +39,9 @@ class Ops {
   /// Returns whether a product that sums over `extent` elements does so in parts. Each part then
   /// adds to the result, which must be fp32.
   static constexpr bool sums_in_parts(std::size_t /*extent*/) { return false; }
+
+  /// Whether mixers() exists.
+  static constexpr bool kHasMixers = true;
 
   /// `threads`: size of the team.
   Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads,
@@ -117,6 +121,9 @@ class Ops {
                           std::byte* scratch) {
     attention_->backward(mask, sinks, qkv, out, log_sums, dout, dqkv, scratch);
   }
+
+  /// The operations of gated delta nets and of gated attention.
+  [[nodiscard]] MixerOps<T>& mixers() { return mixers_; }
 
   /// y = x W (+ bias), with rows of y `y_row` apart.
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
@@ -295,6 +302,7 @@ class Ops {
   Products products_;
   std::deque<Attention<T>> attentions_;  ///< by shape
   Attention<T>* attention_;              ///< the selected one
+  MixerOps<T> mixers_;
 };
 
 }  // namespace ballast::model::host

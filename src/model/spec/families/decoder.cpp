@@ -1,15 +1,27 @@
 #include "src/model/spec/families/decoder.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
 
+#include "src/model/spec/delta_chunk.h"
 #include "src/model/spec/tiles.h"
 
 namespace ballast::model {
 namespace {
+
+/// Returns the window that gives attention the number of products of the recurrence of a delta net.
+/// Each chunk and head multiplies rows by keys twice, by a state three times, and by updates one
+/// and a half times. Attention multiplies twice per value and token of its window.
+std::uint64_t equal_window(const DeltaSpec& delta) {
+  const std::uint64_t per_token = 2 * kDeltaChunk * delta.key_width +
+                                  3 * delta.key_width * delta.value_width +
+                                  3 * kDeltaChunk * delta.value_width / 2;
+  return per_token / (2 * delta.value_width);
+}
 
 /// Adds the tensors described by a DecoderSpec to a block.
 class Tensors {
@@ -142,13 +154,15 @@ class Tensors {
     const std::uint64_t q = heads_.heads * heads_.head_dim;
     const std::uint64_t kv = heads_.kv_heads * heads_.head_dim;
     norm(spec_.norm_before_attention, h, spec_.layer_norm);
+    if (spec_.delta.key_heads > 0) return delta_inputs(h);
     if (spec_.latent.rank > 0) {
       latent_inputs(c);
     } else if (spec_.qkv.size() == 1) {
       linear(spec_.qkv.front(), h, q + 2 * kv, spec_.qkv_bias);
       if (spec_.interleaved_qkv) block_.stored_by({3, c.num_heads});
     } else {
-      linear(spec_.qkv.at(0), h, q, spec_.qkv_bias);
+      linear(spec_.qkv.at(0), h, spec_.output_gate ? 2 * q : q, spec_.qkv_bias);
+      if (spec_.output_gate) block_.stored_by({2, heads_.heads});
       for (std::size_t i = 1; i < spec_.qkv.size(); ++i) {
         linear(spec_.qkv.at(i), h, kv, spec_.qkv_bias);
       }
@@ -166,6 +180,20 @@ class Tensors {
   }
 
  private:
+  /// Adds the maps of a gated delta net's inputs, and its own tensors.
+  void delta_inputs(std::uint64_t h) {
+    const DeltaSpec& delta = spec_.delta;
+    std::vector<std::uint64_t> outputs = {delta.channels(), delta.values(), delta.value_heads,
+                                          delta.value_heads};
+    if (delta.by_key_head) outputs = {delta.channels() + delta.values(), 2 * delta.value_heads};
+    for (std::size_t i = 0; i < outputs.size(); ++i) linear(spec_.qkv.at(i), h, outputs[i], false);
+    block_.add(delta.convolution + ".weight", {delta.channels(), 1, delta.taps}, Init::uniform,
+               1.0 / std::sqrt(static_cast<double>(delta.taps)));
+    block_.add(delta.shift, {delta.value_heads}, Init::ones);
+    block_.add(delta.decay, {delta.value_heads}, Init::uniform, std::log(16.0));
+    block_.add(delta.norm + ".weight", {delta.value_width}, Init::ones);
+    block_.attend(delta.values(), equal_window(delta));
+  }
   void latent_inputs(const ModelConfig& c) {
     const LatentSpec& latent = spec_.latent;
     const std::uint64_t h = c.hidden_size;
@@ -195,6 +223,7 @@ class Tensors {
 
 /// Number of inputs of the map after attention.
 std::uint64_t attention_width(const HeadExtents& heads, const DecoderSpec& spec) {
+  if (spec.delta.key_heads > 0) return spec.delta.values();
   return heads.heads * (spec.latent.rank > 0 ? spec.latent.values : heads.head_dim);
 }
 
@@ -318,7 +347,10 @@ std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::u
 std::string DecoderFamily::obstacle_to_tiles(const ModelConfig& config,
                                              std::uint64_t places) const {
   for (std::uint64_t index = 0; index < config.num_layers; ++index) {
-    if (decoder(config, index).experts.count > 0) return "some have experts";
+    const DecoderSpec spec = decoder(config, index);
+    if (spec.experts.count > 0) return "some have experts";
+    if (spec.delta.key_heads > 0) return "some have gated delta nets";
+    if (spec.output_gate) return "attention has an output gate";
   }
   const DecoderSpec spec = decoder(config, 0);
   if (!spec.norm_after_attention.empty() || !spec.norm_after_mlp.empty()) {

@@ -94,6 +94,29 @@ struct LatentSpec {
   double epsilon = 0.0;  ///< added to the mean squares in both norms
 };
 
+/// Gated delta net instead of attention: a causal convolution over the channels of queries, keys
+/// and values, a recurrence per head (host/delta_rule.h), and a gated norm. DecoderSpec::qkv are
+/// maps of the layer's input whose outputs are, side by side, queries, keys, values, gates, `b` and
+/// `a`, and DecoderSpec::attention_out is the last map. If `by_key_head`, there are two maps: one
+/// for the first four of these, for one head of keys after the other, and one for `b` and `a`.
+/// Source: Yang et al., "Gated Delta Networks", 2025.
+struct DeltaSpec {
+  std::uint64_t key_heads = 0;    ///< heads of queries and of keys; 0: attention
+  std::uint64_t value_heads = 0;  ///< a multiple of key_heads
+  std::uint64_t key_width = 0;
+  std::uint64_t value_width = 0;
+  std::uint64_t taps = 0;   ///< width of the convolution
+  std::string convolution;  ///< [channels, 1, taps]
+  std::string decay;        ///< [value_heads], the logarithms of the decay rates
+  std::string shift;        ///< [value_heads]
+  std::string norm;         ///< [value_width]
+  bool by_key_head = false;
+
+  [[nodiscard]] std::uint64_t keys() const { return key_heads * key_width; }
+  [[nodiscard]] std::uint64_t values() const { return value_heads * value_width; }
+  [[nodiscard]] std::uint64_t channels() const { return 2 * keys() + values(); }
+};
+
 /// One layer of a decoder: residual stream -> attention -> residual stream -> MLP -> residual
 /// stream. Tensors are named without the layer's prefix and without ".weight"; an empty name means
 /// no such tensor.
@@ -124,6 +147,11 @@ struct DecoderSpec {
   std::uint64_t window = 0;  ///< attended tokens, including its own; 0: all preceding
   std::string sinks;         ///< a tensor [heads] (AttentionSinks); "": none
   std::string attention_out;
+  /// The map of queries also makes a gate per value of the results of attention, which multiply
+  /// these by its sigmoid. In files its rows are queries and gates of each head. Needs norms of
+  /// queries and keys.
+  bool output_gate = false;
+  DeltaSpec delta;
 
   std::string result_scale;  ///< a buffer [1] that multiplies the layer's result; "": none
 

@@ -62,9 +62,6 @@ DecoderSpec instead_of_mlp(DecoderSpec spec, ExpertsSpec experts) {
   return spec;
 }
 
-namespace {
-
-/// Adds the keys of all families with experts. `count`: the key for the number of experts.
 std::vector<DetailKey> with_experts(std::vector<DetailKey> keys, std::string count,
                                     std::uint64_t per_token, double balance) {
   keys.insert(keys.end(), {{std::move(count), std::uint64_t{0}},
@@ -83,7 +80,6 @@ void check_experts(const ModelConfig& c, std::string_view count, const Refuse& r
   }
 }
 
-/// Adds the keys of Qwen's families, in which only some layers have experts.
 std::vector<DetailKey> with_sparse_layers(std::vector<DetailKey> keys, std::uint64_t per_token,
                                           std::uint64_t width) {
   keys = with_experts(std::move(keys), "num_experts", per_token, 0.001);
@@ -116,15 +112,16 @@ bool is_sparse(const ModelConfig& c, std::uint64_t index) {
   return (index + 1) % whole_number(c, "decoder_sparse_step") == 0;
 }
 
+std::vector<CheckpointKey> keys_of_checkpoints(std::vector<CheckpointKey> keys) {
+  std::erase_if(keys, [](const CheckpointKey& key) { return key.name == "router_z_loss_coef"; });
+  return keys;
+}
+
+namespace {
+
 /// Returns whether the family has keys for experts. All layers may still be dense.
 bool may_have_experts(const ModelConfig& c) {
   return c.details.contains("num_experts_per_tok");
-}
-
-/// Keeps the keys that Hugging Face's configs have.
-std::vector<CheckpointKey> theirs(std::vector<CheckpointKey> keys) {
-  std::erase_if(keys, [](const CheckpointKey& key) { return key.name == "router_z_loss_coef"; });
-  return keys;
 }
 
 // The classes are named after those in Hugging Face's transformers.
@@ -152,7 +149,7 @@ class Mixtral final : public Llama {
     return instead_of_mlp(Llama::decoder(c, index), mixtral_experts(c, c.intermediate_size));
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
-    std::vector<CheckpointKey> keys = theirs(Llama::checkpoint_keys());
+    std::vector<CheckpointKey> keys = keys_of_checkpoints(Llama::checkpoint_keys());
     keys.push_back({"router_jitter_noise", "", {"0.0", "0"}});
     return keys;
   }
@@ -185,7 +182,7 @@ class Qwen3Moe final : public Qwen3 {
     return instead_of_mlp(std::move(spec), std::move(experts));
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
-    std::vector<CheckpointKey> keys = theirs(Qwen3::checkpoint_keys());
+    std::vector<CheckpointKey> keys = keys_of_checkpoints(Qwen3::checkpoint_keys());
     std::erase_if(keys, [](const CheckpointKey& key) {  // all layers have the window
       return key.name == "max_window_layers" || key.name == "layer_types";
     });
@@ -239,7 +236,7 @@ class Qwen2Moe final : public Llama {
     return instead_of_mlp(std::move(spec), std::move(experts));
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
-    return theirs(Llama::checkpoint_keys());
+    return keys_of_checkpoints(Llama::checkpoint_keys());
   }
 
  protected:
@@ -277,7 +274,7 @@ class Olmoe final : public Llama {
     return instead_of_mlp(std::move(spec), std::move(experts));
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
-    std::vector<CheckpointKey> keys = theirs(Llama::checkpoint_keys());
+    std::vector<CheckpointKey> keys = keys_of_checkpoints(Llama::checkpoint_keys());
     keys.push_back({"clip_qkv", "", {"null"}});
     return keys;
   }
@@ -343,7 +340,7 @@ class GptOss final : public Llama {
                                             .slope = static_cast<float>(c.number("swiglu_alpha"))});
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
-    return theirs(Llama::checkpoint_keys());
+    return keys_of_checkpoints(Llama::checkpoint_keys());
   }
 
  protected:

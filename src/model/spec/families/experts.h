@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -33,6 +34,19 @@ std::uint64_t whole_number(const ModelConfig& config, std::string_view key, std:
 std::uint64_t whole_number(const ModelConfig& config, std::string_view key);
 /// Checks the numbers of experts. `count`: the key for all experts of a layer.
 void check_expert_counts(const ModelConfig& config, std::string_view count, const Refuse& refuse);
+/// Adds the keys of all families with experts. `count`: the key for the number of experts.
+std::vector<DetailKey> with_experts(std::vector<DetailKey> keys, std::string count,
+                                    std::uint64_t per_token, double balance);
+/// Checks the values of these keys.
+void check_experts(const ModelConfig& config, std::string_view count, const Refuse& refuse);
+/// Adds the keys of Qwen's families, in which only some layers have experts.
+std::vector<DetailKey> with_sparse_layers(std::vector<DetailKey> keys, std::uint64_t per_token,
+                                          std::uint64_t width);
+void check_sparse_layers(const ModelConfig& config, const Refuse& refuse);
+/// Returns whether a layer of these families has experts.
+bool is_sparse(const ModelConfig& config, std::uint64_t index);
+/// Keeps the keys that Hugging Face's configs have.
+std::vector<CheckpointKey> keys_of_checkpoints(std::vector<CheckpointKey> keys);
 /// Returns the experts of one layer, with the most common tensor names.
 ExpertsSpec usual_experts(const ModelConfig& config, std::string_view count, std::uint64_t width);
 /// Returns the experts of one layer with the tensor names of Mixtral.

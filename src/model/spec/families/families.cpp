@@ -12,6 +12,7 @@
 #include "ballast/core/suggest.h"
 #include "ballast/model/family.h"
 
+#include "src/model/spec/families/delta.h"
 #include "src/model/spec/families/experts.h"
 #include "src/model/spec/families/gemma.h"
 #include "src/model/spec/families/gpt2.h"
@@ -37,6 +38,7 @@ std::vector<std::unique_ptr<const Family>>& families() {
                               Olmo3, Gemma2, Gemma3, Gemma4, GptNeoX>();
     std::ranges::move(families_with_experts(), std::back_inserter(made));
     std::ranges::move(families_with_latent_attention(), std::back_inserter(made));
+    std::ranges::move(families_with_delta_nets(), std::back_inserter(made));
     return made;
   }();
   return all;

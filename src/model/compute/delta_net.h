@@ -1,0 +1,203 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "ballast/core/bump.h"
+#include "ballast/core/error.h"
+
+#include "src/model/compute/adapted_maps.h"
+#include "src/model/compute/delta_shape.h"
+#include "src/model/compute/delta_tensors.h"
+#include "src/model/compute/layer.h"
+#include "src/model/compute/layer_memory.h"
+
+namespace ballast::model {
+
+/// Forward and backward passes of a gated delta net (DeltaSpec), between the layer's normed input
+/// and the last map. Devices without its operations (Ops::kHasMixers) refuse such models before
+/// they make layers.
+template <class Ops>
+class DeltaNet {
+ public:
+  using T = typename Ops::Value;
+  DeltaNet(const DeltaShape& shape, Ops& ops, AdaptedMaps<Ops>& maps)
+      : shape_(shape), ops_(ops), maps_(maps) {
+    expects(Ops::kHasMixers || shape.key_heads == 0, "the device has no gated delta nets");
+  }
+
+  /// Takes the memory for one call.
+  void take_memory(Bump& bump) {
+    if constexpr (Ops::kHasMixers) {
+      scratch_ = bump.take<std::byte>(ops_.mixers().scratch_bytes());
+    }
+  }
+
+  /// x [N, H] -> mixed, the rows of DeltaShape.
+  void project(const BlockWeights<T>& block, const DeltaAt& at, const T* x,
+               const LayerMemory<T>& m) {
+    T* const first = at.by_key_head ? m.dqkv : m.mixed;
+    T* to = first;
+    for (const LinearAt& map : at.maps) {
+      maps_.linear(block, map, x, to, shape_.row(), rows());
+      to += map.out;
+    }
+    if (!at.by_key_head) return;
+    for_parts(
+        [&](const Groups& heads, T* by_head, const GroupSteps& by_head_steps, T* apart,
+            const GroupSteps& apart_steps) {
+          ops_.copy_groups(heads, by_head, by_head_steps, apart, apart_steps);
+        },
+        first, m.mixed);
+  }
+  /// mixed -> channels.
+  void convolve(const BlockWeights<T>& block, const DeltaAt& at, const std::int32_t* positions,
+                const LayerMemory<T>& m) {
+    if constexpr (Ops::kHasMixers) {
+      ops_.mixers().convolve(convolution(block, at, positions), m.mixed, m.channels, scratch_);
+    }
+  }
+  /// channels -> recurred and states.
+  void recur(const BlockWeights<T>& block, const DeltaAt& at, const std::int32_t* positions,
+             const LayerMemory<T>& m) {
+    if constexpr (Ops::kHasMixers) {
+      ops_.mixers().recur(inputs(block, at, positions, m), m.recurred, m.states, scratch_);
+    }
+  }
+  /// Returns the input of the last map [N, values()], in the memory of m.dqkv.
+  const T* results(const BlockWeights<T>& block, const DeltaAt& at, const LayerMemory<T>& m) {
+    if constexpr (Ops::kHasMixers) {
+      ops_.mixers().gated_norm(block[at.norm], m.recurred, gates(m.mixed), m.dqkv);
+    }
+    return m.dqkv;
+  }
+  /// m.gradient, that of results() -> gradients of the weights, and of x in `dx`, which is written
+  /// or added to and may be m.gradient.
+  template <class D>
+  void backward(const BlockWeights<T>& block, const DeltaAt& at, const T* x,
+                const std::int32_t* positions, const LayerMemory<T>& m, D* dx, bool add_to_dx) {
+    T* const d = m.dqkv;
+    const std::size_t row = shape_.row();
+    if constexpr (Ops::kHasMixers) {
+      auto& mixers = ops_.mixers();
+      mixers.gated_norm_backward(block[at.norm], m.recurred, gates(m.mixed), m.gradient, gates(d),
+                                 scratch_);
+      mixers.recur_backward(inputs(block, at, positions, m), m.states, m.gradient,
+                            {d, d + shape_.betas_at(), row, vector(block, at.decay).weight_gradient,
+                             vector(block, at.shift).weight_gradient},
+                            scratch_);
+      mixers.convolve_backward(convolution(block, at, positions), m.mixed, d, scratch_);
+    }
+    if (at.by_key_head) {
+      for_parts(
+          [&](const Groups& heads, T* by_head, const GroupSteps& by_head_steps, T* apart,
+              const GroupSteps& apart_steps) {
+            ops_.copy_groups(heads, apart, apart_steps, by_head, by_head_steps);
+          },
+          m.mixed, d);
+    }
+    const T* const first = at.by_key_head ? m.mixed : d;
+    const T* from = first;
+    for (const LinearAt& map : at.maps) {
+      maps_.linear_weight(block, map, x, from, row, rows());
+      maps_.linear_input(block, map, from, row, dx, rows(), from != first || add_to_dx);
+      from += map.out;
+    }
+  }
+
+ private:
+  /// Calls copy(heads, place in `by_head` and its steps, place in `apart` and its steps) for
+  /// queries, keys, values, gates, `b` and `a`. Both are rows of DeltaShape, `by_head` in the order
+  /// of DeltaSpec::by_key_head.
+  template <class Copy>
+  void for_parts(const Copy& copy, T* by_head, T* apart) const {
+    const std::size_t heads = shape_.key_heads;
+    const std::size_t shared = shape_.value_heads / heads;
+    const std::size_t values = shared * shape_.value_width;
+    const std::array<std::size_t, 6> widths = {shape_.key_width, shape_.key_width, values,
+                                               values,           shared,           shared};
+    std::size_t before = 0;
+    std::size_t column = 0;
+    for (std::size_t i = 0; i < widths.size(); ++i) {
+      const bool first_map = i < 4;
+      const std::size_t group = first_map ? 2 * shape_.key_width + 2 * values : 2 * shared;
+      if (i == 4) before = shape_.betas_at();
+      const std::size_t wide = widths.at(i);
+      copy({shape_.tokens(), heads, wide}, by_head + before, {shape_.row(), group}, apart + column,
+           {shape_.row(), wide});
+      before += wide;
+      column += heads * wide;
+    }
+  }
+  static Norm<T> vector(const BlockWeights<T>& block, Elems offset) {
+    return block[NormAt{.weight = offset}];
+  }
+  static Convolution<T> convolution(const BlockWeights<T>& block, const DeltaAt& at,
+                                    const std::int32_t* positions) {
+    const Norm<T> taps = vector(block, at.convolution);
+    return {taps.weight, taps.weight_gradient, positions};
+  }
+  DeltaInputs<T> inputs(const BlockWeights<T>& block, const DeltaAt& at,
+                        const std::int32_t* positions, const LayerMemory<T>& m) const {
+    return {m.channels,
+            m.mixed + shape_.betas_at(),
+            shape_.row(),
+            vector(block, at.decay).weight,
+            vector(block, at.shift).weight,
+            positions};
+  }
+  template <class U>
+  U* gates(U* row) const {
+    return row + shape_.gates_at();
+  }
+  [[nodiscard]] MapRows rows() const { return {0, shape_.tokens()}; }
+
+  DeltaShape shape_;
+  Ops& ops_;
+  AdaptedMaps<Ops>& maps_;
+  std::byte* scratch_ = nullptr;
+};
+
+/// Multiplies the results of attention by the sigmoids of a gate (DecoderSpec::output_gate), which
+/// the map of the queries computes after them.
+template <class Ops>
+class AttentionGate {
+ public:
+  using T = typename Ops::Value;
+  AttentionGate(const AttentionShape& shape, Ops& ops) : shape_(shape), ops_(ops) {}
+
+  /// Row length of LayerMemory::projected: queries, gates, keys.
+  [[nodiscard]] std::size_t row() const { return 2 * shape_.width() + shape_.kv_width(); }
+  /// Returns the input of the last map, in the memory of m.dqkv.
+  const T* results(const LayerMemory<T>& m) {
+    if constexpr (Ops::kHasMixers) {
+      ops_.mixers().gate(m.attention, m.projected + shape_.width(), row(), m.dqkv, shape_.tokens(),
+                         shape_.width());
+    }
+    return m.dqkv;
+  }
+  /// Turns m.gradient from that of results() into that of attention, and the gates into their
+  /// gradients.
+  void backward(const LayerMemory<T>& m) {
+    if constexpr (Ops::kHasMixers) {
+      ops_.mixers().gate_backward(m.attention, m.projected + shape_.width(), row(), m.gradient,
+                                  shape_.tokens(), shape_.width());
+    }
+  }
+  /// Copies the gradients of the queries from m.dqkv next to those of the gates. Returns the
+  /// gradient of the queries' map, with rows row() apart.
+  const T* query_gradient(const LayerMemory<T>& m) {
+    if constexpr (Ops::kHasMixers) {
+      ops_.copy_groups({shape_.tokens(), 1, shape_.width()}, m.dqkv, {shape_.row(), 0}, m.projected,
+                       {row(), 0});
+    }
+    return m.projected;
+  }
+
+ private:
+  AttentionShape shape_;
+  Ops& ops_;
+};
+
+}  // namespace ballast::model
