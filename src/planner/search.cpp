@@ -10,11 +10,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/parallel.h"
-#include "ballast/device/device.h"
 #include "ballast/inputs/engine_inputs.h"
-
-#include "src/planner/constraints.h"
-#include "src/planner/search_trials.h"
 
 namespace ballast::planner {
 namespace {
@@ -29,21 +25,6 @@ constexpr double kWorthSpeculating = 1.02;
 /// Lower bound on the number of a step's operations, before it is built.
 std::size_t min_operations(const BatchChoice& choice) {
   return 2 * choice.outline.model.blocks.size() * choice.outline.micro_batches;
-}
-
-/// Returns the memory of the kernels for micro-batches of `size` sequences or pairs. A program
-/// built without CUDA estimates it with the host device's kernels on one thread.
-model::KernelSizes kernels_of(const PlanRequest& request, std::uint64_t size) {
-  const config::Config& config = request.config;
-  const model::MicroBatchShape shape =
-      inputs::shape_of(config, size * config.data.sequences_per_sample());
-  if (request.kernels) return request.kernels(shape);
-  const bool on_host = request.rates.forward.empty()
-                           ? device::shares_host_cores(inputs::device_options(config))
-                           : request.rates.shared_cores > 0;
-  return model::kernel_memory(request.model, config.type, shape,
-                              on_host || !device::cuda_built_in() ? "host" : "cuda",
-                              on_host ? config.ballast.compute_threads : 1);
 }
 
 }  // namespace
@@ -116,15 +97,6 @@ std::vector<PlacementRecipe> basic_recipes() {
   }
   return recipes;
 }
-
-BatchChoice::BatchChoice(const PlanRequest& request, std::uint64_t size)
-    : micro_batch(size),
-      budgets(request.budgets),
-      outline(inputs::outline(with_micro_batches(request.config, size, request.mesh.data),
-                              request.model, request.budgets, kernels_of(request, size),
-                              request.mesh)),
-      constraints(read_constraints(request.config, request.model.blocks.size())),
-      filler(outline.problem, constraints, budgets, inputs::named_speculation(request.config)) {}
 
 PlanSearch::PlanSearch(const PlanRequest& request)
     : request_(request), threads_(search_threads(request)) {
@@ -390,11 +362,6 @@ std::vector<std::pair<std::size_t, Candidate>> PlanSearch::speculating(
 
 bool PlanSearch::out_of_work() const {
   return work_ > request_.work_limit && simulated_ >= kFewestSimulated;
-}
-
-void stop_if_interrupted(const PlanRequest& request) {
-  if (request.interrupted == nullptr || !*request.interrupted) return;
-  throw Error(ErrorCategory::interrupted, "interrupted while planning");
 }
 
 void PlanSearch::attempt(std::span<const SearchPoint> points,

@@ -18,6 +18,7 @@
 #include "ballast/planner/plan_request.h"
 
 #include "src/planner/filling.h"
+#include "src/planner/search_trials.h"
 
 namespace ballast::planner {
 
@@ -77,42 +78,6 @@ std::vector<std::uint32_t> larger_device_counts(const PlanRequest& request);
 
 /// Returns `request` with that number of devices.
 PlanRequest on_devices(const PlanRequest& request, std::uint32_t count);
-
-/// Inputs of the schedule for one micro-batch size, before any placement.
-struct BatchChoice {
-  BatchChoice(const PlanRequest& request, std::uint64_t size);
-  BatchChoice(const BatchChoice&) = delete;
-  BatchChoice& operator=(const BatchChoice&) = delete;
-
-  std::uint64_t micro_batch;
-  memory::Budgets budgets;
-  engine::Blueprint outline;
-  std::vector<PlacementConstraint> constraints;
-  TierFiller filler;
-  double best = 0.0;  ///< tokens per second
-};
-
-struct SearchPoint {
-  BatchChoice* choice = nullptr;
-  step::Options options;
-  PlacementRecipe recipe;
-};
-
-/// A point that fits, with its simulated speed.
-struct Candidate {
-  SearchPoint point;
-  step::Placement placement;
-  std::vector<std::size_t> moved;  ///< blocks, by step of the recipe
-  double tokens_per_second = 0.0;
-  Bytes written = 0;      ///< bytes written to NVMe per step
-  Bytes moved_bytes = 0;  ///< bytes moved on all lanes per step
-  Bytes memory = 0;       ///< memory on device and host together
-};
-
-struct Trial;
-
-/// Throws Error(interrupted) after a signal.
-void stop_if_interrupted(const PlanRequest& request);
 
 /// Searches the placement, micro-batch size and buffer counts with the most tokens per second: the
 /// basic recipes first, then variations of the best. The limit is on simulated operations instead

@@ -8,12 +8,31 @@
 #include <fmt/format.h>
 
 #include "ballast/core/cpu.h"
+#include "ballast/core/error.h"
 #include "ballast/core/parallel.h"
+#include "ballast/device/device.h"
 #include "ballast/inputs/engine_inputs.h"
+#include "ballast/planner/plan_choices.h"
 
 namespace ballast::planner {
 namespace {
 
+/// Returns the memory of the kernels for micro-batches of `size` sequences or pairs. A program
+/// built without CUDA estimates it with the host device's kernels on one thread.
+model::KernelSizes kernels_of(const PlanRequest& request, std::uint64_t size) {
+  const config::Config& config = request.config;
+  const model::MicroBatchShape shape =
+      inputs::shape_of(config, size * config.data.sequences_per_sample());
+  if (request.kernels) return request.kernels(shape);
+  const bool on_host = request.rates.forward.empty()
+                           ? device::shares_host_cores(inputs::device_options(config))
+                           : request.rates.shared_cores > 0;
+  return model::kernel_memory(request.model, config.type, shape,
+                              on_host || !device::cuda_built_in() ? "host" : "cuda",
+                              on_host ? config.ballast.compute_threads : 1);
+}
+
+/// Returns a key that is equal for points with the same schedule.
 std::string key_of(std::uint64_t micro_batch, const step::Options& options,
                    const step::Placement& placement) {
   std::string key =
@@ -62,6 +81,20 @@ void run_trial(const PlanRequest& request, const SearchPoint& point,
 }
 
 }  // namespace
+
+BatchChoice::BatchChoice(const PlanRequest& request, std::uint64_t size)
+    : micro_batch(size),
+      budgets(request.budgets),
+      outline(inputs::outline(with_micro_batches(request.config, size, request.mesh.data),
+                              request.model, request.budgets, kernels_of(request, size),
+                              request.mesh)),
+      constraints(read_constraints(request.config, request.model.blocks.size())),
+      filler(outline.problem, constraints, budgets, inputs::named_speculation(request.config)) {}
+
+void stop_if_interrupted(const PlanRequest& request) {
+  if (request.interrupted == nullptr || !*request.interrupted) return;
+  throw Error(ErrorCategory::interrupted, "interrupted while planning");
+}
 
 std::size_t search_threads(const PlanRequest& request) {
   constexpr std::size_t kMostThreads = 16;

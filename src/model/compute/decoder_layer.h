@@ -25,7 +25,7 @@ class DecoderLayer final : public Layer<Ops> {
  public:
   using T = typename Ops::Value;
   DecoderLayer(const Architecture& model, const AttentionShape& shape, Ops& ops)
-      : Layer<Ops>(model, shape, ops, arrays_of(model, shape)),
+      : Layer<Ops>(model, shape, ops, decoder_arrays(model, shape)),
         bound_(Layer<Ops>::bind_layers(model,
                                        [&](const BlockSpec& block) {
                                          return find_decoder_tensors(model.config, block,
@@ -51,31 +51,6 @@ class DecoderLayer final : public Layer<Ops> {
  private:
   using Bound = DecoderTensors;
 
-  /// Layers differ at most in their mixers.
-  static LayerArrays arrays_of(const Architecture& model, const AttentionShape& shape) {
-    const DecoderFamily& family = decoder_family(model.config);
-    DecoderSpec spec = family.decoder(model.config, 0);
-    for (std::uint64_t i = 1; i < model.config.num_layers && spec.delta.key_heads > 0; ++i) {
-      spec = family.decoder(model.config, i);
-    }
-    const bool tiles = model.config.layer_tiles > 1;
-    const std::size_t heads = model.config.num_heads;
-    return {.mlp = spec.gated ? 3U : 2U,
-            .cuts_mlp = true,
-            .norm1 = !spec.norm_before_attention.empty() && !tiles,
-            .projected = !spec.query_norm.empty(),
-            .projected_values = spec.norms_values,
-            .output_gate = spec.output_gate,
-            .attention_out = !spec.norm_after_attention.empty(),
-            .mlp_out = !spec.norm_after_mlp.empty(),
-            .query_rank = spec.latent.query_rank,
-            .rank = spec.latent.rank,
-            .shared_keys = spec.latent.rotating,
-            .expanded = heads * (spec.latent.plain + spec.latent.values),
-            .delta = delta_shape(model.config, shape),
-            .tiles = tiles,
-            .keeps_attention = true};
-  }
   void compute(const BlockWeights<T>& block, const T* in) override;
   void project(const BlockWeights<T>& block, const T* in, T* out) override;
   [[nodiscard]] LayerPart part_of(const BlockWeights<T>& block) const override {

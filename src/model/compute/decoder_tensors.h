@@ -12,6 +12,7 @@
 #include "src/model/compute/head_norms.h"
 #include "src/model/compute/latent_tensors.h"
 #include "src/model/compute/layer_experts.h"
+#include "src/model/compute/layer_memory.h"
 #include "src/model/compute/mlp_rule.h"
 #include "src/model/compute/tensor_offsets.h"
 #include "src/model/spec/families/decoder.h"
@@ -138,6 +139,32 @@ inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const Bloc
   number_adapters(b.qkv);
   number_adapters(b.mlp_in);
   return b;
+}
+
+/// Arrays that the layers of a model need. They differ at most in their mixers.
+inline LayerArrays decoder_arrays(const Architecture& model, const AttentionShape& shape) {
+  const DecoderFamily& family = decoder_family(model.config);
+  DecoderSpec spec = family.decoder(model.config, 0);
+  for (std::uint64_t i = 1; i < model.config.num_layers && spec.delta.key_heads > 0; ++i) {
+    spec = family.decoder(model.config, i);
+  }
+  const bool tiles = model.config.layer_tiles > 1;
+  const std::size_t heads = model.config.num_heads;
+  return {.mlp = spec.gated ? 3U : 2U,
+          .cuts_mlp = true,
+          .norm1 = !spec.norm_before_attention.empty() && !tiles,
+          .projected = !spec.query_norm.empty(),
+          .projected_values = spec.norms_values,
+          .output_gate = spec.output_gate,
+          .attention_out = !spec.norm_after_attention.empty(),
+          .mlp_out = !spec.norm_after_mlp.empty(),
+          .query_rank = spec.latent.query_rank,
+          .rank = spec.latent.rank,
+          .shared_keys = spec.latent.rotating,
+          .expanded = heads * (spec.latent.plain + spec.latent.values),
+          .delta = delta_shape(model.config, shape),
+          .tiles = tiles,
+          .keeps_attention = true};
 }
 
 }  // namespace ballast::model

@@ -13,6 +13,7 @@
 #include "ballast/model/compute.h"
 #include "ballast/model/family.h"
 
+#include "src/model/compute/attention_shapes.h"
 #include "src/model/compute/embedding.h"
 #include "src/model/compute/head_exchange.h"
 #include "src/model/compute/head_norms.h"
@@ -27,45 +28,6 @@ namespace ballast::model {
 // Forward and backward of blocks, written once for all devices. `Ops` are the operations of one
 // device (host/ops.h, cuda/ops.h); their arguments are views of its memory. An operation covers
 // what at least one device fuses. Only the operations use streams and thread teams.
-
-inline AttentionShape attention_shape(const ModelConfig& config, MicroBatchShape shape,
-                                      std::uint64_t layer = 0) {
-  const HeadExtents own = family(config.family).heads(config, layer);
-  return {.sequences = shape.sequences,
-          .length = shape.length,
-          .heads = own.heads,
-          .kv_heads = own.kv_heads,
-          .head_dim = own.head_dim,
-          .scale = family(config.family).score_scale(config),
-          .cap = family(config.family).score_cap(config),
-          .parts = shape.parts};
-}
-
-/// Returns whether two shapes of the same micro-batch have the same heads.
-inline bool have_same_heads(const AttentionShape& a, const AttentionShape& b) {
-  return a.heads == b.heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim;
-}
-
-/// Shapes of attention in the layers of a model, each once, in the order of the layers.
-inline std::vector<AttentionShape> attention_shapes(const ModelConfig& config,
-                                                    MicroBatchShape shape) {
-  std::vector<AttentionShape> shapes;
-  for (std::uint64_t layer = 0; layer < config.num_layers; ++layer) {
-    const AttentionShape own = attention_shape(config, shape, layer);
-    const bool known = std::any_of(shapes.begin(), shapes.end(), [&](const AttentionShape& one) {
-      return have_same_heads(one, own);
-    });
-    if (!known) shapes.push_back(own);
-  }
-  return shapes;
-}
-
-/// Row length of queries, keys and values together in the widest of `shapes`.
-inline std::size_t widest_row(const std::vector<AttentionShape>& shapes) {
-  std::size_t widest = 0;
-  for (const AttentionShape& shape : shapes) widest = std::max(widest, shape.row());
-  return widest;
-}
 
 /// Gate and up of a gated MLP, [rows, width] each; rows of both are `step` elements apart.
 template <class T>
@@ -310,7 +272,7 @@ class Layer {
   }
 
  protected:
-  /// What the intermediates of the first half of a layer depend on.
+  /// The kind of first half that a layer has, which decides its intermediates.
   struct FirstHalf {
     Mixer mixer = Mixer::attention;
     AttentionShape heads;
