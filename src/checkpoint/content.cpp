@@ -46,7 +46,8 @@ std::uint64_t hash_of(const Checkpoint& checkpoint, const std::function<void(Byt
     });
     digests.push_back(hash.digest());
   }
-  return state::checksum(std::as_bytes(std::span(digests)));
+  return engine::hash_with_biases(state::checksum(std::as_bytes(std::span(digests))),
+                                  checkpoint.facts().correction_biases);
 }
 
 }  // namespace

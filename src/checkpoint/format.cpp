@@ -193,6 +193,15 @@ Json json_of(const CheckpointFacts& facts) {
                             {"skipped_batches", facts.skipped_batches},
                             {"losses", losses}});
   if (!facts.arithmetic.empty()) json["arithmetic"] = facts.arithmetic;
+  if (!facts.correction_biases.empty()) {
+    Json routers = Json::array();
+    for (const std::vector<float>& router : facts.correction_biases) {
+      Json biases = Json::array();
+      for (const float bias : router) biases.push_back(static_cast<double>(bias));
+      routers.push_back(std::move(biases));
+    }
+    json["correction_biases"] = std::move(routers);
+  }
   if (facts.loss_scale) {
     json["loss_scale"] = Json::object({{"scale", facts.loss_scale->scale},
                                        {"hysteresis", facts.loss_scale->hysteresis},
@@ -215,6 +224,21 @@ LossScale loss_scale_of(const Json& json, const fs::path& path) {
   return {scale->number(), whole_of(json, "hysteresis", path), whole_of(json, "good_steps", path)};
 }
 
+std::vector<std::vector<float>> biases_of(const Json& json, const fs::path& path) {
+  std::vector<std::vector<float>> routers;
+  const auto refuse = [&] { refuse_checkpoint(path, "the correction biases are malformed"); };
+  if (!json.is_array()) refuse();
+  for (const Json& router : json.elements()) {
+    if (!router.is_array()) refuse();
+    std::vector<float>& biases = routers.emplace_back();
+    for (const Json& bias : router.elements()) {
+      if (!bias.is_number()) refuse();
+      biases.push_back(static_cast<float>(bias.number()));
+    }
+  }
+  return routers;
+}
+
 }  // namespace
 
 CheckpointFacts facts_of(const Json& content, const fs::path& path) {
@@ -234,6 +258,9 @@ CheckpointFacts facts_of(const Json& content, const fs::path& path) {
   if (arithmetic != nullptr && arithmetic->is_string()) facts.arithmetic = arithmetic->text();
   if (const Json* const scale = content.find("loss_scale")) {
     facts.loss_scale = loss_scale_of(*scale, path);
+  }
+  if (const Json* const biases = content.find("correction_biases")) {
+    facts.correction_biases = biases_of(*biases, path);
   }
   if (const Json* const settings = content.find("settings")) {
     if (!settings->is_object()) refuse_checkpoint(path, "the settings are not an object");

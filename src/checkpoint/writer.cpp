@@ -118,6 +118,7 @@ CheckpointWriter::CheckpointWriter(engine::Engine& engine, fs::path run, Checkpo
       ranks_(ranks),
       first_(ranks == nullptr || ranks->rank() == 0) {
   engine.finish();
+  facts_.correction_biases = engine.correction_biases();
   try {
     comm::collective_try(ranks_, [this] { make_folder(); });
     comm::collective_try(ranks_, [this] { start_own(); });

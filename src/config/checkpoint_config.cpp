@@ -170,6 +170,43 @@ Json with_aliases(Json json, const model::Family& family) {
   return json;
 }
 
+/// Replaces per_layer_config by the keys for all layers without a window.
+Json with_full_layers(Json json, const model::CheckpointRules& rules, const std::string& file) {
+  constexpr const char* kPerLayer = "per_layer_config";
+  const Json* const given = find_given(json, kPerLayer);
+  if (rules.of_full_layers.empty() || given == nullptr) return json;
+  const Json overrides = *given;
+  const Json types = member_of(json, "layer_types");
+  const auto fail = [&](const std::string& rule) {
+    refuse(fmt::format("{}: {} is {}, but {}; give the weights of another model", file, kPerLayer,
+                       shown(overrides), rule));
+  };
+  if (!overrides.is_object() || types.elements().empty()) {
+    fail("Ballast needs an object, and layer_types as a list");
+  }
+  const std::size_t layers = types.elements().size();
+  const Json of_full = member_of(overrides, std::to_string(layers - 1).c_str());
+  for (std::size_t i = 0; i < layers; ++i) {
+    const Json own = member_of(overrides, std::to_string(i).c_str());
+    const bool full = i + 1 == layers || types.elements()[i] != "sliding_attention";
+    if (full ? !are_equal(own, of_full) : !own.members().empty()) {
+      fail(
+          fmt::format("Ballast supports only equal values for all layers without a window and none "
+                      "for the others, unlike layer {}",
+                      i));
+    }
+  }
+  std::size_t known = 0;
+  for (const auto& [member, key] : rules.of_full_layers) {
+    const Json* const value = of_full.find(member);
+    known += value == nullptr ? 0 : 1;
+    json[key] = value == nullptr ? member_of(json, member.c_str()) : Json(*value);
+  }
+  if (known != of_full.members().size()) fail("Ballast does not read all of its members");
+  json.erase(kPerLayer);
+  return json;
+}
+
 /// Refuses windows of single layers without a size: transformers refuses them, or its attentions
 /// differ in them.
 void check_windows(const Json& json, const std::vector<model::CheckpointKey>& keys,
@@ -240,7 +277,8 @@ Json read_model_section(const fs::path& folder, std::vector<std::string>& notes)
       check_quantization(*stored, file);
     }
   }
-  json = with_rope_keys(with_aliases(std::move(json), family), family, file, notes);
+  json = with_full_layers(with_aliases(std::move(json), family), rules, file);
+  json = with_rope_keys(std::move(json), family, file, notes);
   Json section = Json::object();
   for (const model::CheckpointKey& key : keys) {
     const Json* const theirs = json.find(key.name);
@@ -277,7 +315,7 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
   }
   const model::Family& family = model::family(config.model.family);
   std::vector<std::string> notes;
-  file = with_aliases(std::move(file), family);
+  file = with_full_layers(with_aliases(std::move(file), family), family.checkpoint_rules(), name);
   const bool has_rope = has_rope_keys(file);
   if (has_rope) file = with_rope_keys(std::move(file), family, name, notes);
   const Json section = with_separate_rope_keys(effective_section(config));

@@ -6,6 +6,7 @@
 
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/core/error.h"
+#include "ballast/model/correction_biases.h"
 #include "ballast/model/family.h"
 
 #include "src/config/json_values.h"
@@ -213,6 +214,25 @@ void complete_quantized_base(Config& c) {
                   c.ballast.double_quantization ? " with double_quantization" : ""));
 }
 
+/// Rejects a speed for routers whose correction biases cannot be moved.
+void check_router_biases(const Config& c, const Document& document) {
+  if (c.router_bias_update_speed == 0.0) return;
+  constexpr const char* kKey = "model.router_bias_update_speed";
+  if (c.ballast.adapters) {
+    document.fail(kKey,
+                  "training adapters leaves the model as it is, including the correction biases of "
+                  "its routers; remove this key");
+  }
+  const model::Architecture model = model::build_architecture(c.model, c.rank_split());
+  const auto has_biases = [](const model::BlockSpec& block) {
+    return model::correction_biases(block) != nullptr;
+  };
+  if (std::ranges::any_of(model.blocks, has_biases)) return;
+  document.fail(kKey, fmt::format("this {} model has no router with correction biases, which "
+                                  "sigmoid routers have; remove this key",
+                                  c.model.family));
+}
+
 void check_trained(Config& c, const Document& document) {
   if (c.ballast.double_quantization && c.ballast.quantized_base != QuantizedBase::nf4) {
     document.fail(
@@ -397,6 +417,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   note_warmup_rate(config, document);
   complete_placement(config, document);
   complete_quantized_base(config);
+  check_router_biases(config, document);
   check_trained(config, document);
   check_zero(config.zero, document);
   check_kernels(config.ballast, document);

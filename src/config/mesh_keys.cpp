@@ -101,7 +101,10 @@ void check_sequence_parallel(const Config& c, const Document& document, std::uin
   const std::uint64_t size = c.sequence_parallel;
   if (size == 1) return;
   const auto fail = [&](const std::string& rule) { document.fail(std::string(kSequence), rule); };
-  const std::uint64_t heads = c.model.num_kv_heads;
+  std::uint64_t heads = 0;
+  for (std::uint64_t layer = 0; layer < c.model.num_layers; ++layer) {
+    heads = std::gcd(heads, model::family(c.model.family).heads(c.model, layer).kv_heads);
+  }
   const std::uint64_t length = c.data.sequence_length;
   const auto check = [&](std::uint64_t number, const std::string& what) {
     if (number % size == 0) return;

@@ -22,10 +22,10 @@ void expand_model_path(Document& document, std::vector<std::string>& notes) {
   const Json* const model = document.root().find("model");
   const std::filesystem::path folder = Value(document, *given, "model.path").path_text();
   // Keys that no config.json has.
-  constexpr std::array kTiles = {"vocabulary_tiles", "layer_tiles"};
+  constexpr std::array kOwn = {"vocabulary_tiles", "layer_tiles", "router_bias_update_speed"};
   for (const auto& member : model->members()) {
-    const bool tiles = std::find(kTiles.begin(), kTiles.end(), member.key) != kTiles.end();
-    if (member.key == "path" || tiles || member.value.is_null()) continue;
+    const bool own = std::find(kOwn.begin(), kOwn.end(), member.key) != kOwn.end();
+    if (member.key == "path" || own || member.value.is_null()) continue;
     document.fail(fmt::format("model.{}", printable(member.key)),
                   fmt::format("model.path ({}) is given too and sets the whole model; remove one",
                               folder.string()));
@@ -40,8 +40,8 @@ void expand_model_path(Document& document, std::vector<std::string>& notes) {
     document.fail("model.path", error.what());
   }
   section["weights"] = folder.string();
-  for (const char* key : kTiles) {
-    if (const Json* const tiles = model->find(key)) section[key] = *tiles;
+  for (const char* key : kOwn) {
+    if (const Json* const value = model->find(key)) section[key] = *value;
   }
   document.replace_section("model", std::move(section),
                            fmt::format("from {}", (folder / kCheckpointConfig).string()));

@@ -30,6 +30,7 @@ constexpr const char* kTrained = "original_max_position_embeddings";
 constexpr const char* kLongest = "max_position_embeddings";
 constexpr const char* kHead = "head_dim";
 constexpr const char* kTruncate = "truncate";
+constexpr const char* kProportional = "proportional";
 constexpr const char* kGrowth = "llama_4_scaling_beta";
 
 /// Reads the keys of one config.json.
@@ -182,6 +183,7 @@ void RopeReader::check_part(const Json& parameters, const std::string& name,
   const std::string place = found == nullptr ? kPart : fmt::format("{}.{}", name, kPart);
   if (found == nullptr) found = find_given(json_, kPart);
   if (found == nullptr || (found->is_number() && found->number() == 1.0)) return;
+  if (type == kProportional) return;
   if (type == "default") return note_unread(place, *found, "rotates whole heads");
   refuse(place, *found,
          fmt::format("{} scales only the rotary positions of whole heads; give the weights of "
@@ -204,7 +206,10 @@ Json RopeReader::scaling(const Json& parameters, const std::string& type) const 
   constexpr std::array kElsewhere = {kType, kOldType, kTheta, kPart};
   for (const auto& [key, value, at] : parameters.members()) {
     if (value.is_null() || value.is_object()) continue;
-    if (std::find(kElsewhere.begin(), kElsewhere.end(), key) != kElsewhere.end()) continue;
+    const bool is_own = key == kPart && type == kProportional;
+    if (!is_own && std::find(kElsewhere.begin(), kElsewhere.end(), key) != kElsewhere.end()) {
+      continue;
+    }
     const auto& unread = rules_.unread;
     if (std::find(unread.begin(), unread.end(), key) == unread.end()) out[key] = value;
   }
@@ -279,7 +284,9 @@ Json RopeReader::by_layer_type() const {
   const std::string local_name = fmt::format("{}.{}", kParameters, kLocal);
   Json global = object(parameters, kGlobal, global_name);
   const Json local = object(parameters, kLocal, local_name);
-  if (global.members().empty()) global = Json::object({{kType, "default"}});
+  if (global.members().empty()) {
+    global = rules_.standard.is_null() ? Json::object({{kType, "default"}}) : rules_.standard;
+  }
   const Json scaled = object(json_, kScaling, kScaling);
   for (const auto& [key, value, at] : scaled.members()) {
     global[key] = value;
@@ -323,6 +330,21 @@ Json with_rope_keys(Json json, const model::Family& family, const std::string& f
   return json;
 }
 
+namespace {
+
+/// Moves the keys of rotary positions into rope_parameters, for classes that read nothing else.
+void nest_rope_keys(Json& out) {
+  const Json* const scaling = find_given(out, kScaling);
+  Json global = scaling == nullptr ? Json::object({{kType, "default"}}) : Json(*scaling);
+  global[kTheta] = Json(*out.find(kTheta));
+  const Json local = Json::object({{kType, "default"}, {kTheta, Json(*out.find(kLocalTheta))}});
+  for (const char* const key : {kScaling, kTheta, kLocalTheta}) out.erase(key);
+  out[kParameters][kGlobal] = global;
+  out[kParameters][kLocal] = local;
+}
+
+}  // namespace
+
 void add_rope_keys(Json& out, const model::Family& family) {
   const model::CheckpointRope rules = family.checkpoint_rules().rope;
   const auto copy = [&out](const Json* from, std::string_view to) {
@@ -330,6 +352,7 @@ void add_rope_keys(Json& out, const model::Family& family) {
   };
   copy(find_given(out, kTheta), rules.theta);
   copy(find_given(out, kPart), rules.part);
+  if (rules.by_layer_type && !rules.standard.is_null()) return nest_rope_keys(out);
   if (rules.by_layer_type && rules.local_theta.empty()) {
     const Json local = *out.find(kLocalTheta);
     out.erase(kLocalTheta);

@@ -95,6 +95,7 @@ Section model_keys(Config& c) {
       or_auto(whole("vocabulary_tiles", m.vocabulary_tiles, {1, 1U << 28U}), m.vocabulary_tiles),
       or_auto(whole("layer_tiles", m.layer_tiles, {1, 1U << 20U}), m.layer_tiles),
       also_called(real("init_stddev", m.init_stddev, kPositive), {"initializer_range"}),
+      real("router_bias_update_speed", c.router_bias_update_speed, kNotNegative),
       path("weights", c.initial_weights),
       model_path_key()};
   const Section details = detail_keys(c);

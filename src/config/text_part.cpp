@@ -27,9 +27,8 @@ constexpr const char* kQuantized = "quantization_config";
 
 /// Types of models that compute text alone exactly like the model of their text_config.
 constexpr std::string_view kWrappers =
-    "gemma3 idefics3 internvl kimi_k25 llava llava_next llava_onevision mistral3 qwen2_5_vl "
-    "qwen2_audio "
-    "qwen2_vl qwen3_vl smolvlm voxtral";
+    "gemma3 gemma4 gemma4_unified idefics3 internvl kimi_k25 llava llava_next llava_onevision "
+    "mistral3 qwen2_5_vl qwen2_audio qwen2_vl qwen3_vl smolvlm voxtral";
 /// Types whose earlier folders have the keys of the text model outside text_config.
 constexpr std::string_view kFlat = "qwen2_5_vl qwen2_vl";
 /// Types whose class calls the text model text_model instead of language_model.
@@ -45,8 +44,10 @@ struct Equal {
   std::string_view type;
   std::string_view as;
 };
-constexpr std::array<Equal, 3> kEquals = {
-    {{"qwen2_5_vl_text", "qwen2"}, {"qwen2_vl_text", "qwen2"}, {"qwen3_vl_text", "qwen3"}}};
+constexpr std::array<Equal, 4> kEquals = {{{"gemma4_unified_text", "gemma4_text"},
+                                           {"qwen2_5_vl_text", "qwen2"},
+                                           {"qwen2_vl_text", "qwen2"},
+                                           {"qwen3_vl_text", "qwen3"}}};
 
 /// A default of transformers' class that differs from that of the text model alone.
 struct Standard {
@@ -54,8 +55,11 @@ struct Standard {
   const char* key;
   double value;
 };
-constexpr std::array<Standard, 9> kStandards = {
-    {{"gemma3_text", "vocab_size", 262208},
+constexpr std::array<Standard, 12> kStandards = {
+    {{"gemma4_unified_text", "hidden_size_per_layer_input", 0},
+     {"gemma4_unified_text", "max_position_embeddings", 262144},
+     {"gemma4_unified_text", "sliding_window", 1024},
+     {"gemma3_text", "vocab_size", 262208},
      {"gemma3_text", "num_attention_heads", 8},
      {"qwen2_vl_text", "rms_norm_eps", 1e-5},
      {"qwen2_vl_text", "num_key_value_heads", 8},

@@ -17,7 +17,7 @@ model::RoutingCounts counts_in(const CurrentOperation& at, BufferId counts, std:
 }
 
 const model::BlockSpec& block_of(const CurrentOperation& at) {
-  return at.blueprint().own.blocks[at.operation.block];
+  return at.blueprint().own().blocks[at.operation.block];
 }
 
 bool holds(const CurrentOperation& at, const plan::Condition& condition) {
@@ -71,13 +71,13 @@ void report_routing(const CurrentOperation& at) {
   const step::ProgramTable& table = *problem.table;
   const std::uint32_t micro_batches = at.context.micro_batches;
   StepResult& result = at.context.result;
-  result.expert_rows.assign(at.blueprint().own.config.num_layers, {});
+  result.expert_rows.assign(at.blueprint().own().config.num_layers, {});
   auto routing = table.values().counts.begin();
   // The counts are in the order of the routers.
   for (const plan::Use& use : at.operation.uses) {
     if (use.role != Role::counts) continue;
     const model::BlockId end = table.counting_in(*routing++).end;
-    const model::BlockSpec& last = at.blueprint().own.blocks[end - 1];
+    const model::BlockSpec& last = at.blueprint().own().blocks[end - 1];
     std::vector<std::uint64_t>& rows = result.expert_rows[last.layer];
     rows.resize(last.expert + last.pieces);
     for (std::uint32_t i = 0; i < micro_batches * problem.sharers; ++i) {

@@ -16,6 +16,7 @@
 #include "ballast/state/swap_space.h"
 
 #include "src/device/profiler_range.h"
+#include "src/engine/correction_biases.h"
 #include "src/engine/lanes.h"
 #include "src/engine/saved_states.h"
 #include "src/engine/states.h"
@@ -94,7 +95,8 @@ Engine::Engine(Blueprint blueprint, EngineOptions options, const std::atomic<boo
       ranks_(ranks != nullptr && ranks->world() > 1 ? ranks : nullptr),
       trials_(trials_of(options_.kernels)),
       updater_(options_.update),
-      devices_(make_devices()) {
+      devices_(make_devices()),
+      biases_(std::make_unique<CorrectionBiases>(blueprint_.own())) {
   if (options_.nvtx && !device::profiler_refusal().empty()) {
     throw Error(ErrorCategory::config, "ballast.nvtx: " + device::profiler_refusal());
   }
@@ -107,7 +109,7 @@ std::vector<Engine::OwnDevice> Engine::make_devices() const {
   for (std::uint32_t number = 0; OwnDevice & own : devices) {
     own.device =
         device::make_device(device_options(blueprint_, options_, interrupted_, ranks_, number++));
-    own.compute = model::make_compute(*own.device, blueprint_.own, blueprint_.type,
+    own.compute = model::make_compute(*own.device, blueprint_.own(), blueprint_.type,
                                       blueprint_.shape, with_products(options_.kernels, trials_));
     own.update = update::make_device_update(*own.device, updater_);
   }
@@ -153,6 +155,7 @@ Modules Engine::modules() {
           .devices = std::move(devices),
           .store = *store_,
           .updater = updater_,
+          .biases = *biases_,
           .ranks = ranks_,
           .preference = options_.preference,
           .gradient_clipping = options_.gradient_clipping,
@@ -175,8 +178,9 @@ void Engine::start() {
 }
 
 bool Engine::resume(const StateSource& source, std::uint64_t updates, const KeptStates& here,
-                    const state::KeptExtents& kept) {
+                    const state::KeptExtents& kept, const std::vector<std::vector<float>>& biases) {
   expect_training(blueprint_);
+  biases_->set(biases);
   const bool same = same_homes(here.homes, homes_on(blueprint_, Tier::nvme));
   bool reused = false;
   start_with(same ? here.image : state::SwapImage{}, [&](bool reuses) {
@@ -201,7 +205,7 @@ void Engine::start_with(const state::SwapImage& here,
   });
   lanes_ = std::make_unique<Lanes>(modules());
   snapshot_.emplace(
-      blueprint_, *store_, ranks_, [this] { finish(); }, perform());
+      blueprint_, *store_, *biases_, ranks_, [this] { finish(); }, perform());
   const plan::Schedule& schedule = blueprint_.schedule;
   for (std::size_t d = 0; d < devices_.size(); ++d) {
     const plan::BufferId workspace = schedule.workspace[d];
@@ -215,6 +219,7 @@ void Engine::start_with(const state::SwapImage& here,
   const auto begin = std::chrono::steady_clock::now();
   fill(reuses);
   fill_time_ = std::chrono::steady_clock::now() - begin;
+  read_correction_biases();
   if (device().kind() != "host") {
     const auto start_of_warm_up = std::chrono::steady_clock::now();
     warm_up(*lanes_);
@@ -224,6 +229,19 @@ void Engine::start_with(const state::SwapImage& here,
   executor_ = make_executor([this](const plan::Span& span) {
     if (auto* timeline = timeline_.load()) timeline->spans.push_back(span);
   });
+}
+
+void Engine::read_correction_biases() {
+  const bool moves = blueprint_.options.purpose == step::Purpose::training &&
+                     options_.router_bias_update_speed > 0.0;
+  if (!moves || !biases_->values().empty()) return;
+  biases_->set_from([&](std::size_t block, const model::TensorSpec& tensor) {
+    return read_master(blueprint_, ranks_, block, tensor.offset, tensor.size, perform());
+  });
+}
+
+const std::vector<std::vector<float>>& Engine::correction_biases() const {
+  return biases_->values();
 }
 
 bool Engine::checks_each() const {
@@ -251,7 +269,10 @@ StepResult Engine::train_step(const TokenBatch& batch, double learning_rate, dou
   const StepContext& context = run(plan, batch, learning_rate, loss_scale);
   pending_updates_ = plan.leaves_updates;
   StepResult result = context.result;
-  if (!result.skipped) ++updates_;
+  if (!result.skipped) {
+    ++updates_;
+    biases_->move(result.expert_rows, options_.router_bias_update_speed);
+  }
   const bool as_assumed =
       !result.skipped && context.hyper.gradient_scale == context.unclipped_scale();
   const plan::Plan& rollback = blueprint_.schedule.rollback;

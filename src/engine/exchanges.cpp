@@ -20,7 +20,7 @@ void sum_tiles(const CurrentOperation& at, const model::Pass& pass) {
   const Blueprint& blueprint = at.blueprint();
   const Elems elements = blueprint.shape.tokens() * blueprint.model.config.hidden_size;
   // Terms of the embedding are activations.
-  const bool embedding = blueprint.own.blocks[pass.block].kind == model::BlockKind::embedding;
+  const bool embedding = blueprint.own().blocks[pass.block].kind == model::BlockKind::embedding;
   const comm::OrderedSum sum = {.elements = elements,
                                 .terms = pass.number,
                                 .term_type = embedding ? blueprint.type : DType::f32,

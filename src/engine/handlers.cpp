@@ -51,7 +51,7 @@ DeviceView<GradientStats> statistics_of(const CurrentOperation& at) {
 /// Returns the sums that the head has added for the tied tile in the operation's block, if any.
 DeviceView<float> tied_gradient(const CurrentOperation& at) {
   if (!at.has(Role::added_gradient)) return {};
-  const model::Architecture& model = at.blueprint().own;
+  const model::Architecture& model = at.blueprint().own();
   const Elems size = model.tile(at.operation.block).rows * model.config.hidden_size;
   return view_as<float>(at.device(Role::added_gradient, size * sizeof(float)));
 }

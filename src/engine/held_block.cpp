@@ -9,7 +9,7 @@ namespace {
 /// Returns the elements whose weights are here; they include the rank's shard.
 ShardRange weights_here(const Blueprint& blueprint, const step::RankSizes& sizes,
                         std::size_t block) {
-  const Elems whole = blueprint.own.blocks[block].plain_elements();
+  const Elems whole = blueprint.own().blocks[block].plain_elements();
   const auto number = static_cast<std::uint32_t>(block);
   if (!sizes.keeps_part_of_weights(number)) return {0, whole, whole};
   if (!sizes.shards_weights(number)) return even_shard(blueprint, block, false);
@@ -31,7 +31,7 @@ HeldBlock::HeldBlock(const Blueprint& blueprint, std::size_t block, std::uint32_
       layout(state_layout(blueprint, block, sub_group)),
       shard(sub_group_range(blueprint, block, sub_group)),
       weights(weights_here(blueprint, sizes, block)),
-      code_bytes(model::BlockCodes(blueprint.own, blueprint.own.blocks[block]).bytes) {}
+      code_bytes(model::BlockCodes(blueprint.own(), blueprint.own().blocks[block]).bytes) {}
 
 HeldArray HeldArray::entries(Elems begin, Elems end) const {
   const Elems from = std::max(begin, first);

@@ -22,6 +22,7 @@
 #include "ballast/step/names.h"
 #include "ballast/update/device_update.h"
 
+#include "src/engine/correction_biases.h"
 #include "src/engine/queued_lane.h"
 
 namespace ballast::engine {
@@ -68,6 +69,7 @@ struct Modules {
   std::vector<DeviceModules> devices;  ///< by Operation::device
   state::Store& store;
   const cpu_adam::Updater& updater;
+  const CorrectionBiases& biases;
   comm::Ranks* ranks = nullptr;  ///< nullptr with one rank
   model::Preference preference;  ///< see EngineOptions
   double gradient_clipping = 0.0;

@@ -4,16 +4,18 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <span>
 #include <utility>
 
 #include "ballast/core/error.h"
+#include "ballast/state/checksum.h"
 
 namespace ballast::engine {
 namespace {
 
 /// Returns entries of an array of a block, all of one expert, under the number of the expert.
 StateRange range_of(const Blueprint& blueprint, std::size_t block, const HeldArray& array) {
-  const model::BlockSpec& spec = blueprint.own.blocks[block];
+  const model::BlockSpec& spec = blueprint.own().blocks[block];
   if (spec.pieces == 1) return {spec.number, array.kind, array.first, array.count, array.width};
   const Elems own = spec.own_elements();
   const Elems size = entries_of(array.kind, {0, own, own}).room;
@@ -111,7 +113,7 @@ void for_own_entries(const Blueprint& blueprint, const HeldBlock& held, const Ho
 
 std::vector<StateRange> saved_ranges(const Blueprint& blueprint, step::Homes homes) {
   std::vector<StateRange> ranges;
-  for (std::size_t b = 0; b < blueprint.own.blocks.size(); ++b) {
+  for (std::size_t b = 0; b < blueprint.own().blocks.size(); ++b) {
     for (const KeptHome& home : homes_of(blueprint, b, homes)) {
       for (const auto& [range, offset] : home.ranges) ranges.push_back(range);
     }
@@ -121,7 +123,7 @@ std::vector<StateRange> saved_ranges(const Blueprint& blueprint, step::Homes hom
 
 std::vector<KeptHome> homes_on(const Blueprint& blueprint, Tier tier) {
   std::vector<KeptHome> homes;
-  for (std::size_t b = 0; b < blueprint.own.blocks.size(); ++b) {
+  for (std::size_t b = 0; b < blueprint.own().blocks.size(); ++b) {
     for (KeptHome& home : homes_of(blueprint, b, step::homes_on(tier))) {
       homes.push_back(std::move(home));
     }
@@ -174,9 +176,18 @@ bool same_homes(const std::vector<KeptHome>& one, const std::vector<KeptHome>& o
                     });
 }
 
+std::uint64_t hash_with_biases(std::uint64_t states,
+                               const std::vector<std::vector<float>>& biases) {
+  if (biases.empty()) return states;
+  state::RunningChecksum hash;
+  hash.add(std::as_bytes(std::span(&states, 1)));
+  for (const std::vector<float>& router : biases) hash.add(std::as_bytes(std::span(router)));
+  return hash.digest();
+}
+
 void save_states(const Blueprint& blueprint, const StateSink& sink, const Perform& perform,
                  step::Homes homes) {
-  const auto blocks = static_cast<std::uint32_t>(blueprint.own.blocks.size());
+  const auto blocks = static_cast<std::uint32_t>(blueprint.own().blocks.size());
   perform(
       step::build_read(blueprint.problem, blueprint.placement, blueprint.options, 0, blocks, homes),
       [&](const HomePiece& piece) {

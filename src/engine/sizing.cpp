@@ -35,7 +35,12 @@ void number_elements(Blueprint& blueprint) {
   std::vector<ElementRange>& ranges = blueprint.undecayed;
   ranges.clear();
   Elems start = 0;
-  for (const model::BlockSpec& block : model::whole_blocks(blueprint.model)) {
+  const std::vector<model::BlockSpec>& blocks = blueprint.model.blocks;
+  const bool shared =
+      std::ranges::any_of(blocks, [](const model::BlockSpec& block) { return block.pieces > 1; });
+  // A model without pieces is not copied, since it may have ten thousands of experts.
+  const auto cut = shared ? model::whole_blocks(blueprint.model) : std::vector<model::BlockSpec>();
+  for (const model::BlockSpec& block : shared ? cut : blocks) {
     blueprint.first_elements.push_back(start);
     std::vector<ElementRange> own;
     for (const model::TensorSpec& tensor : block.tensors) {
@@ -190,7 +195,10 @@ Bytes sum_scratch(const Blueprint& blueprint) {
 void size_problem(Blueprint& blueprint, const model::KernelSizes& kernels,
                   std::uint64_t evaluation_micro_batches, std::uint64_t persistence_threshold) {
   const model::Architecture& model = blueprint.model;
-  blueprint.own = model::at_tensor_place(model, blueprint.mesh.tensor_place());
+  if (model.split.tensor > 1) {
+    blueprint.tiles = std::make_shared<const model::Architecture>(
+        model::at_tensor_place(model, blueprint.mesh.tensor_place()));
+  }
   number_elements(blueprint);
   step::Problem& problem = blueprint.problem;
   const model::StepShape shape = {.micro_batch = blueprint.shape,

@@ -5,15 +5,17 @@
 #include "ballast/core/error.h"
 #include "ballast/state/swap_space.h"
 
+#include "src/engine/correction_biases.h"
 #include "src/engine/saved_states.h"
 #include "src/engine/states.h"
 
 namespace ballast::engine {
 
-Snapshot::Snapshot(const Blueprint& blueprint, state::Store& store, comm::Ranks* ranks,
-                   std::function<void()> settle, Perform perform)
+Snapshot::Snapshot(const Blueprint& blueprint, state::Store& store, const CorrectionBiases& biases,
+                   comm::Ranks* ranks, std::function<void()> settle, Perform perform)
     : blueprint_(blueprint),
       store_(store),
+      biases_(biases),
       ranks_(ranks),
       settle_(std::move(settle)),
       perform_(std::move(perform)) {}
@@ -102,18 +104,23 @@ void Snapshot::restore(const StateSource& source, bool reused, const KeptStates&
 
 std::vector<float> Snapshot::read_weights(std::size_t block, const model::TensorSpec& tensor) {
   settle();
-  return read_master(blueprint_, ranks_, block, tensor.offset, tensor.size, perform_);
+  std::vector<float> values =
+      read_master(blueprint_, ranks_, block, tensor.offset, tensor.size, perform_);
+  biases_.replace_in(block, tensor.offset, values);
+  return values;
 }
 
 std::vector<float> Snapshot::read_block(std::size_t block) {
   settle();
   const Elems elements = blueprint_.model.blocks[block].elements;
-  return read_master(blueprint_, ranks_, block, 0, elements, perform_);
+  std::vector<float> values = read_master(blueprint_, ranks_, block, 0, elements, perform_);
+  biases_.replace_in(block, 0, values);
+  return values;
 }
 
 std::uint64_t Snapshot::hash() {
   settle();
-  return hash_states(blueprint_, ranks_, perform_);
+  return hash_with_biases(hash_states(blueprint_, ranks_, perform_), biases_.values());
 }
 
 }  // namespace ballast::engine

@@ -66,7 +66,7 @@ StateLayout::StateLayout(DType type, const StateFormat& format, Elems elements)
 }
 
 ShardRange even_shard(const Blueprint& blueprint, std::size_t block, bool states) {
-  const model::BlockSpec& spec = blueprint.own.blocks[block];
+  const model::BlockSpec& spec = blueprint.own().blocks[block];
   const step::RankSizes sizes(blueprint.problem);
   const auto number = static_cast<std::uint32_t>(block);
   const Elems all = states ? spec.trained_elements() : spec.plain_elements();
@@ -77,7 +77,7 @@ ShardRange even_shard(const Blueprint& blueprint, std::size_t block, bool states
 }
 
 ShardRange rank_shard(const Blueprint& blueprint, std::size_t block) {
-  const Elems trained = blueprint.own.blocks[block].trained_elements();
+  const Elems trained = blueprint.own().blocks[block].trained_elements();
   const step::RankSizes sizes(blueprint.problem);
   if (!sizes.keeps_part_of_states(static_cast<std::uint32_t>(block))) return {0, trained, trained};
   return even_shard(blueprint, block, true);
@@ -106,7 +106,7 @@ cpu_adam::Shard make_shard(const Blueprint& blueprint, std::size_t block, std::u
   const StateLayout layout = state_layout(blueprint, block, sub_group);
   const ShardRange own = sub_group_range(blueprint, block, sub_group);
   const Elems before = own.first - rank_shard(blueprint, block).first;
-  const Elems first = blueprint.first_elements.at(blueprint.own.blocks[block].number) + own.first;
+  const Elems first = blueprint.first_elements.at(blueprint.own().blocks[block].number) + own.first;
   const auto undecayed = ranges_in(blueprint.undecayed, first, first + own.elements);
   if (weights != nullptr) weights += before * size_of(blueprint.type);
   if (gradient != nullptr) gradient += before * size_of(blueprint.type);

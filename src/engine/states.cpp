@@ -52,12 +52,12 @@ void make_weights(HostBytes values) {
 class Filler {
  public:
   Filler(const Blueprint& blueprint, WeightSource& source, const cpu_adam::Updater& team)
-      : blueprint_(blueprint), source_(source), team_(team), magnitudes_(blueprint.own, team) {}
+      : blueprint_(blueprint), source_(source), team_(team), magnitudes_(blueprint.own(), team) {}
 
   void fill(HomePiece& piece) {
     make_magnitudes(piece.block);
     const HeldBlock held(blueprint_, piece.block, piece.sub_group);
-    const Array array = {.tensors = blueprint_.own.blocks[piece.block].tensors,
+    const Array array = {.tensors = blueprint_.own().blocks[piece.block].tensors,
                          .weights = !piece.states,
                          .type = held.layout.type};
     const std::vector<PieceArray> arrays = arrays_in(piece, held_arrays(held, piece.states));
@@ -109,10 +109,10 @@ class Filler {
   /// they were made last. A thread takes whole quantisation blocks at a time.
   void encode(std::size_t block, Bytes bytes) {
     if (encoded_ && encoded_->block == block) return;
-    const model::Quantization& how = *blueprint_.own.quantization;
+    const model::Quantization& how = *blueprint_.own().quantization;
     encoded_.emplace(Encoded{block, std::vector<std::byte>(bytes)});
     for (const model::BlockCodes::Matrix& matrix :
-         model::BlockCodes(blueprint_.own, blueprint_.own.blocks[block]).matrices) {
+         model::BlockCodes(blueprint_.own(), blueprint_.own().blocks[block]).matrices) {
       std::byte* const out = encoded_->codes.data() + matrix.offset;
       if (source_.read_codes(*matrix.tensor, {out, matrix.arrays.bytes})) continue;
       const bool nf4 = how.format == model::Quantization::Format::nf4;
@@ -131,16 +131,16 @@ class Filler {
   /// Makes the magnitudes of the block's adapters, which precede the weights from which they are
   /// computed.
   void make_magnitudes(std::size_t block) {
-    const model::BlockSpec& spec = blueprint_.own.blocks[block];
+    const model::BlockSpec& spec = blueprint_.own().blocks[block];
     if (source_.has_magnitudes() || !magnitudes_.lacks(spec)) return;
-    const model::BlockCodes codes(blueprint_.own, spec);
+    const model::BlockCodes codes(blueprint_.own(), spec);
     if (codes.bytes > 0) encode(block, codes.bytes);
     const auto read = [&](const model::TensorSpec& map, Elems first, std::span<float> out) {
       const auto quantized =
           std::find_if(codes.matrices.begin(), codes.matrices.end(),
                        [&](const auto& matrix) { return matrix.tensor == &map; });
       if (quantized != codes.matrices.end()) {
-        model::decode(*blueprint_.own.quantization, quantized->arrays,
+        model::decode(*blueprint_.own().quantization, quantized->arrays,
                       encoded_->codes.data() + quantized->offset, first, out);
       } else {
         make_masters(map, first, out);
@@ -312,14 +312,14 @@ class MasterReader {
   /// Dequantises what has been read. Call it after all pieces.
   void finish() {
     if (codes_.empty()) return;
-    const model::BlockSpec& block = blueprint_.own.blocks[block_];
-    for (const auto& matrix : model::BlockCodes(blueprint_.own, block).matrices) {
+    const model::BlockSpec& block = blueprint_.own().blocks[block_];
+    for (const auto& matrix : model::BlockCodes(blueprint_.own(), block).matrices) {
       const Elems begin = std::max(first_, matrix.tensor->offset);
       const Elems end =
           std::min(first_ + masters_.size(), matrix.tensor->offset + matrix.tensor->size);
       if (begin >= end) continue;
       const std::span<float> values = masters_.subspan(begin - first_, end - begin);
-      model::decode(*blueprint_.own.quantization, matrix.arrays, codes_.data() + matrix.offset,
+      model::decode(*blueprint_.own().quantization, matrix.arrays, codes_.data() + matrix.offset,
                     begin - matrix.tensor->offset, values);
       with_training_type(blueprint_.type, [&](auto type) {
         for (float& value : values) value = to_float(from_float<decltype(type)>(value));
@@ -412,7 +412,7 @@ std::vector<float> read_own_master(const Blueprint& blueprint, comm::Ranks* rank
     reader.finish();
   };
   std::vector<float> values(count);
-  const model::BlockSpec& spec = blueprint.own.blocks[block];
+  const model::BlockSpec& spec = blueprint.own().blocks[block];
   // Frozen weights that are whole are here.
   if (!part_of_states || (!part_of_weights && spec.frozen_elements > 0)) read(first, values);
   if (!part_of_states || shard.room == 0) return values;
@@ -459,7 +459,7 @@ std::vector<float> read_master(const Blueprint& blueprint, comm::Ranks* ranks, s
 
 std::uint64_t hash_states(const Blueprint& blueprint, comm::Ranks* ranks, const Perform& perform) {
   StateHash hash(blueprint);
-  perform(reading_plan(blueprint, 0, blueprint.own.blocks.size()),
+  perform(reading_plan(blueprint, 0, blueprint.own().blocks.size()),
           [&hash](const HomePiece& piece) { hash.add(piece); });
   const std::array<std::uint64_t, 2> found = hash.digests();
   if (ranks == nullptr) return found[0];

@@ -34,7 +34,7 @@ auto kind_of(const Operation& operation, const Blueprint& blueprint) {
     bound |= std::uint64_t{1} << static_cast<unsigned>(use.role);
   }
   const bool pass = operation.action == plan::Action::compute;
-  const model::BlockSpec& block = blueprint.own.blocks[operation.block];
+  const model::BlockSpec& block = blueprint.own().blocks[operation.block];
   const bool layer = block.kind == model::BlockKind::layer;
   const std::uint64_t size = layer ? block.elements : operation.block;
   const std::uint64_t shape =

@@ -42,7 +42,7 @@ constexpr std::string_view kBaseLayer = ".base_layer.";
 
 /// Minimum number of elements of a merged tensor per thread, and number that is read at a time.
 constexpr Elems kUnit = Elems{1} << 10;
-constexpr Elems kAtATime = Elems{1} << 18;
+constexpr Elems kValuesAtATime = Elems{1} << 18;
 
 [[noreturn]] void refuse_merge(const WeightFiles& files, const std::string& message) {
   throw Error(ErrorCategory::data, fmt::format("{}: {}", files.path().string(), message));
@@ -413,7 +413,7 @@ void MergedAdapters::compute_dora_scales(Change& change) const {
   std::vector<double> squares(change.dora_scales.size(), 0.0);
   std::vector<float> values;
   for (std::size_t row = 0; row < rows; row += values.size() / columns) {
-    const std::size_t count = std::clamp<std::size_t>(kAtATime / columns, 1, rows - row);
+    const std::size_t count = std::clamp<std::size_t>(kValuesAtATime / columns, 1, rows - row);
     values.resize(count * columns);
     if (change.replacement != nullptr) {
       files_.read(change.replacement->tensor->name, values, row * columns);

@@ -1,13 +1,23 @@
 #include "src/plan/emitter.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace ballast::plan {
 
-void add_edge(std::vector<OpId>& edges, const Plan& plan, OpId from, const Operation& to) {
-  if (from == kNoOp || ordered_by_stream(plan.operations[from], to)) return;
-  if (std::find(edges.begin(), edges.end(), from) == edges.end()) edges.push_back(from);
+EdgeSources::EdgeSources(const Plan& plan) {
+  sources_.reserve(plan.operations.size());
+  for (const Operation& operation : plan.operations) add(operation);
+}
+
+void EdgeSources::add(const Operation& operation) {
+  sources_.push_back({.stream = stream_of(operation)});
+}
+
+void EdgeSources::add_edge(std::vector<OpId>& edges, OpId from, OpId id, const Operation& to) {
+  if (from == kNoOp) return;
+  Source& source = sources_[from];
+  if (source.stream && source.stream == stream_of(to)) return;
+  if (std::exchange(source.last, id) != id) edges.push_back(from);
 }
 
 Emitter::Emitter(std::string name, std::size_t buffer_count, std::uint32_t micro_batches)
@@ -21,9 +31,11 @@ OpId Emitter::emit(Operation operation) {
   operation.lane = lane_of(operation.action);
   for (const Use& use : operation.uses) {
     const Boundary& past = history_[use.buffer];
-    add_edge(operation.after, plan_, past.last_writer, operation);
+    sources_.add_edge(operation.after, past.last_writer, id, operation);
     if (!use.writes) continue;
-    for (const OpId reader : past.last_readers) add_edge(operation.after, plan_, reader, operation);
+    for (const OpId reader : past.last_readers) {
+      sources_.add_edge(operation.after, reader, id, operation);
+    }
   }
   for (const Use& use : operation.uses) {
     Boundary& past = history_[use.buffer];
@@ -37,6 +49,7 @@ OpId Emitter::emit(Operation operation) {
       past.last_readers.push_back(id);
     }
   }
+  sources_.add(operation);
   plan_.operations.push_back(std::move(operation));
   return id;
 }

@@ -80,12 +80,12 @@ Use Operation::use(Role role) const {
   return found == uses.end() ? Use{.role = role} : *found;
 }
 
-Bytes Plan::bytes_on(Lane lane) const {
-  Bytes sum = 0;
+std::array<Bytes, kLaneCount> Plan::bytes_by_lane() const {
+  std::array<Bytes, kLaneCount> sums{};
   for (const Operation& operation : operations) {
-    if (operation.lane == lane) sum += operation.bytes;
+    sums[static_cast<std::size_t>(operation.lane)] += operation.bytes;
   }
-  return sum;
+  return sums;
 }
 
 double Plan::flops() const {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "src/plan/emitter.h"
 
@@ -6,9 +7,7 @@ namespace ballast::plan {
 
 std::vector<std::vector<OpId>> seam(const Plan& before, const Plan& next) {
   std::vector<std::vector<OpId>> edges(next.operations.size());
-  const auto add = [&](OpId to, OpId from) {
-    add_edge(edges[to], before, from, next.operations[to]);
-  };
+  const auto add = [&](OpId to, OpId from) { edges[to].push_back(from); };
   auto past = before.boundaries.begin();
   for (const Boundary& future : next.boundaries) {
     past = std::find_if(past, before.boundaries.end(),
@@ -19,6 +18,12 @@ std::vector<std::vector<OpId>> seam(const Plan& before, const Plan& next) {
     if (future.first_writer == kNoOp) continue;
     add(future.first_writer, past->last_writer);
     for (const OpId reader : past->last_readers) add(future.first_writer, reader);
+  }
+  EdgeSources sources(before);
+  for (OpId to = 0; to < edges.size(); ++to) {
+    for (const OpId from : std::exchange(edges[to], {})) {
+      sources.add_edge(edges[to], from, to, next.operations[to]);
+    }
   }
   return edges;
 }

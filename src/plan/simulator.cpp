@@ -144,13 +144,11 @@ class Simulation {
       result.busy_seconds_by_number.push_back(busy_[number] / steps);
       result.stalled_seconds[index(lane)] += stalled_seconds_[number] / parts;
     }
-    for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-      Bytes bytes = 0;
-      for (std::size_t run = options_.warm_up; run < total_; ++run) {
-        bytes += runs_[run].table->plan->bytes_on(kLanes[lane]);
-      }
-      result.bytes[lane] = bytes / options_.measured;
+    for (std::size_t run = options_.warm_up; run < total_; ++run) {
+      const auto bytes = runs_[run].table->plan->bytes_by_lane();
+      for (std::size_t lane = 0; lane < kLaneCount; ++lane) result.bytes[lane] += bytes[lane];
     }
+    for (Bytes& bytes : result.bytes) bytes /= options_.measured;
     result.bounds = bounds();
     result.timeline = std::move(timeline_);
     return result;

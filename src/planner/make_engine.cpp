@@ -22,6 +22,7 @@ engine::EngineOptions engine_options(const config::Config& config, const comm::L
                     .weight_decay = optimizer.weight_decay},
           .preference = config.ballast.preference,
           .gradient_clipping = config.gradient_clipping,
+          .router_bias_update_speed = config.router_bias_update_speed,
           .seed = config.ballast.seed,
           .swap = inputs::swap_options(config, launch),
           .serial = config.ballast.serial,

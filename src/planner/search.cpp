@@ -2,51 +2,33 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <tuple>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/parallel.h"
 #include "ballast/device/device.h"
 #include "ballast/inputs/engine_inputs.h"
 
 #include "src/planner/constraints.h"
+#include "src/planner/search_trials.h"
 
 namespace ballast::planner {
 namespace {
 
-using plan::Lane;
-
 /// Points that are simulated even beyond the work limit.
 constexpr std::size_t kFewestSimulated = 8;
-constexpr plan::SimulationOptions kScreening = {.warm_up = 2, .measured = 2};
 /// Number of recipes that every micro-batch size tries.
 constexpr std::size_t kProbation = 4;
-/// Plans within 0.1% of the fastest count as equally fast.
-constexpr double kTie = 0.999;
 /// Speculation makes clipped steps slower, so it must gain something in the others.
 constexpr double kWorthSpeculating = 1.02;
 
 /// Lower bound on the number of a step's operations, before it is built.
 std::size_t min_operations(const BatchChoice& choice) {
   return 2 * choice.outline.model.blocks.size() * choice.outline.micro_batches;
-}
-
-/// Returns a key that is equal for points with the same schedule.
-std::string key_of(std::uint64_t micro_batch, const step::Options& options,
-                   const step::Placement& placement) {
-  std::string key =
-      fmt::format("{}/{}/{}/{}/{}/{}/{}/{}/", micro_batch, static_cast<int>(options.order),
-                  options.buffers.weight_slots, options.buffers.gradient_slots,
-                  options.buffers.weight_staging, options.buffers.state_staging,
-                  options.buffers.activation_staging, options.buffers.gradient_staging);
-  for (const auto& block : placement.blocks) {
-    key += block.gradients == Tier::nvme ? 'g' : '.';
-    key += static_cast<char>(
-        '!' + 27 * static_cast<int>(block.kept) + 9 * static_cast<int>(block.weights) +
-        3 * static_cast<int>(block.optimizer) + static_cast<int>(block.activations));
-  }
-  return key;
 }
 
 /// Returns the memory of the kernels for micro-batches of `size` sequences or pairs. A program
@@ -144,7 +126,8 @@ BatchChoice::BatchChoice(const PlanRequest& request, std::uint64_t size)
       constraints(read_constraints(request.config, request.model.blocks.size())),
       filler(outline.problem, constraints, budgets, inputs::named_speculation(request.config)) {}
 
-PlanSearch::PlanSearch(const PlanRequest& request) : request_(request) {
+PlanSearch::PlanSearch(const PlanRequest& request)
+    : request_(request), threads_(search_threads(request)) {
   for (const std::uint64_t size : micro_batch_sizes(request)) {
     choices_.push_back(std::make_unique<BatchChoice>(request, size));
   }
@@ -169,22 +152,51 @@ std::optional<Candidate> PlanSearch::run() {
 }
 
 void PlanSearch::try_recipes(const std::vector<PlacementRecipe>& recipes, BufferLevel number) {
-  constexpr std::size_t kGivenUp = 12;
-  constexpr double kHopeless = 0.9;
+  std::vector<SearchPoint> pending;
+  std::vector<std::size_t> recipe_of;  // by pending point
+  const auto try_pending = [&] {
+    bool left_out = false;
+    attempt(pending, [&](std::size_t i) {
+      const BatchChoice& choice = *pending[i].choice;
+      // The orders of a recipe are tried together.
+      const bool same =
+          i > 0 && pending[i - 1].choice == &choice && recipe_of[i - 1] == recipe_of[i];
+      if (!same) left_out = out_of_work() || is_hopeless(choice, recipe_of[i]);
+      return left_out;
+    });
+    pending.clear();
+    recipe_of.clear();
+  };
   for (std::size_t p = 0; p < recipes.size(); ++p) {
     for (const auto& choice : choices_) {
+      const auto is_of_choice = [&](const SearchPoint& point) {
+        return point.choice == choice.get();
+      };
+      // A pending trial may show that the choice is not hopeless.
+      if (is_hopeless(*choice, p) && std::ranges::any_of(pending, is_of_choice)) try_pending();
       if (out_of_work()) return;
-      // A large number of very small micro-batches is tried only if nothing else fits.
-      if (!candidates_.empty() && min_operations(*choice) > request_.work_limit / 16) continue;
-      if (p >= kProbation && choice->best < kHopeless * best_tokens_per_second_) continue;
-      if (p >= kGivenUp && choice->best == 0.0) continue;
+      if (is_hopeless(*choice, p)) continue;
       step::Options options = with_buffers(request_.config, choice->outline.options, number);
       for (const step::Order order : orders(request_.config, options)) {
         options.order = order;
-        attempt({choice.get(), options, recipes[p]});
+        pending.push_back({choice.get(), options, recipes[p]});
+        recipe_of.push_back(p);
       }
+      if (pending.size() >= threads_) try_pending();
     }
   }
+  try_pending();
+}
+
+/// Returns whether the search leaves out this recipe for a micro-batch size, after what other
+/// recipes have reached.
+bool PlanSearch::is_hopeless(const BatchChoice& choice, std::size_t recipe) const {
+  constexpr std::size_t kGivenUp = 12;
+  constexpr double kHopeless = 0.9;
+  // A large number of very small micro-batches is tried only if nothing else fits.
+  if (!candidates_.empty() && min_operations(choice) > request_.work_limit / 16) return true;
+  if (recipe >= kProbation && choice.best < kHopeless * best_tokens_per_second_) return true;
+  return recipe >= kGivenUp && choice.best == 0.0;
 }
 
 void PlanSearch::try_closest_miss() {
@@ -195,9 +207,11 @@ void PlanSearch::try_closest_miss() {
   });
   std::vector<PlacementRecipe> recipes = basic_recipes();
   recipes.resize(kProbation);
+  std::vector<SearchPoint> points;
   for (const PlacementRecipe& recipe : recipes) {
-    attempt({choice->get(), nearest.options, concatenate(nearest.recipe, recipe)});
+    points.push_back({choice->get(), nearest.options, concatenate(nearest.recipe, recipe)});
   }
+  attempt(points);
 }
 
 void PlanSearch::refine() {
@@ -208,10 +222,8 @@ void PlanSearch::refine() {
     std::vector<SearchPoint> points;
     vary_buffers(*center, points);
     vary_recipe(*center, points);
-    for (const SearchPoint& point : points) {
-      if (out_of_work()) return;
-      attempt(point);
-    }
+    attempt(points, [&](std::size_t) { return out_of_work(); });
+    if (out_of_work()) return;
     if (best_tokens_per_second_ <= before * 1.001) return;
   }
 }
@@ -283,14 +295,14 @@ void PlanSearch::keep_attention(const Candidate& plan) {
     point.recipe.insert(point.recipe.begin() + (step - recipe.begin()), keeping);
     return point;
   };
-  attempt(keep_before(recipe.end()));
-  attempt(keep_before(whole));
-  SearchPoint first = keep_before(recipe.begin());
-  attempt(first);
+  std::vector<SearchPoint> points = {keep_before(recipe.end()), keep_before(whole),
+                                     keep_before(recipe.begin())};
+  SearchPoint first = points.back();
   for (PlacementStep& step : first.recipe) {
     if (step.kind == TensorClass::activations && step.tier == Tier::device) step.limit = 0;
   }
-  attempt(first);
+  points.push_back(std::move(first));
+  attempt(points);
 }
 
 /// Moves weights of experts before their router has chosen, if that makes the best plan faster.
@@ -298,7 +310,9 @@ void PlanSearch::prefetch_experts(Candidate plan) {
   const step::Problem& problem = plan.point.choice->outline.problem;
   if (problem.table->routing_bytes() == 0 || request_.config.ballast.expert_prefetch) return;
   plan.point.options.prefetches_experts = true;
-  measure(plan, step::build(problem, plan.placement, plan.point.options));
+  const plan::Schedule schedule = step::build(problem, plan.placement, plan.point.options);
+  measure(request_, schedule, plan);
+  count_simulation(schedule.steady.operations.size());
   record(std::move(plan));
 }
 
@@ -312,20 +326,24 @@ void PlanSearch::speculate(const Candidate& plan) {
   std::size_t count = 0;
   Candidate best = plan;
   best.tokens_per_second *= kWorthSpeculating;
-  const auto attempt = [&](std::size_t blocks) {
-    if (blocks == 0 || blocks > most) return;
-    Candidate candidate = speculating(plan, blocks);
-    if (candidate.tokens_per_second <= best.tokens_per_second) return;
-    best = std::move(candidate);
-    count = blocks;
+  const auto attempt = [&](const std::vector<std::size_t>& counts) {
+    for (auto& [blocks, candidate] : speculating(plan, counts)) {
+      if (candidate.tokens_per_second <= best.tokens_per_second) continue;
+      best = std::move(candidate);
+      count = blocks;
+    }
   };
-  for (std::size_t part = kParts; part > 0; --part) attempt((most * part + kParts - 1) / kParts);
+  std::vector<std::size_t> coarse;
+  for (std::size_t part = kParts; part > 0 && most > 0; --part) {
+    coarse.push_back((most * part + kParts - 1) / kParts);
+  }
+  attempt(coarse);
   if (count == 0) return;
   for (const std::size_t step : {most / (2 * kParts), most / (4 * kParts)}) {
-    const std::size_t center = count;
-    if (step == 0 || center <= step) continue;
-    attempt(center + step);
-    attempt(center - step);
+    if (step == 0 || count <= step) continue;
+    std::vector<std::size_t> counts = {count + step, count - step};
+    std::erase_if(counts, [most](std::size_t blocks) { return blocks > most; });
+    attempt(counts);
   }
   record(std::move(best));
 }
@@ -352,13 +370,22 @@ std::size_t PlanSearch::max_speculating(const Candidate& plan) const {
   return most;
 }
 
-/// Returns `plan` with `count` speculating blocks, simulated.
-Candidate PlanSearch::speculating(const Candidate& plan, std::size_t count) {
+/// Returns `plan` with each of these numbers of speculating blocks, simulated.
+std::vector<std::pair<std::size_t, Candidate>> PlanSearch::speculating(
+    const Candidate& plan, const std::vector<std::size_t>& counts) {
   const step::Problem& problem = plan.point.choice->outline.problem;
-  Candidate candidate = plan;
-  candidate.placement = with_speculation(plan.placement, count);
-  measure(candidate, step::build(problem, candidate.placement, plan.point.options));
-  return candidate;
+  std::vector<std::pair<std::size_t, Candidate>> candidates;
+  for (const std::size_t count : counts) candidates.emplace_back(count, plan);
+  std::vector<std::size_t> operations(counts.size());
+  run_in_parallel(counts.size(), threads_, [&](std::size_t i) {
+    auto& [count, candidate] = candidates[i];
+    candidate.placement = with_speculation(plan.placement, count);
+    const plan::Schedule schedule = step::build(problem, candidate.placement, plan.point.options);
+    measure(request_, schedule, candidate);
+    operations[i] = schedule.steady.operations.size();
+  });
+  for (const std::size_t count : operations) count_simulation(count);
+  return candidates;
 }
 
 bool PlanSearch::out_of_work() const {
@@ -370,57 +397,49 @@ void stop_if_interrupted(const PlanRequest& request) {
   throw Error(ErrorCategory::interrupted, "interrupted while planning");
 }
 
-void PlanSearch::attempt(const SearchPoint& point) {
-  stop_if_interrupted(request_);
-  BatchChoice& choice = *point.choice;
-  Candidate candidate;
-  candidate.point = point;
-  candidate.placement = choice.filler.fill(point.recipe, point.options, &candidate.moved);
-  if (choice.filler.excess(candidate.placement, point.options) > 0) return;
-  if (!seen_.insert(key_of(choice.micro_batch, point.options, candidate.placement)).second) return;
+void PlanSearch::attempt(std::span<const SearchPoint> points,
+                         const std::function<bool(std::size_t)>& leaves_out) {
+  std::size_t next = 0;
+  while (next < points.size()) {
+    if (leaves_out && leaves_out(next)) {
+      ++next;
+      continue;
+    }
+    const std::size_t end = std::min(points.size(), next + threads_);
+    std::vector<Trial> trials = try_points(request_, threads_, points.subspan(next, end - next),
+                                           seen_, best_tokens_per_second_);
+    for (Trial& trial : trials) {
+      if (!leaves_out || !leaves_out(next)) judge(std::move(trial));
+      ++next;
+    }
+  }
+}
+
+/// Takes over the result of a trial, as if it had been computed now.
+void PlanSearch::judge(Trial trial) {
+  if (!trial.candidate) {
+    if (trial.error) std::rethrow_exception(trial.error);
+    return;
+  }
+  if (!seen_.insert(trial.key).second) return;
+  constexpr std::size_t kPlansBuilt = 3;
+  work_ += kPlansBuilt * trial.operations;
+  if (trial.bound < kTie * best_tokens_per_second_) return;
   try {
-    evaluate(std::move(candidate));
+    if (trial.error) std::rethrow_exception(trial.error);
   } catch (const Error& error) {
     // For example a machine without drives, which other plans may not need.
     if (error.category() != ErrorCategory::config) throw;
     if (!lacking_) lacking_ = error;
+    return;
   }
+  count_simulation(trial.operations);
+  record(std::move(*trial.candidate));
 }
 
-void PlanSearch::evaluate(Candidate candidate) {
-  const step::Problem& problem = candidate.point.choice->outline.problem;
-  const plan::Schedule schedule =
-      step::build(problem, candidate.placement, candidate.point.options);
-  constexpr std::size_t kPlansBuilt = 3;
-  work_ += kPlansBuilt * schedule.steady.operations.size();
-  if (!worth_simulating(schedule, problem)) return;
-  measure(candidate, schedule);
-  record(std::move(candidate));
-}
-
-/// Skips plans whose busiest lane alone takes longer than the best step.
-bool PlanSearch::worth_simulating(const plan::Schedule& schedule,
-                                  const step::Problem& problem) const {
-  std::vector<double> seconds(plan::lane_count(schedule.devices));
-  for (const plan::Operation& operation : schedule.steady.operations) {
-    seconds.at(lane_number(operation)) += seconds_in_turn(operation, schedule, request_.rates);
-  }
-  const double longest = *std::max_element(seconds.begin(), seconds.end());
-  return best_tokens_per_second_ * longest * kTie <= static_cast<double>(problem.tokens_per_step());
-}
-
-/// Simulates a candidate.
-void PlanSearch::measure(Candidate& candidate, const plan::Schedule& schedule) {
-  const step::Problem& problem = candidate.point.choice->outline.problem;
-  const plan::Prediction prediction = plan::simulate(schedule, request_.rates, kScreening);
+void PlanSearch::count_simulation(std::size_t operations) {
   ++simulated_;
-  work_ += (kScreening.warm_up + kScreening.measured) * schedule.steady.operations.size();
-  candidate.tokens_per_second =
-      static_cast<double>(problem.tokens_per_step()) / prediction.step_seconds;
-  candidate.written = schedule.steady.bytes_on(Lane::writeback);
-  candidate.moved_bytes = 0;
-  for (const Lane lane : plan::kLanes) candidate.moved_bytes += schedule.steady.bytes_on(lane);
-  candidate.memory = schedule.bytes(Tier::device) + schedule.bytes(Tier::host);
+  work_ += (kScreening.warm_up + kScreening.measured) * operations;
 }
 
 void PlanSearch::record(Candidate candidate) {

@@ -3,11 +3,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ballast/core/error.h"
@@ -106,6 +109,8 @@ struct Candidate {
   Bytes memory = 0;       ///< memory on device and host together
 };
 
+struct Trial;
+
 /// Throws Error(interrupted) after a signal.
 void stop_if_interrupted(const PlanRequest& request);
 
@@ -132,17 +137,21 @@ class PlanSearch {
   void keep_attention(const Candidate& plan);
   void speculate(const Candidate& plan);
   [[nodiscard]] std::size_t max_speculating(const Candidate& plan) const;
-  Candidate speculating(const Candidate& plan, std::size_t count);
-  void attempt(const SearchPoint& point);
+  std::vector<std::pair<std::size_t, Candidate>> speculating(
+      const Candidate& plan, const std::vector<std::size_t>& counts);
+  /// Tries `points` in order, except those that `leaves_out`, given their index, after the results
+  /// of the points before them. Several threads compute trials ahead, which changes no result.
+  void attempt(std::span<const SearchPoint> points,
+               const std::function<bool(std::size_t)>& leaves_out = nullptr);
+  void judge(Trial trial);
+  void count_simulation(std::size_t operations);
+  [[nodiscard]] bool is_hopeless(const BatchChoice& choice, std::size_t recipe) const;
   [[nodiscard]] bool out_of_work() const;
-  void evaluate(Candidate candidate);
-  [[nodiscard]] bool worth_simulating(const plan::Schedule& schedule,
-                                      const step::Problem& problem) const;
-  void measure(Candidate& candidate, const plan::Schedule& schedule);
   void record(Candidate candidate);
   [[nodiscard]] const Candidate* best() const;
 
   const PlanRequest& request_;
+  std::size_t threads_;
   std::vector<std::unique_ptr<BatchChoice>> choices_;
   std::vector<Candidate> candidates_;
   std::set<std::string> seen_;

@@ -15,6 +15,7 @@
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/core/convert.h"
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/model/family.h"
 #include "ballast/model/initialize.h"
@@ -27,6 +28,7 @@
 #include "src/formats/tensor_causes.h"
 #include "src/formats/weight_causes.h"
 #include "src/train/finite_values.h"
+#include "src/train/rounded_routers.h"
 
 namespace ballast::train {
 namespace {
@@ -266,6 +268,7 @@ class InitialWeights : public engine::WeightSource {
       : seed_(config.ballast.seed),
         quantization_(blueprint.model.quantization),
         progress_(std::move(progress)),
+        routers_(blueprint.model, blueprint.type),
         masters_of_(blueprint.options.purpose == step::Purpose::training
                         ? std::optional(blueprint.type)
                         : std::nullopt) {
@@ -273,10 +276,10 @@ class InitialWeights : public engine::WeightSource {
     if (adapters && !adapters->path.empty()) adapters_.emplace(adapters->path);
     if (config.initial_weights.empty()) return;
     files_.emplace(config.initial_weights);
-    reader_.emplace(*files_, reading_order(*files_, blueprint.own, masters_of_, !adapters_));
+    reader_.emplace(*files_, reading_order(*files_, blueprint.own(), masters_of_, !adapters_));
     bytes_ = files_->bytes();
     for (const auto& [part, totals] : formats::passing_totals(*files_)) bytes_ -= totals.bytes;
-    for (const model::BlockSpec& block : blueprint.own.blocks) {
+    for (const model::BlockSpec& block : blueprint.own().blocks) {
       for (const model::TensorSpec& tensor : block.tensors) {
         if (adapters_ || tensor.init != model::Init::row_norms) continue;
         const model::TensorSpec& map = model::map_of_magnitudes(block, tensor);
@@ -286,6 +289,7 @@ class InitialWeights : public engine::WeightSource {
     }
   }
 
+  [[nodiscard]] const RoundedRouters& routers() const { return routers_; }
   /// Returns whether everything is drawn from the seed.
   [[nodiscard]] bool empty() const { return !files_ && !adapters_; }
 
@@ -294,6 +298,7 @@ class InitialWeights : public engine::WeightSource {
       adapters_->read(tensor, first, out);
     } else if (is_of_model(tensor)) {
       read_initial_weights(place_of(*files_, tensor), *reader_, tensor, first, out);
+      routers_.add(tensor, out);
     } else {
       model::initialize(tensor, seed_, first, out);
     }
@@ -365,6 +370,7 @@ class InitialWeights : public engine::WeightSource {
   std::uint64_t seed_;
   std::optional<model::Quantization> quantization_;
   Progress progress_;
+  RoundedRouters routers_;
   std::mutex mutex_;
   Bytes done_ = 0;
   std::optional<DType> masters_of_;
@@ -381,6 +387,8 @@ void start_from_weights(engine::Engine& engine, const config::Config& config,
   InitialWeights weights(config, engine.blueprint(), reading);
   if (weights.empty()) return engine.start();
   engine.start(weights);
+  const std::string warning = weights.routers().warning();
+  if (!warning.empty() && engine.blueprint().mesh.rank == 0) log(LogLevel::warning, warning);
 }
 
 }  // namespace ballast::train

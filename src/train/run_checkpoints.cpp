@@ -187,7 +187,8 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
           check_finite(states, engine.blueprint(), range, bytes);
         });
       },
-      states.facts().updates, reusable ? states.kept_by(rank) : engine::KeptStates{}, beside);
+      states.facts().updates, reusable ? states.kept_by(rank) : engine::KeptStates{}, beside,
+      states.facts().correction_biases);
   // The warm-up has settled the kernels.
   note_other_arithmetic(states, engine);
   if (rank == 0 && own && !reused && !states.kept_by(0).homes.empty()) {

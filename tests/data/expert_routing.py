@@ -10,9 +10,18 @@ SCORE_MARGIN = 0.02  # of the scores of sigmoid routers
 EQUAL = 1e-4  # below it scores are made equal, or almost
 
 
+def per_token(config):
+    """Experts per token; None without experts. Gemma 4 has another name for it."""
+    return getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
+
+
 def is_mixture(config):
     dense = getattr(config, "first_k_dense_replace", 0)
-    return hasattr(config, "num_experts_per_tok") and dense < config.num_hidden_layers
+    return per_token(config) is not None and dense < config.num_hidden_layers
+
+
+def is_gemma(config):
+    return config.model_type == "gemma4_text"
 
 
 def uses_sigmoids(config):
@@ -21,7 +30,8 @@ def uses_sigmoids(config):
 
 
 def has_auxiliary_loss(config):
-    return not uses_sigmoids(config) and config.model_type != "mistral4"
+    return (not uses_sigmoids(config) and not is_gemma(config)
+            and config.model_type != "mistral4")
 
 
 def run_model(model, **inputs):
@@ -31,8 +41,11 @@ def run_model(model, **inputs):
     if has_auxiliary_loss(model.config):
         output = model(use_cache=False, **inputs)
         return output, output.router_logits
+    # The routers of Gemma 4 return probabilities, whose logarithms differ as logits do.
+    logits = torch.log if is_gemma(model.config) else lambda values: values
     found = []
-    hooks = [router.register_forward_hook(lambda module, args, result: found.append(result[0]))
+    hooks = [router.register_forward_hook(
+        lambda module, args, result: found.append(logits(result[0])))
              for router in routers_of(model)]
     output = model(use_cache=False, **inputs)
     for hook in hooks:
@@ -51,7 +64,8 @@ def route(model, kind):
     embedding *= 3.0
     embedding[:, 0] += 2.0
     routers = routers_of(model)
-    first, last = routers[0].weight.data, routers[-1].weight.data
+    first, last = (getattr(router, "proj", router).weight.data
+                   for router in (routers[0], routers[-1]))
     first[:, 0] = last[:, 0] = 0.0
     last[1, 0] = -2.0
     if kind == "one":
@@ -87,7 +101,8 @@ def corrections_of(model):
 
 
 def router_of(layer):
-    return getattr(layer.mlp, "gate", None) or getattr(layer.mlp, "router", None)
+    return (getattr(layer.mlp, "gate", None) or getattr(layer.mlp, "router", None) or
+            getattr(layer, "router", None))
 
 
 def auxiliary_loss(model, router_logits):
@@ -121,7 +136,7 @@ def scores_of(model, router_logits):
 @torch.no_grad()
 def choices(model, router_logits):
     """[tokens, experts] of each layer that has a router: whether the token takes the expert."""
-    k = model.config.num_experts_per_tok
+    k = per_token(model.config)
     return [torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, torch.topk(scores, k)[1], True)
             for scores, _ in scores_of(model, router_logits)]
 
@@ -134,7 +149,7 @@ def count_choices(model, router_logits):
 def margins(config, scores, group_ahead):
     """[tokens] of one layer: by how much the last chosen expert is ahead of the next. Where these are
     equal, how far other experts are from them."""
-    k = config.num_experts_per_tok
+    k = per_token(config)
     ahead = torch.sort(scores, descending=True).values.diff().neg().nan_to_num(torch.inf)
     others = torch.minimum(ahead[:, k - 2], ahead[:, k])
     of_experts = torch.where(ahead[:, k - 1] < EQUAL, others, ahead[:, k - 1])

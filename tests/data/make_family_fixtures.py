@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs small random models of each family in transformers and writes what they compute.
 
-    python tests/data/make_family_fixtures.py [OUTPUT_FOLDER]
+    python tests/data/make_family_fixtures.py [OUTPUT_FOLDER [CASE...]]
 
 Needs torch, transformers, safetensors and numpy; the build and the tests do not. It writes into
 families/ beside this script (or OUTPUT_FOLDER):
@@ -54,8 +54,8 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from expert_routing import (
-    auxiliary_loss, choices, choose_inputs, count_choices, has_auxiliary_loss, is_mixture,
-    lowest_of_equals, make_corrections, route, run_model, uses_sigmoids)
+    auxiliary_loss, choices, choose_inputs, count_choices, has_auxiliary_loss, is_gemma,
+    is_mixture, lowest_of_equals, make_corrections, route, run_model, uses_sigmoids)
 
 STEPS, SEQ, T, VOCAB = 10, 2, 37, 61
 # Each sequence has a document on either side of the trained length of LONGROPE and DYNAMIC.
@@ -78,6 +78,14 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_fact
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}
 GEMMA_GLOBAL = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}
+GEMMA4_ROPE = {"full_attention": {"rope_type": "proportional", "rope_theta": 5000.0,
+                                  "partial_rotary_factor": 0.5},
+               "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
+GEMMA4 = {"type": "gemma4_text", "hidden_size": 40, "num_hidden_layers": 3, "head_dim": 10,
+          "sliding_window": 9, "hidden_size_per_layer_input": 0, "tie_word_embeddings": True,
+          "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+          "rope": GEMMA4_ROPE, "own_rope": {"rope_scaling": GEMMA4_ROPE["full_attention"],
+                                            "rope_local_base_freq": 100.0}}
 NEOX = {"type": "gpt_neox", "hidden_size": 48, "num_attention_heads": 3, "layer_norm_eps": 1e-5,
         "without": ["num_key_value_heads", "head_dim", "rms_norm_eps"]}
 YARN = {"rope_type": "yarn", "rope_theta": 1500.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
@@ -122,12 +130,27 @@ CASES = {
               "own_rope": {"rope_scaling": YARN_GLOBAL, "rope_local_base_freq": 100.0}},
     # Documents on both sides of the length after which queries grow.
     "ministral3": {"hidden_size": 40, "head_dim": 10, "rope": MINISTRAL},
+    # The caps are so low that they bend the scores and logits of these weights.
+    "gemma2": {"hidden_size": 56, "num_hidden_layers": 3, "head_dim": 10, "sliding_window": 9,
+               "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0,
+               "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
+               "rope": {"rope_type": "default", "rope_theta": 1000.0}},
     "gemma3": {"type": "gemma3_text", "hidden_size": 56, "num_hidden_layers": 3, "head_dim": 16,
                "sliding_window": 9, "sliding_window_pattern": 2, "query_pre_attn_scalar": 24,
                "tie_word_embeddings": True,
                "rope": {"full_attention": GEMMA_GLOBAL,
                         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
                "own_rope": {"rope_scaling": GEMMA_GLOBAL, "rope_local_base_freq": 100.0}},
+    # Widths and numbers of heads differ by type of layer. Three of seven pairs of the wide heads turn.
+    "gemma4": {**GEMMA4, "num_attention_heads": 6, "num_key_value_heads": 3,
+               "num_global_key_value_heads": 2, "global_head_dim": 14, "attention_k_eq_v": True,
+               "final_logit_softcapping": 3.0},
+    "gemma4_separate_values": {**GEMMA4, "num_attention_heads": 4, "num_key_value_heads": 2,
+                               "global_head_dim": 6, "attention_bias": True},
+    "gemma4_experts": {**GEMMA4, "num_attention_heads": 4, "num_key_value_heads": 4,
+                       "num_global_key_value_heads": 2, "global_head_dim": 6,
+                       "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 7,
+                       "top_k_experts": 3, "moe_intermediate_size": 20, "seed": 4},
     "gpt_neox": {**NEOX, "rope": {"rope_type": "default", "rope_theta": 1000.0,
                                   "partial_rotary_factor": 0.5},
                  "own_rope": {"rope_theta": 1000.0, "partial_rotary_factor": 0.5}},
@@ -262,8 +285,14 @@ def randomise(model, centre, seed):
         else:
             values = centre + 0.2 * values
         parameter.data.copy_(values)
+    for i, (name, scale) in enumerate(scales_of_layers(model).items()):
+        scale.fill_((0.75, 1.25, 0.875)[i])  # values that bf16 represents
     if uses_sigmoids(model.config):
         make_corrections(model, generator)
+
+
+def scales_of_layers(model):
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith("layer_scalar")}
 
 
 def relative_error(ours, theirs):
@@ -288,7 +317,7 @@ def names_in_files(model, tensors):
     gradients."""
     family = model.config.model_type
     tensors = {name: tensor for name, tensor in tensors.items() if INDEXER not in name}
-    if family in ("gpt_oss", "mistral4"):
+    if family in ("gpt_oss", "gemma4_text", "mistral4"):
         return dict(tensors)
     mixtral = family in ("mixtral", "minimax_m2")
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
@@ -312,7 +341,7 @@ def weights(model):
     corrections = {name: buffer for name, buffer in model.named_buffers()
                    if name.endswith("e_score_correction_bias")}
     return names_in_files(
-        model, {**{name: p.detach() for name, p in model.named_parameters()}, **corrections})
+        model, {**{name: p.detach() for name, p in model.named_parameters()}, **corrections, **scales_of_layers(model)})
 
 
 def gradients(model):
@@ -355,7 +384,7 @@ def forward(model, batch):
 
 def of_each(name, tensor):
     """Parts of a tensor that are blocks of their own: of stacked experts."""
-    if ".experts." not in name or name.rpartition(".")[2] == "weight":
+    if ".mlp.experts." not in name or name.rpartition(".")[2] == "weight":
         return {name: (0, tensor)}
     return {f"{name}[{e}]": (e * part.numel(), part) for e, part in enumerate(tensor)}
 
@@ -385,7 +414,7 @@ def keep_in_fp32(model, tensors):
 
 def spread_in_bf16(config, tensors, batch, in_fp32):
     """`in_fp32`: the losses of `batch`. Experts chosen in bf16 must be the same."""
-    attentions = ("eager", "sdpa") if config.model_type != "gpt_oss" else ("eager",)
+    attentions = ("eager",) if config.model_type in ("gpt_oss", "gemma2") else ("eager", "sdpa")
     losses, logits, errors = zip(*[in_bf16(config, attention, tensors, batch)
                                    for attention in attentions])
     found = {"loss": [one.cross_entropy.item() for one in losses]}
@@ -472,8 +501,8 @@ def make_tokens(model):
 
 def make_initial(name, case):
     model = create(make_config(name, case))
-    randomise(model, 0.0 if name == "gemma3" else 1.0, case.get("seed", 7))
-    if is_mixture(model.config):
+    randomise(model, 0.0 if name in ("gemma2", "gemma3") else 1.0, case.get("seed", 7))
+    if is_mixture(model.config) and not is_gemma(model.config):
         route(model, case.get("routing"))
     check_names(model)
     return model
@@ -535,8 +564,9 @@ def main():
     here = pathlib.Path(__file__).resolve().parent
     folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else here / "families"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, case in CASES.items():
-        run(name, case, folder)
+    chosen = sys.argv[2:] or CASES
+    for name in chosen:
+        run(name, CASES[name], folder)
     (folder / "rotary.json").write_text(json.dumps(rotary(), indent=1) + "\n")
 
 

@@ -278,7 +278,8 @@ class Ballast:
         done = self.run("train", self.config, "--print-config")
         if done.returncode == 0:
             section = json.loads(done.stdout)["model"]
-            return {k: v for k, v in section.items() if k != "weights"}, None
+            own = ("weights", "router_bias_update_speed")
+            return {k: v for k, v in section.items() if k not in own}, None
         assert done.returncode in (1, 2) and done.stderr.count("\n") == 1, done
         return None, done.stderr
 

@@ -10,6 +10,7 @@
 
 #include "ballast/engine/engine.h"
 #include "ballast/formats/safetensors.h"
+#include "ballast/model/family.h"
 
 #include "tests/support/stored_values.h"
 #include "tests/unit/model/fixture.h"
@@ -101,6 +102,7 @@ class FirstStep {
       for (float& one : *values) one = bench_.type == DType::bf16 ? to_float(to_bf16(one)) : one;
     }
     for (float& one : gain) one += model.outer.norm_offset;
+    const double cap = model::family(model.config.family).logit_cap(model.config);
     std::vector<double> found;
     for (std::size_t token = 0; token < tokens_; ++token) {
       const double* const x = last_.data() + token * width;
@@ -117,7 +119,7 @@ class FirstStep {
         for (std::size_t i = 0; i < width; ++i) {
           sum += ((x[i] - mean) * factor * gain[i] + bias[i]) * output[v * width + i];
         }
-        found.push_back(sum);
+        found.push_back(cap > 0.0 ? cap * std::tanh(sum / cap) : sum);
       }
     }
     return found;

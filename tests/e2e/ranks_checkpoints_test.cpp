@@ -70,6 +70,12 @@ const std::string kExperts =
        "num_heads": 3, "num_kv_heads": 1, "head_dim": 8, "num_experts": 12,
        "num_experts_per_tok": 1, "moe_intermediate_size": 16)";
 
+/// The correction biases of its routers move.
+const std::string kBiases =
+    R"("family": "glm4_moe", "vocab_size": 131, "hidden_size": 24, "num_layers": 2,
+       "num_heads": 3, "num_kv_heads": 1, "intermediate_size": 32, "n_routed_experts": 12,
+       "num_experts_per_tok": 3, "moe_intermediate_size": 8, "router_bias_update_speed": 0.0625)";
+
 struct TrainedModel {
   std::string model;
   Overrides common;  ///< overrides of all runs
@@ -104,7 +110,7 @@ void resume(engine::Engine& engine, const fs::path& folder, comm::Ranks* ranks) 
       checkpoint::Checkpoint::open(folder, engine.blueprint(), ranks);
   engine.resume(
       [&](const engine::StateRange& range, HostBytes bytes) { checkpoint.read(range, bytes); },
-      checkpoint.facts().updates);
+      checkpoint.facts().updates, {}, {}, checkpoint.facts().correction_biases);
 }
 
 std::uint64_t hash_of(const fs::path& folder) {
@@ -200,6 +206,43 @@ TEST(CheckpointsOfRanks, ContainTheSameStatesWithAndWithoutExpertParallelism) {
       trained, alone, directory.path() / "on-nvme",
       {shared, "zero_optimization.stage=2", "zero_optimization.offload_param.device=nvme",
        "zero_optimization.offload_optimizer.device=nvme"});
+}
+
+TEST(CheckpointsOfRanks, ContainTheMovedBiasesOfRouters) {
+  const SharedDirectory directory;
+  const TrainedModel trained = {kBiases, {}};
+  const Alone alone = train_alone_on_first(trained, directory.path() / "alone");
+  expect_same_states(trained, alone, directory.path() / "of-router-on-nvme",
+                     {"zero_optimization.stage=3", "zero_optimization.offload_param.device=nvme",
+                      "zero_optimization.offload_optimizer.device=nvme"});
+}
+
+/// The first step's choices do not depend on the number of ranks.
+TEST(RoutersOfRanks, MoveBiasesByTheRowsOfAllRanksAndMicroBatches) {
+  const SharedDirectory directory;
+  comm::Ranks& ranks = test::joined_ranks();
+  const TrainedModel trained = {kBiases, {}};
+  engine::Engine alone = planner::make_engine(config_of(trained, directory.path(), 1, {}));
+  alone.start();
+  const test::Batch batch = test::chained_ids(kSequences * alone.blueprint().shape.length, 1);
+  const auto rows = alone.train_step(batch.view(), 0.003).expert_rows;
+  std::vector<float> expected;
+  for (const std::uint64_t load : rows.back()) {
+    // 12 experts have 3 choices per token: a mean of a quarter.
+    const std::uint64_t mean = batch.tokens.size() / 4;
+    expected.push_back(load < mean ? 0.0625F : load > mean ? -0.0625F : 0.0F);
+  }
+  EXPECT_EQ(alone.correction_biases(), (std::vector<std::vector<float>>{expected}));
+  for (const std::uint64_t shared : {std::uint64_t{1}, std::uint64_t{ranks.world()}}) {
+    engine::Engine together =
+        planner::make_engine(config_of(trained, directory.path(), ranks.world(),
+                                       {fmt::format("ballast.expert_parallel={}", shared)}),
+                             nullptr, &ranks);
+    together.start();
+    const test::Batch own = test::part_of(batch, &ranks);
+    EXPECT_EQ(together.train_step(own.view(), 0.003).expert_rows, rows);
+    EXPECT_EQ(together.correction_biases(), (std::vector<std::vector<float>>{expected}));
+  }
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ import random
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -218,6 +219,27 @@ class ResumeTest(runs.CheckpointTest):
         done = self.resume(**some)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.results(), expected)
+
+    def test_latent_attention_and_moving_router_biases(self):
+        few = {**self.BALLAST, "steps": 6, "eval_every": 2}
+        some = {"ballast": few, "model": {
+            "family": "deepseek_v3", "hidden_size": 32, "num_heads": 2, "num_kv_heads": 2,
+            "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
+            "v_head_dim": 8, "intermediate_size": 40, "first_k_dense_replace": 1,
+            "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+            "n_group": 2, "topk_group": 1, "router_bias_update_speed": 0.01}}
+        expected = self.reference(**some)
+        self.part_of_run(steps=4, **some)
+        done = self.resume("--set", "model.router_bias_update_speed=0", **some)
+        assert_one_line(self, done, 2, ["model.router_bias_update_speed 0.01 -> 0.0"])
+        done = self.resume("--set", "zero_optimization.offload_param.device=nvme", **some)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.results(), expected)
+        facts = json.loads((self.path / "run/checkpoints/step-6/checkpoint.json").read_text())
+        [biases] = facts["content"]["correction_biases"]
+        self.assertGreater(max(biases), 0.005)
+        [file] = (self.path / "run/weights").glob("*.safetensors")
+        self.assertTrue(struct.pack("<8f", *biases) in file.read_bytes(), biases)
 
     def test_changes_of_results_are_refused_or_allowed_by_name(self):
         self.part_of_run(steps=2)

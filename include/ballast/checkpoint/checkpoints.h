@@ -38,6 +38,8 @@ struct CheckpointFacts {
   /// training data): compact JSON by key. Empty if an older version wrote the checkpoint.
   std::map<std::string, std::string> settings;
   std::string arithmetic;  ///< engine::Engine::arithmetic(); "" if unknown
+  /// engine::Engine::correction_biases(). CheckpointWriter sets it.
+  std::vector<std::vector<float>> correction_biases = {};
 };
 
 /// Returns whether `path` denotes a checkpoint, complete or not: it has the name of a run's

@@ -323,6 +323,9 @@ inline constexpr auto kBufferKinds = std::to_array<BufferKind>(
 struct Config {
   model::ModelConfig model;               ///< complete
   std::filesystem::path initial_weights;  ///< model.weights, a safetensors file; empty: random
+  /// `model.router_bias_update_speed`: change of a router's correction biases per update, see
+  /// engine::EngineOptions; 0: they stay as they are.
+  double router_bias_update_speed = 0.0;
   DataSection data;
   OptimizerSection optimizer;
   SchedulerSection scheduler;

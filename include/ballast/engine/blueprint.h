@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,8 +31,10 @@ inline constexpr Elems kSubGroupUnit = 2048;
 /// All decisions that precede the allocation of memory.
 struct Blueprint {
   model::Architecture model;  ///< with the tiles of all tensor places
-  model::Architecture own;    ///< model::at_tensor_place() of this rank, set by size_problem()
-  DType type = DType::bf16;   ///< type of weights, activations and packed gradients
+  /// model::at_tensor_place() of this rank if ranks share tiles, otherwise null; set by
+  /// size_problem().
+  std::shared_ptr<const model::Architecture> tiles;
+  DType type = DType::bf16;  ///< type of weights, activations and packed gradients
   StateFormat states;
   /// Maximum elements whose states are moved and updated together; see size_problem().
   Elems sub_group_size = std::numeric_limits<Elems>::max();
@@ -46,7 +49,7 @@ struct Blueprint {
   /// Elements without weight decay, over all whole blocks, ascending.
   std::vector<ElementRange> undecayed;
   std::uint64_t micro_batches = 1;
-  Mesh mesh;  ///< only its rank and `own` differ by rank
+  Mesh mesh;  ///< only its rank and `tiles` differ by rank
   memory::Budgets budgets;
   step::Problem problem;
   step::Placement placement;
@@ -54,6 +57,8 @@ struct Blueprint {
   plan::Schedule schedule;
   memory::Ledger ledger;
 
+  /// The model with the tiles of this rank's tensor place.
+  [[nodiscard]] const model::Architecture& own() const { return tiles ? *tiles : model; }
   /// Whether a batch has the positions of its tokens, which layers read.
   [[nodiscard]] bool has_positions() const { return packed || shape.parts > 1; }
   /// Tokens of one training step on this rank; problem.tokens_per_step() counts all ranks.

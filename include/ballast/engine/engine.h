@@ -30,6 +30,7 @@
 
 namespace ballast::engine {
 
+class CorrectionBiases;
 class Lanes;
 struct Modules;
 struct StepContext;
@@ -47,8 +48,11 @@ struct EngineOptions {
   cpu_adam::UpdaterOptions update;
   /// Hyperparameters. The engine sets optimizer, learning rate, step and gradient scale.
   cpu_adam::Hyper hyper;
-  model::Preference preference;             ///< for Blueprint::pairs
-  double gradient_clipping = 1.0;           ///< maximum L2 norm of all gradients; 0: no clipping
+  model::Preference preference;    ///< for Blueprint::pairs
+  double gradient_clipping = 1.0;  ///< maximum L2 norm of all gradients; 0: no clipping
+  /// Change of each correction bias of a sigmoid router per update, towards equal loads of the
+  /// experts; 0: they stay as they are. For step::Purpose::training.
+  double router_bias_update_speed = 0.0;
   std::uint64_t seed = 1234;                ///< seed of the initial weights
   state::SwapOptions swap;                  ///< for data that the blueprint places on NVMe
   bool serial = false;                      ///< one operation at a time
@@ -100,9 +104,11 @@ class Engine {
   /// with the same bits as if it had never stopped. `here`: states that the checkpoint keeps in
   /// this rank's swap files. If this engine places the same states there, it continues in these
   /// files, does not read these states from `source`, and returns true. `kept`: all extents that
-  /// checkpoints keep in these files. Throws the errors of `source`.
+  /// checkpoints keep in these files. `biases`: see correction_biases(). Throws the errors of
+  /// `source`.
   bool resume(const StateSource& source, std::uint64_t updates, const KeptStates& here = {},
-              const state::KeptExtents& kept = {});
+              const state::KeptExtents& kept = {},
+              const std::vector<std::vector<float>>& biases = {});
 
   /// Appends every operation to `timeline` from now on; it must outlive the engine or the next
   /// call. nullptr stops recording. Read it after the next call of record() or when nothing runs.
@@ -138,6 +144,10 @@ class Engine {
   /// weights, in a few words: the number of ranks and this rank's model::Compute::arithmetic().
   [[nodiscard]] std::string arithmetic() const;
 
+  /// Correction biases that this run or the one it has resumed has moved
+  /// (EngineOptions::router_bias_update_speed), by router and expert. Empty if none were. Weights
+  /// of a checkpoint contain the initial ones, because frozen weights do not change.
+  [[nodiscard]] const std::vector<std::vector<float>>& correction_biases() const;
   /// Number of updates applied so far (steps that were not skipped).
   [[nodiscard]] std::uint64_t updates() const { return updates_; }
   [[nodiscard]] EngineTotals totals() const;
@@ -160,6 +170,8 @@ class Engine {
   [[nodiscard]] Modules modules();
   /// `here`: existing swap files. Passes to `fill` whether they are reused.
   void start_with(const state::SwapImage& here, const std::function<void(bool reuses)>& fill);
+  /// Reads the correction biases from the weights if this run moves them and has none yet.
+  void read_correction_biases();
   /// Returns whether each operation is awaited and its results are checked (model::GpuChecks).
   [[nodiscard]] bool checks_each() const;
   /// Logs versions and memory of a device other than the host device on rank 0.
@@ -182,6 +194,7 @@ class Engine {
   std::shared_ptr<TrialsBeforeSteps> trials_;  ///< null if products are not timed
   cpu_adam::Updater updater_;
   std::vector<OwnDevice> devices_;
+  std::unique_ptr<CorrectionBiases> biases_;
   std::unique_ptr<state::Store> store_;
   std::unique_ptr<Lanes> lanes_;
   std::optional<Snapshot> snapshot_;

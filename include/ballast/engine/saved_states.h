@@ -47,4 +47,8 @@ using StateSink = std::function<void(const StateRange& range, ConstHostBytes byt
 /// Writes the bytes of a range to `bytes`. Throws Error if it has none.
 using StateSource = std::function<void(const StateRange& range, HostBytes bytes)>;
 
+/// Returns the hash of weights and states together with the correction biases that a run has moved
+/// (Engine::correction_biases()): `states` if there are none.
+std::uint64_t hash_with_biases(std::uint64_t states, const std::vector<std::vector<float>>& biases);
+
 }  // namespace ballast::engine

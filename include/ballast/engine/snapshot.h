@@ -18,6 +18,8 @@
 
 namespace ballast::engine {
 
+class CorrectionBiases;
+
 /// Weights and states of a running engine, from which checkpoints are made. Unless stated
 /// otherwise, functions are collective and first wait for all updates; they throw Error(state) for
 /// a blueprint without states.
@@ -25,8 +27,8 @@ class Snapshot {
  public:
   /// `settle` waits for all updates. `ranks`: nullptr with one rank. All arguments must outlive the
   /// object.
-  Snapshot(const Blueprint& blueprint, state::Store& store, comm::Ranks* ranks,
-           std::function<void()> settle, Perform perform);
+  Snapshot(const Blueprint& blueprint, state::Store& store, const CorrectionBiases& biases,
+           comm::Ranks* ranks, std::function<void()> settle, Perform perform);
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;
 
@@ -65,14 +67,15 @@ class Snapshot {
   void restore(const StateSource& source, bool reused, const KeptStates& here,
                const state::KeptExtents& kept);
 
-  /// Returns the fp32 master weights of one tensor.
+  /// Returns the fp32 master weights of one tensor. Correction biases that the run has moved are
+  /// the present ones, also below.
   std::vector<float> read_weights(std::size_t block, const model::TensorSpec& tensor);
   /// Returns the fp32 master weights of a block at the offsets of its tensors; other elements are
   /// zero. Reads the block once.
   std::vector<float> read_block(std::size_t block);
   /// Returns the XXH3 over the XXH3 of each array of weights and states, in the order of
-  /// whole_ranges(). It is equal for every placement, sub-group size and stage with the same number
-  /// of ranks.
+  /// whole_ranges(), together with Engine::correction_biases() (hash_with_biases()). It is equal
+  /// for every placement, sub-group size and stage with the same number of ranks.
   std::uint64_t hash();
 
  private:
@@ -80,6 +83,7 @@ class Snapshot {
 
   const Blueprint& blueprint_;
   state::Store& store_;
+  const CorrectionBiases& biases_;
   comm::Ranks* ranks_;
   std::function<void()> settle_;
   Perform perform_;

@@ -52,7 +52,10 @@ struct AttentionShape {
   std::size_t kv_heads = 1;  ///< divides heads
   std::size_t head_dim = 64;
   AttentionMask mask;
-  double scale = 0.0;     ///< factor of the scores; 0: 1 / sqrt(head_dim)
+  double scale = 0.0;  ///< factor of the scores; 0: 1 / sqrt(head_dim)
+  /// Soft cap: scaled scores s become cap * tanh(s / cap) before the mask; 0: none. Source: Gemma
+  /// Team, "Gemma 2", 2024, section 2.
+  double cap = 0.0;
   std::size_t parts = 1;  ///< MicroBatchShape::parts: a sequence has parts * length rows
 
   [[nodiscard]] constexpr std::size_t whole_length() const { return parts * length; }

@@ -25,8 +25,11 @@ class BlockBuilder {
   BlockBuilder& add_last_product(std::string_view name, std::vector<std::uint64_t> shape,
                                  double stddev);
   /// Adds a list of `size` fp32 values that are never trained and must be exact (see
-  /// StoredRows::addends), with zeros as initial values.
-  BlockBuilder& add_buffer(std::string_view name, std::uint64_t size);
+  /// StoredRows::addends). `init`: zeros or ones.
+  BlockBuilder& add_buffer(std::string_view name, std::uint64_t size, Init init = Init::zeros);
+  /// Counts elements that each token is multiplied by, for tensors that are not matrices. The
+  /// backward pass always recomputes their products.
+  BlockBuilder& add_repeated_products(Elems elements);
   /// Declares how the last matrix, and its bias if one follows it, is stored in files. `index`: its
   /// number among stacked tensors.
   BlockBuilder& stored_by(const StoredRows& rows, std::uint64_t index = 0);
@@ -97,6 +100,18 @@ struct CheckpointRules {
   std::vector<std::pair<std::string, std::string>> aliases = {};
   std::vector<std::string> without_effect = {};  ///< keys that the class ignores
   std::vector<std::string> other_types = {};     ///< other values of model_type for the family
+  /// Members that per_layer_config may have for layers without a window, with the keys that give
+  /// their values for all of these layers. Empty: the class does not read per_layer_config.
+  std::vector<std::pair<std::string, std::string>> of_full_layers = {};
+};
+
+/// Extents of attention in a layer.
+struct HeadExtents {
+  std::uint64_t heads = 0;
+  std::uint64_t kv_heads = 0;  ///< divides heads
+  std::uint64_t head_dim = 0;
+
+  friend bool operator==(const HeadExtents&, const HeadExtents&) = default;
 };
 
 /// A family of models: its keys, its rules in addition to those of all models, and its tensors. The
@@ -155,8 +170,18 @@ class Family {
                                                        std::uint64_t /*length*/) const {
     return "";
   }
+  /// Returns the extents of attention in layer `index` of a complete config, or of its tiles
+  /// (config_of_tile()).
+  [[nodiscard]] virtual HeadExtents heads(const ModelConfig& config,
+                                          std::uint64_t /*index*/) const {
+    return {config.num_heads, config.num_kv_heads, config.head_dim};
+  }
   /// Factor of attention scores; 0: 1 / sqrt(head_dim).
   [[nodiscard]] virtual double score_scale(const ModelConfig& /*config*/) const { return 0.0; }
+  /// Soft cap of attention scores, see AttentionShape::cap; 0: none.
+  [[nodiscard]] virtual double score_cap(const ModelConfig& /*config*/) const { return 0.0; }
+  /// Soft cap of the logits, like that of scores; 0: none.
+  [[nodiscard]] virtual double logit_cap(const ModelConfig& /*config*/) const { return 0.0; }
   /// Returns whether a token's result depends on the length of its document, for documents of up to
   /// `length` tokens. Some scalings of rotary positions differ for long documents.
   [[nodiscard]] virtual bool depends_on_documents(const ModelConfig& /*config*/,

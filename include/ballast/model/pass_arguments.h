@@ -97,6 +97,9 @@ struct PassArguments {
   std::vector<DeviceBytes> output_weights, output_gradient;
   /// Routings of all ranks for the pass's micro-batch, in host memory; see RoutingCounts.
   std::span<const std::int32_t> routing_counts;
+  /// For Kernel::router: correction biases [experts] in host memory instead of those in the block's
+  /// weights, which empty means. They stay valid until the stream is synchronised.
+  std::span<const float> correction_biases;
   PassScalars scalars;
   RowExchange* exchange = nullptr;  ///< for Kernel::exchanged_expert and its backward pass
   SequencePart sequence_part;       ///< for Kernel::layer and its backward pass

@@ -360,8 +360,11 @@ struct Plan {
   bool applies_updates = false;  ///< begins with the updates that the previous run left
   bool leaves_updates = false;   ///< the next run must apply this run's updates
 
-  /// Sum of bytes over the operations of `lane`.
-  [[nodiscard]] Bytes bytes_on(Lane lane) const;
+  /// Sum of bytes over the operations of each lane.
+  [[nodiscard]] std::array<Bytes, kLaneCount> bytes_by_lane() const;
+  [[nodiscard]] Bytes bytes_on(Lane lane) const {
+    return bytes_by_lane()[static_cast<std::size_t>(lane)];
+  }
   [[nodiscard]] double flops() const;
 };
 

@@ -28,6 +28,8 @@ struct PlanRequest {
   std::uint32_t devices = 1;
   /// Limit on the number of operations that the search builds and simulates.
   std::size_t work_limit = 2'000'000;
+  /// Number of threads that search; 0: one per usable CPU, at most 16. Changes no decision.
+  std::size_t threads = 0;
   /// Stops the search with Error(interrupted); may be null.
   const std::atomic<bool>* interrupted = nullptr;
 };

@@ -62,8 +62,9 @@ class ComputeBy final : public Compute {
       sizes_.cleared.push_back(elements_in(cleared_.back()) * sizeof(float));
       largest_block_ = std::max<std::size_t>(largest_block_, block.own_elements());
       if (!is_layer_in_one_piece(block)) continue;
-      sizes_.intermediates[b] = round_up(layer_->intermediate_bytes(true, block.part), kPage);
-      sizes_.attention[b] = round_up(layer_->attention_bytes(block.part), kPage);
+      const std::size_t layer = b - model_.first_layer();
+      sizes_.intermediates[b] = round_up(layer_->intermediate_bytes(block.part, layer), kPage);
+      sizes_.attention[b] = round_up(layer_->attention_bytes(block.part, layer), kPage);
     }
     sizes_.workspace = lay_out(nullptr);
   }
@@ -299,8 +300,8 @@ class ComputeBy final : public Compute {
     auto* const starts = as<std::int32_t>(args[Port::routing]);
     auto* const totals = as<double>(args[Port::router_totals]);
     auto* const losses = as<double>(args[Port::losses]);
-    enqueue(stream, [=, this, block = pass.block] {
-      experts_.route(block, about, targets, rows, starts, totals, losses);
+    enqueue(stream, [=, this, block = pass.block, moved = args.correction_biases] {
+      experts_.route(block, about, moved, targets, rows, starts, totals, losses);
     });
   }
   void router_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {

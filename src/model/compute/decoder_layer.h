@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "src/model/compute/latent_attention.h"
 #include "src/model/compute/layer.h"
 #include "src/model/compute/layer_rotation.h"
+#include "src/model/compute/value_norms.h"
 #include "src/model/spec/families/decoder.h"
 
 namespace ballast::model {
@@ -32,9 +34,15 @@ class DecoderLayer final : public Layer<Ops> {
                                        })),
         rotation_(decoder_family(model.config).rotaries_of(model.config), shape, ops),
         maps_(model, ops),
-        latent_(shape, ops, maps_) {}
+        latent_(shape, ops, maps_),
+        experts_(decoder_family(model.config).decoder(model.config, 0).layer_experts,
+                 shape.tokens(), model.config.hidden_size, ops),
+        value_norms_(this->shapes_, ops) {}
   void take_memory(Bump& bump) override;
-  void take_lasting_memory(Bump& bump) override { rotation_.take_memory(bump); }
+  void take_lasting_memory(Bump& bump) override {
+    rotation_.take_memory(bump);
+    if (this->arrays_.projected_values) value_norms_.take_memory(bump);
+  }
   [[nodiscard]] NormAt norm_of(std::size_t layer) const override;
   void append_head_norms(const BlockWeights<T>& block, T* normed) override;
   void add_head_norm_gradients(const BlockWeights<T>& block, const float* sums) override;
@@ -47,6 +55,7 @@ class DecoderLayer final : public Layer<Ops> {
             .cuts_mlp = true,
             .norm1 = !spec.norm_before_attention.empty() && !tiles,
             .projected = !spec.query_norm.empty(),
+            .projected_values = spec.norms_values,
             .attention_out = !spec.norm_after_attention.empty(),
             .mlp_out = !spec.norm_after_mlp.empty(),
             .query_rank = spec.latent.query_rank,
@@ -99,12 +108,19 @@ class DecoderLayer final : public Layer<Ops> {
     return {this->rows_, count, width};
   }
   [[nodiscard]] std::size_t projected_row() const {
-    return this->shape_.width() + this->shape_.kv_width();
+    return Layer<Ops>::projected_row(this->shape_);
+  }
+  /// Multiplies the layer's result, or its gradient, by the scale of the result, if there is one.
+  void scale_result(const BlockWeights<T>& block, T* result) {
+    const Bound& b = bound_[block.layer];
+    if (!b.result_scale) return;
+    this->ops_.scale_by(block.weights + *b.result_scale, kAddends, result,
+                        this->rows_ * this->width_);
   }
   /// Rotates queries and keys by their positions; `direction` -1 rotates back.
   void rotate(const Bound& b, T* qkv, float direction) {
     const RotaryAt at = {b.rotary, b.query_rotary, b.query_growth, b.latent ? b.latent->plain : 0};
-    rotation_.rotate(at, qkv, this->sequences_.positions, direction);
+    rotation_.rotate(this->shape_, at, qkv, this->sequences_.positions, direction);
   }
   /// Returns the residual stream before the MLP.
   [[nodiscard]] const T* mlp_input(const Bound& b, const T* in) const {
@@ -136,6 +152,8 @@ class DecoderLayer final : public Layer<Ops> {
   LayerRotation<Ops> rotation_;
   AdaptedMaps<Ops> maps_;
   LatentAttention<Ops> latent_;
+  LayerExperts<Ops> experts_;
+  ValueNorms<Ops> value_norms_;
 };
 
 template <class Ops>
@@ -188,6 +206,7 @@ void DecoderLayer<Ops>::take_memory(Bump& bump) {
     most.add(b.mlp_out, this->mlp_rows_);
   }
   maps_.take_memory(bump, most);
+  experts_.take_memory(bump);
 }
 
 template <class Ops>
@@ -211,6 +230,7 @@ void DecoderLayer<Ops>::project_qkv(const BlockWeights<T>& block, const T* x) {
                     projected_row(), m.qkv, row);
     ops.norm_groups(norms[*b.key_norm], heads(b, this->shape_.kv_heads), m.projected + keys,
                     projected_row(), m.qkv + keys, row);
+    if (b.norms_values) value_norms_.forward(this->shape_, b.keys_are_values, m);
   }
   if (b.rotates) rotate(b, m.qkv, 1.0F);
 }
@@ -278,20 +298,26 @@ void DecoderLayer<Ops>::project(const BlockWeights<T>& block, const T* in, T* ou
     maps_.linear_onto(block, b.attention_out, attention_results(b), in, out, all_rows());
     return;
   }
+  if (b.experts) experts_.forward(block, *b.experts, this->memory_.middle);
   this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
     compute_mlp(block, chunk, mlp_x(b));
     const std::size_t at = chunk.first * this->width_;
     const T* const residual = this->memory_.middle + at;
-    if (b.norm_after_mlp) {
+    if (b.experts) {
+      experts_.join(block, *b.experts, block[*b.norm_after_mlp], {chunk.first, chunk.rows},
+                    chunk.mlp_out, residual, out + at);
+    } else if (b.norm_after_mlp) {
       this->ops_.norm(block[*b.norm_after_mlp], chunk.mlp_out, out + at, chunk.rows, residual);
     } else {
       maps_.linear_onto(block, b.mlp_out, chunk.activated, residual, out + at, rows_of(chunk));
     }
   });
+  scale_result(block, out);
 }
 
 template <class Ops>
 void DecoderLayer<Ops>::differentiate(const BlockWeights<T>& block, const T* in, T* dy) {
+  scale_result(block, dy);
   if (bound_[block.layer].part == LayerPart::whole) differentiate_mlp(block, in, dy);
   differentiate_attention(block, in, dy);
 }
@@ -303,10 +329,15 @@ void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const T*
   const bool normed = b.norm_before_mlp.has_value();
   // Later chunks add to the sums of the first.
   BlockWeights<T> weights = block;
+  if (b.experts) experts_.forward(block, *b.experts, m.middle);
   this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
     if (!this->kept_) compute_mlp(weights, chunk, mlp_x(b));
     const T* dout = dy + chunk.first * this->width_;
-    if (b.norm_after_mlp) {
+    if (b.experts) {
+      experts_.join_backward(block, *b.experts, block[*b.norm_after_mlp], {chunk.first, chunk.rows},
+                             chunk.mlp_out, dout);
+      dout = chunk.mlp_out;
+    } else if (b.norm_after_mlp) {
       this->ops_.norm_backward(block[*b.norm_after_mlp], chunk.mlp_out, dout, nullptr,
                                chunk.mlp_out, chunk.rows);
       dout = chunk.mlp_out;
@@ -319,6 +350,7 @@ void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const T*
     this->ops_.norm_backward(block[*b.norm_before_mlp], mlp_input(b, in), m.gradient, dy,
                              b.parallel ? m.middle : dy, this->rows_);
   }
+  if (b.experts) experts_.backward(block, *b.experts, m.middle, dy);
 }
 
 template <class Ops>
@@ -401,6 +433,7 @@ void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T
                              projected_row(), m.dqkv, row);
     ops.norm_groups_backward(norms[*b.key_norm], heads(b, this->shape_.kv_heads),
                              m.projected + keys, projected_row(), m.dqkv + keys, row);
+    if (b.norms_values) value_norms_.backward(this->shape_, b.keys_are_values, m);
   }
   if (b.latent) latent_.backward(block, *b.latent, x, m, dx, add_to_dx);
   const T* from = m.dqkv;

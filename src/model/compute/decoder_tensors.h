@@ -10,6 +10,7 @@
 
 #include "src/model/compute/head_norms.h"
 #include "src/model/compute/latent_tensors.h"
+#include "src/model/compute/layer_experts.h"
 #include "src/model/compute/mlp_rule.h"
 #include "src/model/compute/tensor_offsets.h"
 #include "src/model/spec/families/decoder.h"
@@ -28,6 +29,10 @@ struct DecoderTensors {
   std::optional<NormAt> query_norm;  ///< in a tile: offsets in the weights of HeadNorms
   std::optional<NormAt> key_norm;
   bool norms_whole_rows = false;
+  bool norms_values = false;     ///< norms of heads of values have no weights
+  bool keys_are_values = false;  ///< qkv has no map of values
+  std::optional<Elems> result_scale;
+  std::optional<LayerExpertsAt> experts;
   bool parallel = false;
   bool rotates = false;
   // Indices in rotaries_of(), of keys and of queries.
@@ -57,7 +62,9 @@ inline void complete_qkv(DecoderTensors& b, const DecoderSpec& spec, const Model
     b.key_norm = NormAt{.weight = HeadNorms::keys_at(config.head_dim), .offset = spec.norm_offset};
   }
   if (b.query_norm && block.part != LayerPart::norm) {
-    expects(b.qkv.size() == 3, "queries and keys with norms need separate maps");
+    expects(b.qkv.size() == 3 || b.keys_are_values,
+            "queries and keys with norms need separate maps");
+    expects(!b.keys_are_values || b.norms_values, "values that are keys need norms");
   } else {
     b.qkv = joined(b.qkv);
   }
@@ -87,28 +94,35 @@ inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const Bloc
     }
     return maps;
   };
+  const TensorSpec* const scale =
+      spec.result_scale.empty() ? nullptr : block.find(spec.result_scale);
   const TensorSpec* const sinks = spec.sinks.empty() ? nullptr : block.find(spec.sinks);
-  DecoderTensors b = {.part = block.part,
-                      .norm_before_attention = norm(spec.norm_before_attention),
-                      .norm_after_attention = norm(spec.norm_after_attention),
-                      .norm_before_mlp = norm(spec.norm_before_mlp),
-                      .norm_after_mlp = norm(spec.norm_after_mlp),
-                      .qkv = linears(spec.qkv),
-                      .query_norm = norm(spec.query_norm),
-                      .key_norm = norm(spec.key_norm),
-                      .norms_whole_rows = spec.norms_whole_rows,
-                      .parallel = spec.parallel,
-                      .rotates = spec.rotates,
-                      .rotary = spec.rotary,
-                      .query_rotary = spec.query_rotary == 0 ? spec.rotary : spec.query_rotary,
-                      .query_growth = spec.query_growth,
-                      .window = spec.window,
-                      .sinks = sinks == nullptr ? std::nullopt : std::optional(sinks->offset),
-                      .attention_out = linear(spec.attention_out),
-                      .gated = spec.gated,
-                      .activation = spec.activation,
-                      .mlp_in = linears(spec.mlp_in),
-                      .mlp_out = linear(spec.mlp_out)};
+  DecoderTensors b = {
+      .part = block.part,
+      .norm_before_attention = norm(spec.norm_before_attention),
+      .norm_after_attention = norm(spec.norm_after_attention),
+      .norm_before_mlp = norm(spec.norm_before_mlp),
+      .norm_after_mlp = norm(spec.norm_after_mlp),
+      .qkv = linears(spec.qkv),
+      .query_norm = norm(spec.query_norm),
+      .key_norm = norm(spec.key_norm),
+      .norms_whole_rows = spec.norms_whole_rows,
+      .norms_values = spec.norms_values,
+      .keys_are_values = spec.qkv.size() == 2,
+      .result_scale = scale == nullptr ? std::nullopt : std::optional(scale->offset),
+      .parallel = spec.parallel,
+      .rotates = spec.rotates,
+      .rotary = spec.rotary,
+      .query_rotary = spec.query_rotary == 0 ? spec.rotary : spec.query_rotary,
+      .query_growth = spec.query_growth,
+      .window = spec.window,
+      .sinks = sinks == nullptr ? std::nullopt : std::optional(sinks->offset),
+      .attention_out = linear(spec.attention_out),
+      .gated = spec.gated,
+      .activation = spec.activation,
+      .mlp_in = linears(spec.mlp_in),
+      .mlp_out = linear(spec.mlp_out)};
+  if (spec.layer_experts.count > 0) b.experts = find_layer_experts(block, spec.layer_experts);
   complete_qkv(b, spec, config, block);
   expects(!b.parallel || (b.norm_before_attention && b.norm_before_mlp),
           "a parallel MLP needs norms before it and before attention");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -83,6 +84,7 @@ class Experts {
     dactivated_ = bump.take<T>(chunk_ * wide_);
     sums_ = bump.take<float>(chunk_ * width_);
     gate_ = Routing::take(bump, gate_shape());
+    if (shape_.sigmoid) moved_ = bump.take<float>(shape_.experts);
     if (sharers_ == 1) return;
     sent_ = bump.take<T>(chunk_ * width_);
     returned_ = bump.take<float>(chunk_ * width_);
@@ -91,17 +93,21 @@ class Experts {
   }
 
   /// Routes the rows whose norm is at the start of `rows`. `targets`: see host::Ops::route().
-  /// `starts` [experts + 1], `totals` and `losses` [2] are null if not wanted. The first router
-  /// resets the totals; the last one computes the losses from them.
-  void route(std::size_t block, const BlockWeights<T>& weights, const std::int32_t* targets,
-             std::byte* rows, std::int32_t* starts, double* totals, double* losses) {
+  /// `moved`: PassArguments::correction_biases. `starts` [experts + 1], `totals` and `losses` [2]
+  /// are null if not wanted. The first router resets the totals; the last one computes the losses
+  /// from them.
+  void route(std::size_t block, const BlockWeights<T>& weights, std::span<const float> moved,
+             const std::int32_t* targets, std::byte* rows, std::int32_t* starts, double* totals,
+             double* losses) {
     const Rows at = rows_at(rows);
     const Linear<T> router = weights[bound_[block].router];
     ops_.multiply({shape_.rows, shape_.experts, width_}, matrix(at.normed, width_),
                   transposed(router.weight, width_), matrix(logits_, shape_.step()));
     const T* const correction =
         bound_[block].correction ? weights.weights + *bound_[block].correction : nullptr;
-    ops_.route(shape_, logits_, {router.bias, correction}, targets, at.routing, starts);
+    if (!moved.empty()) ops_.put(moved, moved_);
+    ops_.route(shape_, logits_, {router.bias, correction, moved.empty() ? nullptr : moved_},
+               targets, at.routing, starts);
     if (totals == nullptr) return;
     const RouterTotals sums = RouterTotals::at(totals, shape_.experts);
     ops_.add_router_totals(shape_, at.routing, block == routers_.front(), sums);
@@ -427,6 +433,7 @@ class Experts {
   T* dactivated_ = nullptr;           ///< [chunk, I]
   float* sums_ = nullptr;             ///< [chunk, H]
   Routing gate_;                      ///< routing of the expert for all rows
+  float* moved_ = nullptr;            ///< [experts], see RouterBiases
   bool gates_shared_ = true;          ///< whether the expert for all rows has a gate
   std::size_t sharers_ = 1;           ///< ranks that share a block, with one expert each
   // With several sharers, see ExchangeBuffers.

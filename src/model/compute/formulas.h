@@ -26,6 +26,7 @@ using std::erf;
 using std::exp;
 using std::log1p;
 using std::sqrt;
+using std::tanh;
 
 /// sqrt(2 / pi).
 inline constexpr double kGeluScale = 0.79788456080286535588;
@@ -120,6 +121,19 @@ constexpr T probability(const T& score, const T& scale, const T& log_sum) {
 template <class T>
 constexpr T softmax_derivative(const T& p, const T& dp, const T& mean_dp, const T& scale) {
   return p * (dp - mean_dp) * scale;
+}
+
+/// Soft cap: a smooth limit of x to the range (-cap, cap).
+template <class T>
+constexpr T soft_cap(const T& x, const T& cap) {
+  return cap * tanh(x / cap);
+}
+
+/// d soft_cap(x) / dx, given y = soft_cap(x).
+template <class T>
+constexpr T soft_cap_derivative(const T& y, const T& cap) {
+  const T u = y / cap;
+  return T(1.0) - u * u;
 }
 
 }  // namespace ballast::model::formulas

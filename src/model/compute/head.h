@@ -77,6 +77,7 @@ class Head {
         length_(shape.length),
         width_(model.config.hidden_size),
         in_tiles_(model.config.vocabulary_tiles > 1),
+        cap_(static_cast<float>(family(model.config.family).logit_cap(model.config))),
         ops_(ops),
         tile_sums_(tile_sums) {
     for (std::size_t t = 0; t < model.own_vocabulary_tiles(); ++t) tiles_.push_back(model.tile(t));
@@ -228,7 +229,7 @@ class Head {
   [[nodiscard]] LogitTile logits_of(const OutputRows<T>& tile, std::size_t rows,
                                     float* logits) const {
     const VocabularyTile& about = tiles_[tile.number];
-    return {logits, rows, logit_row_, about.first, about.rows};
+    return {logits, rows, logit_row_, about.first, about.rows, cap_};
   }
   /// Computes the logits of rows [first, first + count).
   void project(const OutputRows<T>& tile, const HeadRows<T>& rows, std::size_t first,
@@ -236,6 +237,7 @@ class Head {
     ops_.multiply({count, tiles_[tile.number].rows, width_},
                   matrix(rows.normed + first * width_, width_), transposed(tile.weights, width_),
                   matrix(logits, logit_row_));
+    if (cap_ > 0.0F) ops_.cap_logits(logits_of(tile, count, logits));
   }
   void scan_chunk(const OutputRows<T>& tile, const std::int32_t* targets, const HeadRows<T>& rows,
                   std::size_t first, std::size_t count, float* logits) {
@@ -272,6 +274,7 @@ class Head {
   std::size_t length_;  ///< tokens per sequence
   std::size_t width_;
   bool in_tiles_;
+  float cap_;                          ///< see LogitTile
   std::vector<VocabularyTile> tiles_;  ///< tiles of this tensor place
   std::size_t logit_row_ = 0;          ///< stride of a tile's logits, in floats
   std::size_t chunk_ = 0;              ///< rows per chunk

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -27,19 +28,25 @@ class HeadExchange {
     std::size_t others = 0;  ///< see Regrouping
   };
 
-  /// `shape`: that of the rank's rows, with all heads.
-  HeadExchange(const AttentionShape& shape, Ops& ops) : shape_(shape), ops_(ops) {
-    expects(shape.parts > 0 && shape.kv_heads % shape.parts == 0,
-            "sequence parallelism: the ranks cannot share the heads of keys equally");
+  /// `shapes`: those of the rank's rows in all layers, with all heads.
+  HeadExchange(const std::vector<AttentionShape>& shapes, Ops& ops)
+      : shape_(shapes.front()), ops_(ops) {
+    for (const AttentionShape& shape : shapes) {
+      expects(shape.parts > 0 && shape.kv_heads % shape.parts == 0,
+              "sequence parallelism: the ranks cannot share the heads of keys equally");
+      widest_ = std::max(widest_, shape.row());
+    }
   }
 
   [[nodiscard]] bool is_needed() const { return shape_.parts > 1; }
   /// Takes the memory for one call.
   void take_memory(Bump& bump) {
     if (!is_needed()) return;
-    sent_ = bump.take<T>(shape_.tokens() * shape_.row());
-    received_ = bump.take<T>(shape_.tokens() * shape_.row());
+    sent_ = bump.take<T>(shape_.tokens() * widest_);
+    received_ = bump.take<T>(shape_.tokens() * widest_);
   }
+  /// Sets the shape of the following calls.
+  void use_heads(const AttentionShape& shape) { shape_ = shape; }
   /// Sets part and stream of the following calls.
   void use(const SequencePart& part, device::Stream& stream) {
     part_ = part;
@@ -99,6 +106,7 @@ class HeadExchange {
   }
 
   AttentionShape shape_;
+  std::size_t widest_ = 0;  ///< longest row of queries, keys and values
   Ops& ops_;
   SequencePart part_;
   device::Stream* stream_ = nullptr;

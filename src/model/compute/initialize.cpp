@@ -106,9 +106,12 @@ void initialize(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::
     case Init::zeros:
       std::fill(out.begin(), out.end(), 0.0F);
       return;
-    case Init::ones:
-      std::fill(out.begin(), out.end(), 1.0F);
+    case Init::ones: {
+      // Only the first addend of a value is 1.
+      const Elems ones = tensor.size / tensor.stored.addends;
+      for (Elems i = 0; i < out.size(); ++i) out[i] = first + i < ones ? 1.0F : 0.0F;
       return;
+    }
     case Init::normal:
       fill_normal(tensor, seed, first, out);
       return;

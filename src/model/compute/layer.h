@@ -28,14 +28,43 @@ namespace ballast::model {
 // device (host/ops.h, cuda/ops.h); their arguments are views of its memory. An operation covers
 // what at least one device fuses. Only the operations use streams and thread teams.
 
-inline AttentionShape attention_shape(const ModelConfig& config, MicroBatchShape shape) {
+inline AttentionShape attention_shape(const ModelConfig& config, MicroBatchShape shape,
+                                      std::uint64_t layer = 0) {
+  const HeadExtents own = family(config.family).heads(config, layer);
   return {.sequences = shape.sequences,
           .length = shape.length,
-          .heads = config.num_heads,
-          .kv_heads = config.num_kv_heads,
-          .head_dim = config.head_dim,
+          .heads = own.heads,
+          .kv_heads = own.kv_heads,
+          .head_dim = own.head_dim,
           .scale = family(config.family).score_scale(config),
+          .cap = family(config.family).score_cap(config),
           .parts = shape.parts};
+}
+
+/// Returns whether two shapes of the same micro-batch have the same heads.
+inline bool have_same_heads(const AttentionShape& a, const AttentionShape& b) {
+  return a.heads == b.heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim;
+}
+
+/// Shapes of attention in the layers of a model, each once, in the order of the layers.
+inline std::vector<AttentionShape> attention_shapes(const ModelConfig& config,
+                                                    MicroBatchShape shape) {
+  std::vector<AttentionShape> shapes;
+  for (std::uint64_t layer = 0; layer < config.num_layers; ++layer) {
+    const AttentionShape own = attention_shape(config, shape, layer);
+    const bool known = std::any_of(shapes.begin(), shapes.end(), [&](const AttentionShape& one) {
+      return have_same_heads(one, own);
+    });
+    if (!known) shapes.push_back(own);
+  }
+  return shapes;
+}
+
+/// Row length of queries, keys and values together in the widest of `shapes`.
+inline std::size_t widest_row(const std::vector<AttentionShape>& shapes) {
+  std::size_t widest = 0;
+  for (const AttentionShape& shape : shapes) widest = std::max(widest, shape.row());
+  return widest;
 }
 
 /// Gate and up of a gated MLP, [rows, width] each; rows of both are `step` elements apart.
@@ -164,7 +193,9 @@ class Layer {
   using T = typename Ops::Value;
 
   Layer(const Architecture& model, const AttentionShape& shape, Ops& ops, const LayerArrays& arrays)
-      : shape_(shape),
+      : shapes_(attention_shapes(config_of_tile(model.config),
+                                 {shape.sequences, shape.length, shape.parts})),
+        shape_(shape),
         rows_(shape.tokens()),
         width_(model.config.hidden_size),
         wide_(config_of_tile(model.config).intermediate_size),
@@ -173,7 +204,16 @@ class Layer {
                       ? chunk_rows(rows_, arrays.mlp * wide_ * sizeof(T), ops.mlp_rule().bytes)
                       : rows_),
         ops_(ops),
-        exchange_(shape, ops) {
+        exchange_(shapes_, ops) {
+    for (const BlockSpec& block : model.blocks) {
+      if (block.kind != BlockKind::layer) continue;
+      const AttentionShape own = attention_shape(
+          config_of_tile(model.config), {shape.sequences, shape.length, shape.parts}, block.layer);
+      const auto found =
+          std::find_if(shapes_.begin(), shapes_.end(),
+                       [&](const AttentionShape& one) { return have_same_heads(one, own); });
+      shape_of_.push_back(static_cast<std::size_t>(found - shapes_.begin()));
+    }
     if (!arrays.tiles || !arrays.projected) return;
     head_norms_ = HeadNorms(rows_ * width_, shape.head_dim, attention_tiles(model.config));
   }
@@ -183,26 +223,31 @@ class Layer {
 
   /// Takes the memory for one call.
   virtual void take_memory(Bump& bump) {
-    shared_ = bump.take<std::byte>(intermediate_bytes(false, LayerPart::whole));
+    std::size_t most = 0;
+    for (const AttentionShape& shape : shapes_) {
+      Bump counting;
+      take_intermediates(counting, false, LayerPart::whole, shape);
+      most = std::max(most, counting.used());
+    }
+    shared_ = bump.take<std::byte>(most);
     attention_scratch_ = bump.take<std::byte>(ops_.attention_scratch_bytes());
     exchange_.take_memory(bump);
   }
 
-  /// Bytes of the intermediates of a layer or of its first half. If they are not kept, those of the
-  /// MLP exist for one chunk of rows at a time.
-  [[nodiscard]] std::size_t intermediate_bytes(bool kept, LayerPart part) const {
+  /// Bytes of the kept intermediates of a layer or of its first half. `layer` as in BlockWeights.
+  [[nodiscard]] std::size_t intermediate_bytes(LayerPart part, std::size_t layer) const {
     Bump counting;
-    take_intermediates(counting, kept, part);
+    take_intermediates(counting, true, part, shapes_[shape_of_[layer]]);
     return counting.used();
   }
 
   /// Bytes of the results of attention and of the map after it; 0 if the layer cannot keep them
-  /// without the rest.
-  [[nodiscard]] std::size_t attention_bytes(LayerPart part) const {
+  /// without the rest. `layer` as in BlockWeights.
+  [[nodiscard]] std::size_t attention_bytes(LayerPart part, std::size_t layer) const {
     if (!arrays_.keeps_attention || arrays_.tiles) return 0;
     Bump counting;
     LayerMemory<T> memory;
-    take_attention(counting, memory, part);
+    take_attention(counting, memory, part, shapes_[shape_of_[layer]]);
     return counting.used();
   }
 
@@ -213,6 +258,7 @@ class Layer {
   /// Views as in Kernel::layer. Runs on `stream`.
   void forward(device::Stream& stream, const BlockWeights<T>& block,
                const LayerSequences& sequences, const T* in, T* out, const KeptValues& kept) {
+    select_heads(block.layer);
     use(sequences, kept, part_of(block));
     exchange_.use(sequences.part, stream);
     compute(block, in);
@@ -221,6 +267,7 @@ class Layer {
   /// Views as in Kernel::layer_backward. Runs on `stream`.
   void backward(device::Stream& stream, const BlockWeights<T>& block,
                 const LayerSequences& sequences, const T* in, T* dy, const KeptValues& kept) {
+    select_heads(block.layer);
     use(sequences, kept, part_of(block));
     exchange_.use(sequences.part, stream);
     knows_attention_ = kept.attention != nullptr;
@@ -297,16 +344,20 @@ class Layer {
     return LayerPart::whole;
   }
 
-  void take_attention(Bump& bump, LayerMemory<T>& memory, LayerPart part) const {
+  void take_attention(Bump& bump, LayerMemory<T>& memory, LayerPart part,
+                      const AttentionShape& shape) const {
     const bool half = part == LayerPart::attention_half;
-    memory.attention = bump.take<T>(rows_ * shape_.width());
-    if (exchange_.is_needed()) memory.attended = bump.take<T>(rows_ * shape_.width());
-    memory.log_sums = bump.take<float>(shape_.log_sums());
+    memory.attention = bump.take<T>(rows_ * shape.width());
+    if (exchange_.is_needed()) memory.attended = bump.take<T>(rows_ * shape.width());
+    memory.log_sums = bump.take<float>(shape.log_sums());
     memory.attention_out = arrays_.attention_out ? bump.take<T>(rows_ * width_) : nullptr;
     memory.middle = half ? nullptr : bump.take<T>(rows_ * width_);
   }
 
-  LayerMemory<T> take_intermediates(Bump& bump, bool kept, LayerPart part) const {
+  /// Memory for the intermediates of a layer or of its first half. If they are not kept, those of
+  /// the MLP exist for one chunk of rows at a time.
+  LayerMemory<T> take_intermediates(Bump& bump, bool kept, LayerPart part,
+                                    const AttentionShape& shape) const {
     LayerMemory<T> memory;
     const bool half = part == LayerPart::attention_half;
     const std::size_t mlp_rows = half ? 0 : (kept ? rows_ : mlp_rows_);
@@ -314,27 +365,32 @@ class Layer {
       return wanted ? bump.take<T>(rows_ * width) : nullptr;
     };
     memory.norm1 = take_if(arrays_.norm1, width_);
-    memory.projected = take_if(arrays_.projected, shape_.width() + shape_.kv_width());
+    memory.projected = take_if(arrays_.projected, projected_row(shape));
     memory.low_queries = take_if(arrays_.query_rank > 0, arrays_.query_rank);
     memory.low_queries_normed = take_if(arrays_.query_rank > 0, arrays_.query_rank);
     memory.low = take_if(arrays_.rank > 0, arrays_.rank + arrays_.shared_keys);
     memory.low_normed = take_if(arrays_.rank > 0, arrays_.rank);
-    memory.qkv = bump.take<T>(rows_ * shape_.row());
-    memory.attention = bump.take<T>(rows_ * shape_.width());
-    memory.attended = take_if(exchange_.is_needed(), shape_.width());
+    memory.qkv = bump.take<T>(rows_ * shape.row());
+    memory.attention = bump.take<T>(rows_ * shape.width());
+    memory.attended = take_if(exchange_.is_needed(), shape.width());
     memory.attention_out = take_if(arrays_.attention_out, width_);
     memory.middle = take_if(!arrays_.tiles && !half, width_);
-    memory.gradient = bump.take<T>(
-        rows_ *
-        (arrays_.tiles ? shape_.width() : std::max({width_, shape_.width(), arrays_.expanded})));
+    memory.gradient =
+        bump.take<T>(rows_ * (arrays_.tiles ? shape.width()
+                                            : std::max({width_, shape.width(), arrays_.expanded})));
     memory.norm2 = arrays_.tiles ? nullptr : memory.gradient;
-    memory.log_sums = bump.take<float>(shape_.log_sums());
+    memory.log_sums = bump.take<float>(shape.log_sums());
     memory.mlp_out = arrays_.mlp_out && !half ? bump.take<T>(mlp_rows * width_) : nullptr;
-    memory.dqkv = bump.take<T>(std::max(mlp_rows * arrays_.mlp * wide_, rows_ * shape_.row()));
+    memory.dqkv = bump.take<T>(std::max(mlp_rows * arrays_.mlp * wide_, rows_ * shape.row()));
     if (memory.dqkv == nullptr) return memory;  // only counted
     memory.hidden = memory.dqkv;
     memory.activated = memory.dqkv + (arrays_.mlp - 1) * mlp_rows * wide_;
     return memory;
+  }
+
+  /// Row length of LayerMemory::projected.
+  [[nodiscard]] std::size_t projected_row(const AttentionShape& shape) const {
+    return shape.width() + (arrays_.projected_values ? 2 : 1) * shape.kv_width();
   }
 
   /// Exchanges queries, keys and values with the ranks that share the sequences. attend() does so
@@ -372,10 +428,11 @@ class Layer {
     return bound;
   }
 
-  AttentionShape shape_;
-  std::size_t rows_;   ///< N
-  std::size_t width_;  ///< H
-  std::size_t wide_;   ///< I
+  std::vector<AttentionShape> shapes_;  ///< attention_shapes()
+  AttentionShape shape_;                ///< that of the current call
+  std::size_t rows_;                    ///< N
+  std::size_t width_;                   ///< H
+  std::size_t wide_;                    ///< I
   LayerArrays arrays_;
   std::size_t mlp_rows_;  ///< rows per chunk
   Ops& ops_;
@@ -391,18 +448,25 @@ class Layer {
   [[noreturn]] static void refuse_tiles() {
     throw Error(ErrorCategory::state, "layers of this family are not cut into tiles");
   }
+  void select_heads(std::size_t layer) {
+    if (shapes_.size() == 1) return;
+    shape_ = shapes_[shape_of_[layer]];
+    ops_.use_heads(shape_of_[layer]);
+    exchange_.use_heads(shape_);
+  }
   void use(const LayerSequences& sequences, const KeptValues& kept, LayerPart part) {
     sequences_ = sequences;
     kept_ = kept.all != nullptr;
     knows_attention_ = false;
     Bump bump(kept_ ? kept.all : shared_);
-    memory_ = take_intermediates(bump, kept_, part);
+    memory_ = take_intermediates(bump, kept_, part, shape_);
     if (kept.attention == nullptr) return;
     Bump attention(kept.attention);
-    take_attention(attention, memory_, part);
+    take_attention(attention, memory_, part, shape_);
   }
 
-  std::byte* shared_ = nullptr;  ///< intermediates of calls without `kept`
+  std::vector<std::size_t> shape_of_;  ///< index in shapes_ by block of layers
+  std::byte* shared_ = nullptr;        ///< intermediates of calls without `kept`
   std::byte* attention_scratch_ = nullptr;
 };
 

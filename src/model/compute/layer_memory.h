@@ -11,6 +11,7 @@ struct LayerArrays {
   bool cuts_mlp = false;
   bool norm1 = true;
   bool projected = false;
+  bool projected_values = false;  ///< projected has values, too
   bool attention_out = false;
   bool mlp_out = false;
   std::size_t query_rank = 0;   ///< see LatentSpec
@@ -36,7 +37,7 @@ struct KeptValues {
 template <class T>
 struct LayerMemory {
   T* norm1 = nullptr;      ///< [N, H] input of the attention's projection
-  T* projected = nullptr;  ///< [N, queries | keys] before their norms
+  T* projected = nullptr;  ///< [N, queries | keys], perhaps with values, before their norms
   // Results of maps of low rank and of their norms (LatentSpec), later their gradients.
   T* low_queries = nullptr;         ///< [N, query_rank]
   T* low_queries_normed = nullptr;  ///< [N, query_rank]

@@ -48,21 +48,23 @@ class LayerRotation {
     filled_ = false;
   }
 
-  /// Rotates by `positions`, see Ops::rotate(); `direction` -1 rotates back. Queries and keys of a
-  /// row are rotated as one row of heads unless they have different rotary positions.
-  void rotate(const RotaryAt& at, T* qkv, const std::int32_t* positions, float direction) {
+  /// Rotates by `positions`, see Ops::rotate(); `direction` -1 rotates back. `shape`: that of the
+  /// layer. Queries and keys of a row are rotated as one row of heads unless they have different
+  /// rotary positions.
+  void rotate(const AttentionShape& shape, const RotaryAt& at, T* qkv,
+              const std::int32_t* positions, float direction) {
     for (std::size_t i = 0; i < angles_.size(); ++i) {
       const bool used = i == at.keys || i == at.queries;
       const bool stale = angles_[i].by_row ? used : !filled_;
       if (stale) ops_.fill_angles(rotaries_[i], angles_[i], positions);
     }
     filled_ = true;
-    const std::size_t all = shape_.heads + shape_.kv_heads;
-    const std::size_t apart = at.queries == at.keys ? 0 : shape_.heads;
-    if (at.growth > 0) ops_.rotate(qkv, shape_.heads, angles_[at.growth], positions, direction);
+    const std::size_t all = shape.heads + shape.kv_heads;
+    const std::size_t apart = at.queries == at.keys ? 0 : shape.heads;
+    if (at.growth > 0) ops_.rotate(qkv, shape.heads, angles_[at.growth], positions, direction);
     qkv += at.plain;
     if (apart > 0) ops_.rotate(qkv, apart, angles_[at.queries], positions, direction);
-    ops_.rotate(qkv + apart * shape_.head_dim, all - apart, angles_[at.keys], positions, direction);
+    ops_.rotate(qkv + apart * shape.head_dim, all - apart, angles_[at.keys], positions, direction);
   }
 
  private:

@@ -51,7 +51,9 @@ KernelSizes kernel_memory(const Architecture& model, DType type, MicroBatchShape
   require_shape(model, shape);
   const int threads = compute_threads > 0 ? compute_threads : device::default_compute_threads();
   // All tensor places need the same memory.
-  const Architecture own = at_tensor_place(model, 0);
+  const auto first =
+      model.split.tensor > 1 ? std::make_unique<Architecture>(at_tensor_place(model, 0)) : nullptr;
+  const Architecture& own = first ? *first : model;
   const auto compute =
       cuda ? cuda::make_cuda_compute(own, type, shape, {.attention = AttentionBackend::own})
            : host::make_host_compute(own, type, shape, static_cast<std::size_t>(threads));

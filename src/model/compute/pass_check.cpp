@@ -194,6 +194,10 @@ void PassCheck::check(const Pass& pass, const PassArguments& arguments) const {
       pass.kernel == Kernel::exchanged_expert || pass.kernel == Kernel::exchanged_expert_backward;
   if (exchanges && arguments.exchange == nullptr)
     refuse(pass, "the argument for the exchange between ranks is missing");
+  const std::size_t biases = arguments.correction_biases.size();
+  if (pass.kernel == Kernel::router && biases > 0 && biases != sizes_.experts)
+    refuse(pass,
+           fmt::format("there are {} correction biases for {} experts", biases, sizes_.experts));
   const bool attends = pass.kernel == Kernel::layer || pass.kernel == Kernel::layer_backward;
   const bool shares = attends && shape_.parts > 1;
   if (shares && arguments.sequence_part.exchange == nullptr)

@@ -44,6 +44,7 @@ struct RouterBiases {
   const T* logits = nullptr;  ///< [experts], added to the logits
   /// [kAddends, experts], see StoredRows::addends. Their sums are the corrections of the scores.
   const T* correction = nullptr;
+  const float* moved = nullptr;  ///< [experts], corrections instead of `correction`
 };
 
 /// Result of routing a micro-batch, in device memory. Choice k of row n is number n * K + k.

@@ -61,6 +61,7 @@ struct LogitTile {
   std::size_t stride = 0;  ///< floats between rows, a multiple of 4
   std::size_t first = 0;   ///< token of the first column
   std::size_t width = 0;   ///< number of tokens
+  float cap = 0.0F;        ///< soft cap of the logits, see Family::logit_cap(); 0: none
 };
 
 }  // namespace ballast::model

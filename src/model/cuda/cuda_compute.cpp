@@ -1,4 +1,5 @@
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include <cuda_runtime_api.h>
@@ -28,20 +29,42 @@ void require_packs(std::string_view key, std::uint64_t value) {
                           key, value, kPack, key));
 }
 
+/// Checks the widths of heads in all layers.
+void require_heads(const ModelConfig& config) {
+  for (std::uint64_t layer = 0; layer < config.num_layers; ++layer) {
+    const std::uint64_t width = family(config.family).heads(config, layer).head_dim;
+    const std::string key = width == config.head_dim ? "model.head_dim" : "model.global_head_dim";
+    require_packs(key, width);
+    if (width <= kWidestHead) continue;
+    throw Error(ErrorCategory::config,
+                fmt::format("{} is {}, but device cuda supports at most {}; lower it or set "
+                            "ballast.device to \"host\"",
+                            key, width, kWidestHead));
+  }
+}
+
 void require_numbers(const ModelConfig& config) {
+  if (config.details.contains("enable_moe_block") && config.flag("enable_moe_block")) {
+    throw Error(
+        ErrorCategory::config,
+        "model.enable_moe_block is true, but device cuda does not support experts next to an "
+        "MLP; set ballast.device to \"host\"");
+  }
+  if (family(config.family).score_cap(config) > 0.0) {
+    throw Error(
+        ErrorCategory::config,
+        fmt::format("model.attn_logit_softcapping of {} caps attention scores, which device "
+                    "cuda does not support; set ballast.device to \"host\"",
+                    config.family));
+  }
   require_packs("model.hidden_size", config.hidden_size);
   require_packs("model.intermediate_size", config.intermediate_size);
-  require_packs("model.head_dim", config.head_dim);
   for (const char* const key : {"moe_intermediate_size", "shared_expert_intermediate_size",
                                 "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim"}) {
     if (!config.details.contains(key)) continue;
     require_packs(fmt::format("model.{}", key), config.detail(key).whole().value_or(0));
   }
-  if (config.head_dim <= kWidestHead) return;
-  throw Error(ErrorCategory::config,
-              fmt::format("model.head_dim is {}, but device cuda supports at most {}; lower it or "
-                          "set ballast.device to \"host\"",
-                          config.head_dim, kWidestHead));
+  require_heads(config);
 }
 
 void require_cudnn(DType type) {

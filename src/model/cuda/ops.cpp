@@ -32,11 +32,12 @@ void log_own_attention(const Error& reason) {
 
 template <class T>
 Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, const KernelOptions& options)
-    : shape_(attention_shape(config, shape)),
+    : shapes_(attention_shapes(config, shape)),
+      shape_(shapes_.front()),
       hidden_(config.hidden_size),
       vocabulary_(config.vocab_size),
-      widest_{shape.tokens(), std::max({shape_.row(), config.hidden_size, config.intermediate_size,
-                                        widest_of_specs(config)})},
+      widest_{shape.tokens(), std::max({widest_row(shapes_), config.hidden_size,
+                                        config.intermediate_size, widest_of_specs(config)})},
       epsilon_(static_cast<float>(config.norm_epsilon)),
       set_(options.set),
       checks_(options.checks),
@@ -175,12 +176,18 @@ void Ops<T>::sum_groups(const Groups& groups, const T* from, const GroupSteps& s
 
 template <class T>
 std::size_t Ops<T>::attention_scratch_bytes() const {
-  return cuda::attention_scratch_bytes(by_heads_, sizeof(T));
+  std::size_t most = 0;
+  for (const AttentionShape& one : shapes_) {
+    most = std::max(most, cuda::attention_scratch_bytes(one.by_heads(), sizeof(T)));
+  }
+  return most;
 }
 
 template <class T>
 FusedAttention* Ops<T>::fused() {
-  if (backend_ == AttentionBackend::own || fused_) return fused_.get();
+  // Plans of cuDNN are for one shape.
+  if (backend_ == AttentionBackend::own || shapes_.size() > 1) return nullptr;
+  if (fused_) return fused_.get();
   try {
     fused_ = std::make_unique<FusedAttention>(by_heads_);
   } catch (const Error& error) {
@@ -319,6 +326,11 @@ void Ops<T>::embed_backward(const Ids& ids, const T* dy, const Embedding<float>&
 }
 
 template <class T>
+void Ops<T>::cap_logits(const LogitTile& tile) const {
+  check(cuda::cap_logits(queue_, tile), "soft cap of the logits", {tile.rows, tile.width});
+}
+
+template <class T>
 void Ops<T>::sum_logits(const LogitTile& tile, const std::int32_t* targets, bool first,
                         RowSum<float>* sums) const {
   check(cuda::sum_logits(queue_, tile, targets, first, sums), "sums of the logits",
@@ -353,6 +365,11 @@ template <class T>
 void Ops<T>::dpo_loss(const PairRows& rows, const Preference& how, PairResult* results) const {
   check(cuda::dpo_loss(queue_, rows, how, results), "losses of the pairs",
         {rows.pairs, rows.length});
+}
+
+template <class T>
+void Ops<T>::put(std::span<const float> values, float* to) const {
+  check(cuda::put_values(queue_, values, to), "copy of values", {values.size()});
 }
 
 template <class T>
@@ -428,6 +445,11 @@ void Ops<T>::add_rows(const ExpertRows& rows, const float* y, const float* weigh
 template <class T>
 void Ops<T>::scale(T* x, float factor, std::size_t size) const {
   check(cuda::scale(queue_, x, factor, size), "scale of an adapter", {size});
+}
+
+template <class T>
+void Ops<T>::scale_by(const T* addends, std::size_t count, T* x, std::size_t size) const {
+  check(cuda::scale_by(queue_, addends, count, x, size), "scale of a layer", {size});
 }
 
 template <class T>

@@ -86,6 +86,10 @@ class Ops {
   void regroup(const Regrouping& how, const T* from, T* to) const {
     check(cuda::regroup(queue_, how, from, to), "exchange of heads", {how.rows(), how.width()});
   }
+  void use_heads(std::size_t number) {
+    shape_ = shapes_[number];
+    by_heads_ = shape_.by_heads();
+  }
   [[nodiscard]] std::size_t attention_scratch_bytes() const;
   void attention(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv, T* out,
                  float* log_sums, std::byte* scratch);
@@ -117,6 +121,7 @@ class Ops {
   [[nodiscard]] std::size_t embedding_scratch_bytes() const;
   void embed_backward(const Ids& ids, const T* dy, const Embedding<float>& gradients,
                       std::byte* scratch) const;
+  void cap_logits(const LogitTile& tile) const;
   void sum_logits(const LogitTile& tile, const std::int32_t* targets, bool first,
                   RowSum<float>* sums) const;
   void merge_row_sums(const RowSumsOfTiles& tiles, RowSum<float>* sums) const;
@@ -129,6 +134,7 @@ class Ops {
 
   /// See Compute::arithmetic(). Describes the calling thread's current GPU.
   [[nodiscard]] std::string arithmetic() const;
+  void put(std::span<const float> values, float* to) const;
   void route(const RouterShape& shape, float* logits, const RouterBiases<T>& biases,
              const std::int32_t* targets, const Routing& to, std::int32_t* starts) const;
   void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
@@ -149,6 +155,7 @@ class Ops {
                 std::size_t width) const;
 
   void scale(T* x, float factor, std::size_t size) const;
+  void scale_by(const T* addends, std::size_t count, T* x, std::size_t size) const;
   void drop(const DropoutMask& mask, const T* x, T* y, std::size_t size, bool add_to_y) const;
   void compute_dora_scales(const AdaptedRows<T>& rows, float* scales, float* inverse_norms) const;
   void scale_columns(const ScaledColumns<T>& columns) const;
@@ -191,7 +198,8 @@ class Ops {
   /// first execution fails, unless cuDNN was requested.
   bool run_fused(const T* qkv, T* out, float* log_sums);
 
-  AttentionShape shape_;
+  std::vector<AttentionShape> shapes_;
+  AttentionShape shape_;  ///< the selected one
   AttentionShape by_heads_ = shape_.by_heads();
   std::size_t hidden_;
   std::size_t vocabulary_;

@@ -66,6 +66,7 @@ Attention<T>::Attention(const AttentionShape& shape, const RowKernels<T>& kernel
       kernels_(kernels),
       threads_(threads),
       scale_(shape.score_scale()),
+      cap_(static_cast<float>(shape.cap)),
       score_row_(round_up(shape.length, 32)) {}
 
 template <class T>
@@ -181,8 +182,9 @@ void Attention<T>::forward_head(const Head& head, const T* qkv, T* out, float* l
           {tile.rows, keys, size}, matrix(qkv + head.query + first * row, row),
           transposed(qkv + head.key + key * row, row), matrix(s.scores + key, score_row_));
     });
+    cap_scores(tile, s.scores);
     kernels_.attention_softmax(s.scores, s.probabilities, score_row_, first, tile.rows, tile.keys,
-                               scale_, log_sums + head.log_sum + first);
+                               cap_ > 0.0F ? 1.0F : scale_, log_sums + head.log_sum + first);
     for_keys(tile.keys, [&](std::size_t key, std::size_t keys) {
       products_.multiply_prepared(
           {tile.rows, size, keys}, matrix(s.probabilities + key, score_row_),
@@ -191,6 +193,16 @@ void Attention<T>::forward_head(const Head& head, const T* qkv, T* out, float* l
     if (sinks_ != nullptr) add_sink(head, s.tile, log_sums + head.log_sum + first, tile.rows);
     kernels_.convert(s.tile, size, out + head.out + first * shape_.width(), shape_.width(),
                      tile.rows, size);
+  }
+}
+
+/// Applies the soft cap, if there is one.
+template <class T>
+void Attention<T>::cap_scores(const Tile& tile, float* scores) const {
+  if (cap_ == 0.0F) return;
+  for (std::size_t r = 0; r < tile.rows; ++r) {
+    const std::size_t begin = tile.keys.mask.first_key(tile.first + r);
+    kernels_.soft_cap(scores + r * score_row_ + begin, tile.first + r + 1 - begin, scale_, cap_);
   }
 }
 
@@ -288,9 +300,10 @@ void Attention<T>::backward_tile(const Tile& tile, const Head& head, const T* qk
                                 transposed(qkv + head.value + key * row, row),
                                 matrix(s.dscores + key, score_row_));
   });
+  cap_scores(tile, s.scores);
   kernels_.row_dot(dtile, hidden, out + out_offset, hidden, s.delta, tile.rows, size);
   kernels_.attention_softmax_backward(s.scores, s.dscores, s.probabilities, s.dproducts, score_row_,
-                                      tile.first, tile.rows, tile.keys, scale_,
+                                      tile.first, tile.rows, tile.keys, scale_, cap_,
                                       log_sums + head.log_sum + tile.first, s.delta);
   for_keys(tile.keys, [&](std::size_t key, std::size_t keys) {
     const Extents down{keys, size, tile.rows};

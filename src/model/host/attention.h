@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
 #include <vector>
 
 #include "ballast/core/bump.h"
@@ -51,6 +52,7 @@ class Attention {
                       const float* log_sums, const T* dout, T* dqkv, const Scratch& scratch);
   void backward_tile(const Tile& tile, const Head& head, const T* qkv, const T* out,
                      const float* log_sums, const T* dout, T* dqkv, const Scratch& scratch) const;
+  void cap_scores(const Tile& tile, float* scores) const;
   void add_sink(const Head& head, float* values, float* log_sums, std::size_t rows) const;
   [[nodiscard]] double sink_gradient(const Head& head, const float* log_sums, const float* delta,
                                      std::size_t rows) const;
@@ -59,11 +61,21 @@ class Attention {
   const RowKernels<T>& kernels_;
   std::size_t threads_;
   float scale_;
+  float cap_;  ///< AttentionShape::cap
   std::size_t score_row_;
   const T* sinks_ = nullptr;            ///< logits of the sinks in the current call
   std::vector<double> sink_gradients_;  ///< [sequences, heads], of the current call
   Products products_;
   bool prepared_ = false;
 };
+
+/// Makes attention for each shape of whole sequences' rows and all heads.
+template <class T>
+std::deque<Attention<T>> make_attentions(const std::vector<AttentionShape>& shapes,
+                                         const RowKernels<T>& kernels, std::size_t threads) {
+  std::deque<Attention<T>> made;
+  for (const AttentionShape& shape : shapes) made.emplace_back(shape.by_heads(), kernels, threads);
+  return made;
+}
 
 }  // namespace ballast::model::host

@@ -94,18 +94,21 @@ struct RowKernels {
   /// get probability 0. Overwrites `scores`. log_sum[r] = log of the sum of exp(scale * score).
   void (*attention_softmax)(A* scores, T* probabilities, Size stride, Size first, Size rows,
                             const KeyRange& keys, A scale, A* log_sum);
+  /// x = soft_cap(x * scale, cap).
+  void (*soft_cap)(A* x, Size size, A scale, A cap);
   /// Recomputes probabilities from log_sum, and the gradients of the unscaled scores: p * (dp -
-  /// delta) * scale.
+  /// delta) * scale. With a `cap` above 0, `scores` are results of soft_cap().
   void (*attention_softmax_backward)(const A* scores, const A* dp, T* probabilities, T* dscores,
                                      Size stride, Size first, Size rows, const KeyRange& keys,
-                                     A scale, const A* log_sum, const A* delta);
+                                     A scale, A cap, const A* log_sum, const A* delta);
   /// Writes the sum of a part of a row of logits. `target` counts from the part's first logit;
   /// `size` or more: it is in another part.
   void (*sum_logits)(const A* logits, Size size, Size target, RowSum<A>* row);
   /// gradient = scale * (softmax - one-hot) of a part of a row, given the sum over the whole row;
-  /// it may start where `logits` starts.
+  /// it may start where `logits` starts. With a `cap` above 0, `logits` are results of soft_cap(),
+  /// and the gradient is that of its argument.
   void (*logit_gradients)(const A* logits, Size size, Size target, const RowSum<A>* row, A scale,
-                          T* gradient);
+                          A cap, T* gradient);
 };
 
 /// Kernels over gradients.

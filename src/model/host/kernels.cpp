@@ -35,6 +35,7 @@ TypeKernels<T> kernels() {
   k.convert = convert<T>;
   k.row_dot = row_dot<T>;
   k.attention_softmax = attention_softmax<T>;
+  k.soft_cap = soft_cap<Acc<T>>;
   k.attention_softmax_backward = attention_softmax_backward<T>;
   k.sum_logits = sum_logits<Acc<T>>;
   k.logit_gradients = logit_gradients<T>;

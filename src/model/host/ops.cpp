@@ -16,6 +16,7 @@
 
 #include "src/model/host/angle_rows.h"
 #include "src/model/host/base_codes.h"
+#include "src/model/host/gradient_packing.h"
 #include "src/model/host/group_rows.h"
 #include "src/model/host/team.h"
 #include "src/model/spec/families/experts.h"
@@ -26,52 +27,6 @@ namespace {
 /// Threads get multiples of this many elements: whole cache lines of any type, and whole groups of
 /// a dropout mask.
 constexpr std::size_t kStep = 64;
-
-/// Calls find(range, statistics) for each chunk of `size` values and returns the sum. `partial`:
-/// one GradientStats per kStatsChunk values.
-template <class Find>
-GradientStats by_chunks(std::size_t size, GradientStats* partial, const Find& find) {
-  const std::size_t chunks = (size + kStatsChunk - 1) / kStatsChunk;
-  split(chunks, 1, [&](Range here) {
-    for (std::size_t chunk = here.begin; chunk < here.end; ++chunk) {
-      const std::size_t begin = chunk * kStatsChunk;
-      partial[chunk] = {};
-      find(Range{begin, std::min(size, begin + kStatsChunk)}, partial[chunk]);
-    }
-  });
-  GradientStats total;
-  for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
-    total.sum_of_squares += partial[chunk].sum_of_squares;
-    total.non_finite += partial[chunk].non_finite;
-  }
-  return total;
-}
-
-/// Packs the part of each chunk that the tied gradient covers, then the rest.
-template <class T>
-GradientStats pack_gradient(const GradientKernels<T>& kernels, const float* gradient,
-                            const float* tied, std::size_t tied_size, T* packed, std::size_t size,
-                            GradientStats* partial) {
-  return by_chunks(size, partial, [&](Range range, GradientStats& stats) {
-    const std::size_t border = std::clamp(tied_size, range.begin, range.end);
-    if (border > range.begin) {
-      kernels.pack(gradient + range.begin, tied + range.begin, packed + range.begin,
-                   border - range.begin, &stats.sum_of_squares, &stats.non_finite);
-    }
-    if (border < range.end) {
-      kernels.pack(gradient + border, nullptr, packed + border, range.end - border,
-                   &stats.sum_of_squares, &stats.non_finite);
-    }
-  });
-}
-
-template <class T>
-GradientStats measure_gradient(const GradientKernels<T>& kernels, const T* packed, std::size_t size,
-                               GradientStats* partial) {
-  return by_chunks(size, partial, [&](Range range, GradientStats& stats) {
-    kernels.measure(packed + range.begin, range.size(), &stats.sum_of_squares, &stats.non_finite);
-  });
-}
 
 /// Sums squares in sixteen interleaved sums, so that every instruction set gives the same bits.
 template <class T>
@@ -198,17 +153,19 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t thread
     : all_kernels_(best_kernels<T>()),
       kernels_(all_kernels_.rows),
       sum_kernels_(best_kernels<float>().rows),
-      shape_(attention_shape(config, shape)),
+      shapes_(attention_shapes(config, shape)),
+      shape_(shapes_.front()),
       hidden_(config.hidden_size),
       vocabulary_(config.vocab_size),
-      sum_row_(round_up(std::max({config.hidden_size * 3, shape_.row(), config.intermediate_size,
-                                  widest_of_specs(config)}),
+      sum_row_(round_up(std::max({config.hidden_size * 3, widest_row(shapes_),
+                                  config.intermediate_size, widest_of_specs(config)}),
                         16)),
       max_sums_(parts_of(shape_.tokens(), kMostSums)),
       threads_(threads),
       mlp_rule_(mlp_rule),
       epsilon_(static_cast<float>(config.norm_epsilon)),
-      attention_(shape_.by_heads(), kernels_, threads) {}
+      attentions_(make_attentions(shapes_, kernels_, threads)),
+      attention_(&attentions_.front()) {}
 
 template <class T>
 void Ops<T>::run(device::Stream& stream, std::function<void()> work) {
@@ -435,6 +392,15 @@ void Ops<T>::embed_backward(const Ids& ids, const T* dy, const Embedding<float>&
 }
 
 template <class T>
+void Ops<T>::cap_logits(const LogitTile& tile) const {
+  split(tile.rows, 1, [&](Range r) {
+    for (std::size_t i = r.begin; i < r.end; ++i) {
+      kernels_.soft_cap(tile.logits + i * tile.stride, tile.width, 1.0F, tile.cap);
+    }
+  });
+}
+
+template <class T>
 void Ops<T>::sum_logits(const LogitTile& tile, const std::int32_t* targets, bool first,
                         RowSum<float>* sums) const {
   split(tile.rows, 1, [&](Range r) {
@@ -468,7 +434,7 @@ void Ops<T>::logit_gradients(const LogitTile& tile, const std::int32_t* targets,
       }
       const float weight = weights == nullptr ? 1.0F : weights[i];
       kernels_.logit_gradients(row, tile.width, column_of(tile, targets[i]), &sums[i],
-                               scale * weight, reinterpret_cast<T*>(row));
+                               scale * weight, tile.cap, reinterpret_cast<T*>(row));
     }
   });
 }
@@ -518,7 +484,9 @@ template <class T>
 void Ops<T>::route(const RouterShape& shape, float* logits, const RouterBiases<T>& biases,
                    const std::int32_t* targets, const Routing& to, std::int32_t* starts) const {
   std::vector<float> correction;
-  if (biases.correction != nullptr) {
+  if (biases.moved != nullptr) {
+    correction.assign(biases.moved, biases.moved + shape.experts);
+  } else if (biases.correction != nullptr) {
     correction.resize(shape.experts);
     for (std::size_t e = 0; e < shape.experts; ++e) {
       for (std::size_t a = 0; a < kAddends; ++a) {
@@ -639,6 +607,13 @@ void Ops<T>::add_rows(const ExpertRows& rows, const float* y, const float* weigh
 template <class T>
 void Ops<T>::scale(T* x, float factor, std::size_t size) const {
   split(size, kStep, [&](Range r) { kernels_.scale(x + r.begin, factor, x + r.begin, r.size()); });
+}
+
+template <class T>
+void Ops<T>::scale_by(const T* addends, std::size_t count, T* x, std::size_t size) const {
+  float factor = 0.0F;
+  for (std::size_t i = 0; i < count; ++i) factor += to_float(addends[i]);
+  scale(x, factor, size);
 }
 
 template <class T>

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "ballast/device/device.h"
 #include "ballast/model/quantized_values.h"
@@ -94,16 +96,26 @@ class Ops {
                   std::size_t to_row) const;
   /// Copies rows from one order to another.
   void regroup(const Regrouping& how, const T* from, T* to) const;
-  [[nodiscard]] std::size_t attention_scratch_bytes() const { return attention_.scratch_bytes(); }
+  /// Selects the shape of heads for the following calls of attention(), attention_backward() and
+  /// rotate(): its number in attention_shapes(). At first it is 0.
+  void use_heads(std::size_t number) {
+    shape_ = shapes_[number];
+    attention_ = &attentions_[number];
+  }
+  [[nodiscard]] std::size_t attention_scratch_bytes() const {
+    std::size_t most = 0;
+    for (const Attention<T>& one : attentions_) most = std::max(most, one.scratch_bytes());
+    return most;
+  }
   /// Arguments as for host::Attention.
   void attention(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv, T* out,
                  float* log_sums, std::byte* scratch) {
-    attention_.forward(mask, sinks, qkv, out, log_sums, scratch);
+    attention_->forward(mask, sinks, qkv, out, log_sums, scratch);
   }
   void attention_backward(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv,
                           const T* out, const float* log_sums, const T* dout, T* dqkv,
                           std::byte* scratch) {
-    attention_.backward(mask, sinks, qkv, out, log_sums, dout, dqkv, scratch);
+    attention_->backward(mask, sinks, qkv, out, log_sums, dout, dqkv, scratch);
   }
 
   /// y = x W (+ bias), with rows of y `y_row` apart.
@@ -142,6 +154,8 @@ class Ops {
   /// Adds dy to the rows of the tokens, in token order, and to the rows of their positions.
   void embed_backward(const Ids& ids, const T* dy, const Embedding<float>& gradients,
                       std::byte* scratch) const;
+  /// Applies the soft cap to a tile of logits.
+  void cap_logits(const LogitTile& tile) const;
   /// Computes the sums of a tile of logits and merges them with `sums`; the `first` tile overwrites
   /// these. Rows with negative targets have the sums of no logits.
   void sum_logits(const LogitTile& tile, const std::int32_t* targets, bool first,
@@ -149,6 +163,7 @@ class Ops {
   /// Merges the sums of all tiles: the result of sum_logits() for one tile after the other.
   void merge_row_sums(const RowSumsOfTiles& tiles, RowSum<float>* sums) const;
   /// Replaces logits by gradients of the rows' losses times `scale` and their `weights` (null: 1).
+  /// With a soft cap, these are gradients of the logits before the cap.
   /// 0 for negative targets.
   void logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,
                        const float* weights, const RowSum<float>* sums) const;
@@ -161,6 +176,10 @@ class Ops {
   /// order.
   void dpo_loss(const PairRows& rows, const Preference& how, PairResult* results) const;
 
+  /// Copies values from host memory.
+  void put(std::span<const float> values, float* to) const {
+    std::copy(values.begin(), values.end(), to);
+  }
   /// Computes the probabilities, choices, weights and places of the rows from their logits [rows,
   /// step], which it overwrites. `targets` [rows]: kPaddingTarget marks padding rows;
   /// null: there are none. `starts` [experts + 1]: where the places of each expert begin, and the
@@ -204,6 +223,8 @@ class Ops {
 
   /// x *= factor.
   void scale(T* x, float factor, std::size_t size) const;
+  /// x *= the sum of the `addends`.
+  void scale_by(const T* addends, std::size_t count, T* x, std::size_t size) const;
   /// y = x * (the mask's factors) (+ y).
   void drop(const DropoutMask& mask, const T* x, T* y, std::size_t size, bool add_to_y) const;
 
@@ -261,7 +282,8 @@ class Ops {
   const TypeKernels<T>& all_kernels_;
   const RowKernels<T>& kernels_;
   const RowKernels<float>& sum_kernels_;  ///< for fp32 sums
-  AttentionShape shape_;
+  std::vector<AttentionShape> shapes_;
+  AttentionShape shape_;  ///< the selected one
   std::size_t hidden_;
   std::size_t vocabulary_;
   std::size_t sum_row_;
@@ -271,7 +293,8 @@ class Ops {
   float epsilon_;
   float* sums_ = nullptr;
   Products products_;
-  Attention<T> attention_;
+  std::deque<Attention<T>> attentions_;  ///< by shape
+  Attention<T>* attention_;              ///< the selected one
 };
 
 }  // namespace ballast::model::host

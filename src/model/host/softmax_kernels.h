@@ -62,22 +62,38 @@ void attention_softmax(Acc<T>* scores, T* probabilities, Size stride, Size first
   }
 }
 
+template <class A>
+void soft_cap(A* x, Size size, A scale, A cap) {
+  for_row<A>(size, [&](Size i, auto part) {
+    put(x + i, formulas::soft_cap(get(x + i, part) * Vec<A>(scale), Vec<A>(cap)), part);
+  });
+}
+
+/// Slope of soft_cap() at its results; 1 without a cap.
+template <class A>
+inline Vec<A> slope_of_cap(const Vec<A>& capped, A cap) {
+  return cap > A(0) ? formulas::soft_cap_derivative(capped, Vec<A>(cap)) : Vec<A>(A(1));
+}
+
 template <class T>
 void attention_softmax_backward(const Acc<T>* scores, const Acc<T>* dp, T* probabilities,
                                 T* dscores, Size stride, Size first, Size rows,
-                                const KeyRange& keys, Acc<T> scale, const Acc<T>* log_sum,
-                                const Acc<T>* delta) {
+                                const KeyRange& keys, Acc<T> scale, Acc<T> cap,
+                                const Acc<T>* log_sum, const Acc<T>* delta) {
   using A = Acc<T>;
+  const Vec<A> factor(cap > A(0) ? A(1) : scale);
   for (Size r = 0; r < rows; ++r) {
     const Seen seen(first + r, keys.mask);
     const Size row = r * stride + seen.begin;
     const Vec<A> sum(log_sum[r]);
     const Vec<A> mean(delta[r]);
     for_row<A>(seen.end - seen.begin, [&](Size i, auto part) {
-      const Vec<A> p = formulas::probability(get(scores + row + i, part), Vec<A>(scale), sum);
+      const Vec<A> s = get(scores + row + i, part);
+      const Vec<A> p = formulas::probability(s, factor, sum);
       put(probabilities + row + i, p, part);
-      put(dscores + row + i,
-          formulas::softmax_derivative(p, get(dp + row + i, part), mean, Vec<A>(scale)), part);
+      const Vec<A> slope = cap > A(0) ? Vec<A>(scale) * slope_of_cap(s, cap) : Vec<A>(scale);
+      put(dscores + row + i, formulas::softmax_derivative(p, get(dp + row + i, part), mean, slope),
+          part);
     });
     clear_unseen(probabilities + r * stride, seen, keys);
     clear_unseen(dscores + r * stride, seen, keys);
@@ -117,19 +133,30 @@ void sum_logits(const A* logits, Size size, Size target, RowSum<A>* row) {
 
 template <class T>
 void logit_gradients(const Acc<T>* logits, Size size, Size target, const RowSum<Acc<T>>* row,
-                     Acc<T> scale, T* gradient) {
+                     Acc<T> scale, Acc<T> cap, T* gradient) {
   using A = Acc<T>;
   const Vec<A> factor(static_cast<A>(static_cast<double>(scale) / row->total));
   A wanted(0);
-  if (target < size) put(&wanted, exponential(logits + target, Part{1}, row->largest), Part{1});
-  for_row<A>(size, [&](Size i, auto part) {
-    put(gradient + i, exponential(logits + i, part, row->largest) * factor, part);
-  });
+  Vec<A> slope(A(1));
+  if (target < size) {
+    put(&wanted, exponential(logits + target, Part{1}, row->largest), Part{1});
+    slope = slope_of_cap(get(logits + target, Part{1}), cap);
+  }
+  if (cap > A(0)) {
+    for_row<A>(size, [&](Size i, auto part) {
+      const Vec<A> slopes = slope_of_cap(get(logits + i, part), cap);
+      put(gradient + i, exponential(logits + i, part, row->largest) * factor * slopes, part);
+    });
+  } else {
+    for_row<A>(size, [&](Size i, auto part) {
+      put(gradient + i, exponential(logits + i, part, row->largest) * factor, part);
+    });
+  }
   if (target >= size) return;
   // The one-hot is subtracted before rounding, so that p - 1 keeps its precision near p = 1. exp -
   // total is the same number without the common factor.
   const Vec<A> rest(static_cast<A>(static_cast<double>(wanted) - row->total));
-  put(gradient + target, rest * factor, Part{1});
+  put(gradient + target, rest * factor * slope, Part{1});
 }
 
 }  // namespace ballast::model::host::BALLAST_KERNEL_ISA

@@ -38,7 +38,7 @@ bool names(std::string_view target, std::string_view module) {
 /// Returns whether the tensor is a linear map of attention or of an MLP.
 bool can_be_adapted(const BlockSpec& block, const TensorSpec& tensor) {
   const bool map = tensor.shape.size() == 2 && tensor.name.ends_with(kWeight);
-  return map && block.kind == BlockKind::layer &&
+  return map && !is_layer_router(tensor) && block.kind == BlockKind::layer &&
          (block.part == LayerPart::whole || block.part == LayerPart::attention_half);
 }
 
@@ -47,7 +47,7 @@ std::string_view kind_of(const BlockSpec& block, const TensorSpec& tensor) {
   if (tensor.shape.size() == 1) return "a norm";
   if (block.kind == BlockKind::embedding) return "the embedding";
   if (block.kind == BlockKind::head) return "the output matrix";
-  if (block.part == LayerPart::router) return "a router";
+  if (block.part == LayerPart::router || is_layer_router(tensor)) return "a router";
   return "a map of experts";
 }
 

@@ -45,14 +45,20 @@ BlockBuilder& BlockBuilder::add_last_product(std::string_view name,
   return *this;
 }
 
-BlockBuilder& BlockBuilder::add_buffer(std::string_view name, std::uint64_t size) {
-  add(name, {kAddends * size}, Init::zeros);
+BlockBuilder& BlockBuilder::add_buffer(std::string_view name, std::uint64_t size, Init init) {
+  add(name, {kAddends * size}, init);
   TensorSpec& tensor = block_.tensors.back();
   tensor.rows_in_all = size;
   tensor.stored.addends = kAddends;
   tensor.frozen = true;
   tensor.buffer = true;
   block_.parameters -= tensor.size - size;
+  return *this;
+}
+
+BlockBuilder& BlockBuilder::add_repeated_products(Elems elements) {
+  block_.product_elements += elements;
+  block_.repeated_product_elements += elements;
   return *this;
 }
 

@@ -49,7 +49,17 @@ std::vector<std::string> possible_patterns(const Architecture& model) {
   return {all.begin(), all.end()};
 }
 
+/// Returns why a pattern matches nothing that can be trained.
 std::string unmatched(const std::string& pattern, const Architecture& model) {
+  for (const BlockSpec& block : model.blocks) {
+    const auto matched = std::ranges::find_if(
+        block.tensors, [&](const TensorSpec& tensor) { return matches(pattern, tensor); });
+    if (matched == block.tensors.end()) continue;
+    return fmt::format(
+        "'{}' matches only {}, which has no gradient; remove it, and set "
+        "model.router_bias_update_speed to move the correction biases of routers",
+        pattern, matched->name);
+  }
   return fmt::format("'{}' matches no tensor of the model{}", pattern,
                      did_you_mean(pattern, possible_patterns(model)));
 }

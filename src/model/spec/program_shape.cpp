@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "ballast/core/error.h"
+#include "ballast/model/family.h"
 #include "ballast/model/preference.h"
 
 namespace ballast::model {
@@ -91,8 +92,8 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
     const BlockSpec& block = model.blocks[b];
     const double more = more_attention(model, b, batch);
-    const std::uint64_t heads = model.config.num_heads;
-    const std::uint64_t projected = heads + 2 * model.config.num_kv_heads;
+    const HeadExtents own = family(model.config.family).heads(model.config, block.layer);
+    const std::uint64_t projected = own.heads + 2 * own.kv_heads;
     blocks.push_back(
         {.name = block.name,
          .role = role_of(model, b),
@@ -102,8 +103,8 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
          .attention_flops = model.attention_flops(b, batch.sequences, batch.length) + more,
          .attention_output_flops =
              model.attention_output_flops(b, batch.sequences, batch.length) + more,
-         .exchanged_projections = exchanged(block, type, batch, projected * model.config.head_dim),
-         .exchanged_results = exchanged(block, type, batch, heads * model.config.head_dim),
+         .exchanged_projections = exchanged(block, type, batch, projected * own.head_dim),
+         .exchanged_results = exchanged(block, type, batch, own.heads * own.head_dim),
          .norm_traffic = 2 * block.norm_elements * size_of(type),
          .intermediates = of_block(sizes.intermediates, model, b),
          .kept_attention = of_block(sizes.attention, model, b),

@@ -1,6 +1,9 @@
+#include <fmt/format.h>
+
 #include "ballast/model/architecture.h"
 
 #include "src/model/spec/block_steps.h"
+#include "src/model/spec/families/decoder.h"
 
 namespace ballast::model {
 namespace {
@@ -14,8 +17,8 @@ bool is_shared_gate(const BlockSpec& block, const TensorSpec& tensor) {
 /// A frozen linear map of a layer, except a router's.
 bool can_be_quantized(const BlockSpec& block, const TensorSpec& tensor) {
   return !is_shared_gate(block, tensor) && block.kind == BlockKind::layer &&
-         block.part != LayerPart::router && tensor.frozen && tensor.shape.size() == 2 &&
-         tensor.name.ends_with(".weight");
+         block.part != LayerPart::router && !is_layer_router(tensor) && tensor.frozen &&
+         tensor.shape.size() == 2 && tensor.name.ends_with(".weight");
 }
 
 }  // namespace
@@ -29,6 +32,12 @@ void quantize(Architecture& model, const Quantization& how,
   for (BlockSpec& block : model.blocks) {
     bool any = false;
     for (TensorSpec& tensor : block.tensors) {
+      if (tensor.frozen && tensor.shape.size() > 2) {
+        refuse(fmt::format(
+            "{} holds all experts of a layer, which Ballast does not quantise; set it to "
+            "\"none\"",
+            tensor.name));
+      }
       tensor.quantized = can_be_quantized(block, tensor);
       any = any || tensor.quantized;
     }

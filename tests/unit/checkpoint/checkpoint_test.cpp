@@ -445,11 +445,16 @@ TEST(Checkpoint, OfOtherTilesNamesTheKey) {
             "is of another model than the config's");
 }
 
-void expect_to_go_on(const std::vector<std::string>& overrides) {
+const std::string kGpt2 =
+    R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)";
+const std::string kMiniMax =
+    R"("family": "minimax_m2", "vocab_size": 131, "hidden_size": 32, "num_layers": 2,
+       "num_heads": 2, "intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
+       "router_bias_update_speed": 0.1)";
+
+void expect_to_go_on(const std::string& model, const std::vector<std::string>& overrides) {
   const test::TempDir dir;
-  const config::Config config = test::tiny_config(
-      R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)",
-      false, dir.path() / "run", overrides);
+  const config::Config config = test::tiny_config(model, false, dir.path() / "run", overrides);
   const auto step = [](engine::Engine& engine, std::uint64_t number) {
     const auto batch = test::scattered_ids(engine.blueprint().problem.tokens_per_step(), number);
     return engine.train_step(batch.view(), 0.01).loss;
@@ -479,15 +484,16 @@ void expect_to_go_on(const std::vector<std::string>& overrides) {
     EXPECT_EQ(examined(checkpoint.folder()).hash, hash);
     EXPECT_EQ(checkpoint.facts().loss_scale, (LossScale{0.75, 3, 17}));
     after.resume([&](const StateRange& range, HostBytes bytes) { checkpoint.read(range, bytes); },
-                 checkpoint.facts().updates);
+                 checkpoint.facts().updates, {}, {}, checkpoint.facts().correction_biases);
     EXPECT_EQ(after.snapshot().hash(), hash);
     EXPECT_EQ(step(after, 3), loss);
   }
 }
 
 TEST(Checkpoint, TrainingResumesFromEveryForm) {
-  expect_to_go_on({"bf16.enabled=true", "ballast.optimizer_states=8bit"});
-  expect_to_go_on({"fp16.enabled=true"});
+  expect_to_go_on(kGpt2, {"bf16.enabled=true", "ballast.optimizer_states=8bit"});
+  expect_to_go_on(kGpt2, {"fp16.enabled=true"});
+  expect_to_go_on(kMiniMax, {"bf16.enabled=true"});
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ class Folder {
     try {
       const Config parsed = parse(config);
       json section = json::parse(print(parsed)).at("model");
-      section.erase("weights");
+      for (const char* key : {"weights", "router_bias_update_speed"}) section.erase(key);
       return {std::move(section), "", parsed.notes};
     } catch (const Error& error) {
       return {nullptr, error.what(), {}};

@@ -349,7 +349,7 @@ TEST(ModelPath, RefusesOtherGemmas) {
   refused({{"rope_local_base_freq", 0}}, "model.rope_local_base_freq (from ");
   refused({{"model_type", "gemma3"}},
           "model_type is \"gemma3\", but Ballast supports only gpt2");  // no text_config
-  refused({{"model_type", "gemma2"}}, "model_type is \"gemma2\", but Ballast supports only gpt2");
+  refused({{"model_type", "gemma"}}, "model_type is \"gemma\", but Ballast supports only gpt2");
 }
 
 TEST(ModelPath, ReadsGptNeox) {

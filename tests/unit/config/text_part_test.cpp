@@ -3,6 +3,7 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
+#include "ballast/model/family.h"
 
 #include "src/config/stored_names.h"
 #include "tests/support/expect_error.h"
@@ -91,6 +93,86 @@ TEST(TextPart, IsReadWithTheDefaultsOfItsClass) {
   EXPECT_EQ(mistral.model.family, "mistral");
   EXPECT_EQ(mistral.model.num_kv_heads, 2U);
   EXPECT_FALSE(mistral.model.tie_embeddings);
+}
+
+/// The text model of a folder of Gemma 4 in the form of the hub.
+json gemma4() {
+  return json::parse(R"({
+      "architectures": ["Gemma4ForConditionalGeneration"], "audio_config": null,
+      "model_type": "gemma4", "tie_word_embeddings": true, "vision_config": {"depth": 1},
+      "text_config": {
+          "attention_k_eq_v": true, "enable_moe_block": false, "final_logit_softcapping": 30.0,
+          "global_head_dim": 32, "head_dim": 16, "hidden_activation": "gelu_pytorch_tanh",
+          "hidden_size": 64, "hidden_size_per_layer_input": 0, "intermediate_size": 96,
+          "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+          "model_type": "gemma4_text", "moe_intermediate_size": null, "num_attention_heads": 8,
+          "num_experts": null, "num_global_key_value_heads": 2, "num_hidden_layers": 3,
+          "num_key_value_heads": 4, "num_kv_shared_layers": 0, "sliding_window": 12,
+          "rope_parameters": {
+              "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0,
+                                 "rope_type": "proportional"},
+              "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+          "use_bidirectional_attention": "vision", "vocab_size": 300,
+          "vocab_size_per_layer_input": 300}
+  })");
+}
+
+TEST(TextPart, OfGemma4HasHeadsByTypeOfLayer) {
+  const Config c = Folder(gemma4()).parse();
+  const model::Family& family = model::family("gemma4");
+  EXPECT_EQ(family.heads(c.model, 0), (model::HeadExtents{8, 4, 16}));
+  EXPECT_EQ(family.heads(c.model, 1), (model::HeadExtents{8, 2, 32}));
+  // transformers makes the last layer a full one.
+  EXPECT_EQ(family.heads(c.model, 2), (model::HeadExtents{8, 2, 32}));
+  EXPECT_EQ(family.layer(c.model, 0).attention_window, 12U);
+  EXPECT_EQ(family.layer(c.model, 2).attention_window, 0U);
+  EXPECT_NE(family.layer(c.model, 0).find("self_attn.v_proj.weight"), nullptr);
+  EXPECT_EQ(family.layer(c.model, 1).find("self_attn.v_proj.weight"), nullptr);
+  EXPECT_EQ(family.logit_cap(c.model), 30.0);
+  // The form of transformers 5.24, which has no keys for all layers without a window.
+  json saved = gemma4();
+  json& text = saved["text_config"];
+  text.erase("global_head_dim");
+  text.erase("num_global_key_value_heads");
+  const json own = {{"head_dim", 32}, {"num_key_value_heads", 2}};
+  text["per_layer_config"] = {{"1", own}, {"2", own}};
+  EXPECT_EQ(Folder(saved).model(), Folder(gemma4()).model());
+  text["per_layer_config"]["2"]["head_dim"] = 48;
+  Folder(saved).expect_refused({"per_layer_config is ", "unlike layer 1"});
+  text["per_layer_config"] = {{"0", own}, {"1", own}, {"2", own}};
+  Folder(saved).expect_refused({"per_layer_config is ", "unlike layer 0"});
+  saved["model_type"] = "gemma4_unified";
+  text["model_type"] = "gemma4_unified_text";
+  text["per_layer_config"] = {{"1", own}, {"2", own}};
+  text.erase("hidden_size_per_layer_input");
+  EXPECT_EQ(Folder(saved).parse().model.family, "gemma4");
+}
+
+TEST(TextPart, OfGemma4IsRefusedIfBallastLacksAPart) {
+  const json experts = {{"enable_moe_block", true},
+                        {"num_experts", 6},
+                        {"top_k_experts", 2},
+                        {"moe_intermediate_size", 24}};
+  const auto refused = [&](const std::string& key, const json& value, const char* part) {
+    json other = gemma4();
+    other["text_config"].update(experts);
+    other["text_config"][key] = value;
+    Folder(other).expect_refused({key, part});
+  };
+  json complete = gemma4();
+  complete["text_config"].update(experts);
+  const Config c = Folder(complete).parse();
+  const model::BlockSpec layer = model::family("gemma4").layer(c.model, 0);
+  EXPECT_EQ(layer.tensor("experts.gate_up_proj").shape, (std::vector<std::uint64_t>{6, 48, 64}));
+  refused("num_kv_shared_layers", 1, "share keys and values (E2B, E4B)");
+  refused("hidden_size_per_layer_input", 16, "embeddings per layer (E2B, E4B)");
+  refused("num_experts", nullptr, "must be a number of at least 1");
+  refused("top_k_experts", 7, "7 is above num_experts (6)");
+  refused("global_head_dim", 31, "must be an even number of values, got 31");
+  refused("num_global_key_value_heads", 3, "must divide num_heads (8), got 3");
+  json other = gemma4();
+  other["text_config"].erase("hidden_size_per_layer_input");  // its default is 256
+  Folder(other).expect_refused({"hidden_size_per_layer_input", "got 256"});
 }
 
 TEST(TextPart, MayBeOutsideTextConfig) {

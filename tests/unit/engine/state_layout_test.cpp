@@ -145,9 +145,9 @@ TEST(StateLayout, TheShardPointsToTheArraysThatAreKept) {
     blueprint.type = layout.type;
     blueprint.states = layout.format;
     for (const Elems elements : {Elems{300}, layout.elements}) {
-      model::BlockSpec& block = blueprint.own.blocks.emplace_back();
+      model::BlockSpec& block = blueprint.model.blocks.emplace_back();
       block.elements = elements;
-      block.number = blueprint.own.blocks.size() - 1;
+      block.number = blueprint.model.blocks.size() - 1;
       blueprint.problem.blocks.emplace_back();
     }
     blueprint.first_elements = {0, 512};

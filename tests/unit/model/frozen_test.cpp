@@ -12,6 +12,7 @@
 #include "ballast/model/family.h"
 
 #include "src/model/compute/layer.h"
+#include "tests/support/expect_error.h"
 #include "tests/unit/model/fixture.h"
 
 namespace ballast::model::frozen_test {
@@ -71,7 +72,35 @@ TEST(Buffers, AreNeverTrained) {
     EXPECT_EQ(names(model, true).size() == 1, patterns.size() < 2);
     EXPECT_TRUE(names(model, false).contains("model.layers.1.mlp.gate.weight"));
   }
-  EXPECT_THROW(frozen(small_glm(), {"*e_score_correction_bias"}), Error);
+  test::expect_error(ErrorCategory::config,
+                     {"1: '*e_score_correction_bias' matches only", correction,
+                      "which has no gradient", "model.router_bias_update_speed"},
+                     [] {
+                       frozen(small_glm(), {"*", "*e_score_correction_bias"});
+                     });
+}
+
+TEST(Freeze, TrainsTheMapsOfLatentAttentionAndRoutersByName) {
+  ModelConfig c = default_config("deepseek_v3");
+  c.hidden_size = 8;
+  c.num_layers = 2;
+  c.num_heads = c.num_kv_heads = 2;
+  c.intermediate_size = 8;
+  for (const char* key : {"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+                          "v_head_dim", "num_experts_per_tok", "moe_intermediate_size"}) {
+    c.details[key] = std::uint64_t{2};
+  }
+  c.details["n_routed_experts"] = std::uint64_t{4};
+  c.details["n_group"] = c.details["topk_group"] = c.details["first_k_dense_replace"] =
+      std::uint64_t{1};
+  const std::string layer = "model.layers.1.";
+  const std::string attention = layer + "self_attn.";
+  EXPECT_EQ(
+      names(frozen(c, {"*.1.mlp.gate.weight", "*.1.self_attn.*_a_*", "*.1.*.kv_b_proj.*"}), false),
+      (std::set<std::string>{layer + "mlp.gate.weight", attention + "q_a_proj.weight",
+                             attention + "q_a_layernorm.weight",
+                             attention + "kv_a_proj_with_mqa.weight",
+                             attention + "kv_a_layernorm.weight", attention + "kv_b_proj.weight"}));
 }
 
 TEST(Buffers, HoldExactFp32Values) {

@@ -285,7 +285,7 @@ TEST(DoubleKernels, RotaryPositionsOfAPartOfEachHeadLeaveTheRest) {
   }
 }
 
-void check_softmax(std::size_t window) {
+void check_softmax(std::size_t window, double cap = 0.0) {
   constexpr std::size_t kFirst = 4;
   constexpr std::size_t kRows = 7;
   constexpr std::size_t kColumns = kFirst + kRows;
@@ -298,8 +298,9 @@ void check_softmax(std::size_t window) {
   const auto softmax = [&] {
     Values used = scores;
     Values p(scores.size());
-    in_double::attention_softmax(used.data(), p.data(), kStride, kFirst, kRows, keys, kScale,
-                                 log_sum.data());
+    if (cap > 0.0) in_double::soft_cap(used.data(), used.size(), kScale, cap);
+    in_double::attention_softmax(used.data(), p.data(), kStride, kFirst, kRows, keys,
+                                 cap > 0.0 ? 1.0 : kScale, log_sum.data());
     return p;
   };
   const Values p = softmax();
@@ -316,8 +317,10 @@ void check_softmax(std::size_t window) {
   }
   Values again(scores.size());
   Values dscores(scores.size());
-  in_double::attention_softmax_backward(scores.data(), dp.data(), again.data(), dscores.data(),
-                                        kStride, kFirst, kRows, keys, kScale, log_sum.data(),
+  Values capped = scores;
+  if (cap > 0.0) in_double::soft_cap(capped.data(), capped.size(), kScale, cap);
+  in_double::attention_softmax_backward(capped.data(), dp.data(), again.data(), dscores.data(),
+                                        kStride, kFirst, kRows, keys, kScale, cap, log_sum.data(),
                                         delta.data());
   for (std::size_t i = 0; i < p.size(); ++i) EXPECT_NEAR(again[i], p[i], 1e-12);
   expect_gradient([&] { return dot(softmax(), dp); }, scores, dscores, "scores");
@@ -330,6 +333,11 @@ TEST(DoubleKernels, SoftmaxIgnoresKeysOutsideTheWindow) {
   check_softmax(1);
   check_softmax(5);
   check_softmax(100);
+}
+
+TEST(DoubleKernels, GradientOfCappedScoresIsTheDerivative) {
+  check_softmax(0, 1.5);
+  check_softmax(5, 0.7);
 }
 
 /// Sums in parts of `part` logits.
@@ -363,10 +371,34 @@ TEST(DoubleKernels, CrossEntropysGradientIsItsDerivativeTimesTheScale) {
       for (std::size_t at = 0; at < size; at += part) {
         double* const some = in_place.data() + at;
         in_double::logit_gradients<double>(some, std::min(part, size - at), target - at, &row,
-                                           kScale, some);
+                                           kScale, 0.0, some);
       }
       expect_gradient(loss, logits, in_place, "logits", size / 100 + 1);
     }
+  }
+}
+
+TEST(DoubleKernels, GradientOfCappedLogitsIsTheDerivative) {
+  constexpr std::size_t kSize = 53;
+  constexpr double kScale = 0.25;
+  constexpr double kCap = 2.5;
+  Values logits = normals(kSize, 1, 3.0);
+  const auto capped = [&] {
+    Values values = logits;
+    in_double::soft_cap(values.data(), values.size(), 1.0, kCap);
+    return values;
+  };
+  EXPECT_NEAR(capped()[7], kCap * std::tanh(logits[7] / kCap), 1e-14);
+  for (const std::size_t target : {std::size_t{0}, std::size_t{20}}) {
+    const auto loss = [&] {
+      const RowSum<double> row = sum_of(capped(), target, kSize);
+      return kScale * (std::log(row.total) + row.largest - row.wanted);
+    };
+    Values in_place = capped();
+    const RowSum<double> row = sum_of(in_place, target, kSize);
+    in_double::logit_gradients<double>(in_place.data(), kSize, target, &row, kScale, kCap,
+                                       in_place.data());
+    expect_gradient(loss, logits, in_place, "logits");
   }
 }
 

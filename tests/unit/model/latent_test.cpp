@@ -11,6 +11,8 @@
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
 
+#include "src/model/spec/families/experts.h"
+
 namespace ballast::model::latent_test {
 namespace {
 
@@ -53,6 +55,14 @@ TEST(LatentAttention, HasMapsOfLowRankAndTheirNorms) {
     EXPECT_EQ(layer.product_elements, matrices);
     EXPECT_EQ(layer.attention_width, 3U * 16U);  // what the kernels compute
   }
+}
+
+/// Devices have memory for sums over rows of this width.
+TEST(LatentAttention, HasSumsAsWideAsItsRanks) {
+  ModelConfig c = small();
+  EXPECT_EQ(widest_of_specs(build_architecture(c).config), 11U + 6);
+  c.details["q_lora_rank"] = std::uint64_t{100};
+  EXPECT_EQ(widest_of_specs(build_architecture(c).config), 100U);
 }
 
 TEST(LatentAttention, ScalesScoresByTheSquareOfYarnsFactor) {

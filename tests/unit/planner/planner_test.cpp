@@ -189,14 +189,21 @@ TEST(Planner, IsAtLeastAsFastAsAnyPlanDrawnAtRandom) {
   EXPECT_GT(fitting, 100U);
 }
 
-TEST(Planner, GivesTheSameAnswerTwice) {
-  const Asked asked({}, kTight);
-  const Decision first = asked.decide();
-  const Decision second = asked.decide();
-  EXPECT_EQ(config::print(first.config), config::print(second.config));
-  EXPECT_EQ(first.prediction.step_seconds, second.prediction.step_seconds);
-  EXPECT_EQ(first.simulated, second.simulated);
-  EXPECT_GT(first.simulated, 10U);
+TEST(Planner, GivesTheSameAnswerWithAnyNumberOfThreads) {
+  for (const memory::Budgets& budgets : {kRoomy, kTight, memory::Budgets{20 * kMiB, 6 * kMiB}}) {
+    const Asked asked({}, budgets);
+    PlanRequest request = asked.request();
+    request.threads = 1;
+    const Decision alone = decide(request);
+    EXPECT_GT(alone.simulated, 1U);
+    for (const std::size_t threads : {2, 5}) {
+      request.threads = threads;
+      const Decision shared = decide(request);
+      EXPECT_EQ(config::print(shared.config), config::print(alone.config));
+      EXPECT_EQ(shared.prediction.step_seconds, alone.prediction.step_seconds);
+      EXPECT_EQ(shared.simulated, alone.simulated);
+    }
+  }
 }
 
 TEST(Planner, PredictsANamedConfigAsItIs) {

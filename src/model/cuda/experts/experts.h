@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include <cuda_runtime_api.h>
 
@@ -12,6 +13,9 @@ namespace ballast::model::cuda {
 // Kernels of routers and experts, documented at the host device's (../../host/ops.h).
 // Conventions: rows.h, but the numbers of experts, choices per token and rows are arbitrary.
 // `partials`: scratch memory of partial_floats({rows, experts}) floats.
+
+/// The values are arguments of kernels, so they may change when this returns.
+cudaError_t put_values(cudaStream_t stream, std::span<const float> values, float* to);
 
 /// The softmax is in fp32, its sums and sigmoids in double. There are at most 256 groups.
 template <class T>

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -78,15 +79,20 @@ __device__ double softmax(const float* logits, unsigned experts, float* probabil
 /// Writes the sigmoids of a row, and replaces the logits by corrected scores. Returns the sum of
 /// the sigmoids.
 template <class T>
-__device__ double sigmoids(float* logits, const T* correction, unsigned experts, float* scores) {
+__device__ double sigmoids(float* logits, const RouterBiases<T>& biases, unsigned experts,
+                           float* scores) {
   double total = 0.0;
   for (unsigned e = threadIdx.x % kWarp; e < experts; e += kWarp) {
     const auto score = static_cast<float>(formulas::sigmoid(static_cast<double>(logits[e])));
     scores[e] = score;
     total += static_cast<double>(score);
     float added = 0.0F;
-    for (unsigned a = 0; correction != nullptr && a < kAddends; ++a) {
-      added += device::widen(correction[a * experts + e]);
+    if (biases.moved != nullptr) {
+      added = biases.moved[e];
+    } else if (biases.correction != nullptr) {
+      for (unsigned a = 0; a < kAddends; ++a) {
+        added += device::widen(biases.correction[a * experts + e]);
+      }
     }
     logits[e] = score + added;
   }
@@ -216,9 +222,8 @@ __global__ void __launch_bounds__(kRouterThreads)
     __syncwarp();  // all lanes see the sums
   }
   float* const probabilities = to.probabilities + row * shape.experts;
-  const double log_sum = shape.sigmoid
-                             ? sigmoids(own, biases.correction, shape.experts, probabilities)
-                             : softmax(own, shape.experts, probabilities);
+  const double log_sum = shape.sigmoid ? sigmoids(own, biases, shape.experts, probabilities)
+                                       : softmax(own, shape.experts, probabilities);
   if (team.rank() == 0) to.log_sums[row] = static_cast<float>(log_sum);
   const unsigned words = (shape.experts + kBits - 1) / kBits;
   std::uint32_t* const shared = device::dynamic_shared<std::uint32_t>();
@@ -248,6 +253,17 @@ __global__ void __launch_bounds__(kRouterThreads)
   for (unsigned k = team.rank(); k < shape.per_token; k += kWarp) {
     weights[k] = static_cast<float>(static_cast<double>(weights[k]) / divisor * shape.factor);
   }
+}
+
+/// Values that are arguments of a kernel.
+struct PassedValues {
+  static constexpr unsigned kMost = 256;
+  float values[kMost];
+  unsigned count;
+};
+
+__global__ void __launch_bounds__(PassedValues::kMost) put_passed(PassedValues from, float* to) {
+  if (threadIdx.x < from.count) to[threadIdx.x] = from.values[threadIdx.x];
 }
 
 /// A router's results, and further inputs of its logits' gradients.
@@ -342,6 +358,21 @@ __global__ void __launch_bounds__(kRouterThreads)
 }
 
 }  // namespace
+
+cudaError_t put_values(cudaStream_t stream, std::span<const float> values, float* to) {
+  for (std::size_t at = 0; at < values.size(); at += PassedValues::kMost) {
+    const auto part =
+        values.subspan(at, std::min<std::size_t>(PassedValues::kMost, values.size() - at));
+    PassedValues from = {};
+    std::copy(part.begin(), part.end(), from.values);
+    from.count = static_cast<unsigned>(part.size());
+    const cudaError_t code =
+        device::launch({.stream = stream, .blocks = 1, .threads = PassedValues::kMost}, &put_passed,
+                       from, to + at);
+    if (code != cudaSuccess) return code;
+  }
+  return cudaSuccess;
+}
 
 template <class T>
 cudaError_t route(cudaStream_t stream, const RouterShape& shape, float* logits,

@@ -20,6 +20,15 @@ __global__ void scaled(T* x, float factor, std::size_t size) {
 }
 
 template <class T>
+__global__ void scaled_by(const T* addends, std::size_t count, T* x, std::size_t size) {
+  const std::size_t at = std::size_t{blockIdx.x} * kElementThreads + threadIdx.x;
+  if (at >= size) return;
+  float factor = 0.0F;
+  for (std::size_t i = 0; i < count; ++i) factor += widen(addends[i]);
+  narrow(widen(x[at]) * factor, x[at]);
+}
+
+template <class T>
 __global__ void dropped(DropoutMask mask, const T* x, T* y, std::size_t size, bool add_to_y) {
   const std::size_t at = (std::size_t{blockIdx.x} * kElementThreads + threadIdx.x) * kEight;
   if (at >= size) return;
@@ -120,6 +129,14 @@ cudaError_t scale(cudaStream_t stream, T* x, float factor, std::size_t size) {
 }
 
 template <class T>
+cudaError_t scale_by(cudaStream_t stream, const T* addends, std::size_t count, T* x,
+                     std::size_t size) {
+  if (size == 0) return cudaSuccess;
+  return device::launch({.stream = stream, .blocks = blocks_of(size), .threads = kElementThreads},
+                        &scaled_by<T>, addends, count, x, size);
+}
+
+template <class T>
 cudaError_t drop(cudaStream_t stream, const DropoutMask& mask, const T* x, T* y, std::size_t size,
                  bool add_to_y) {
   if (size == 0) return cudaSuccess;
@@ -157,6 +174,9 @@ template cudaError_t scale_columns(cudaStream_t, const ScaledColumns<F16>&);
 template cudaError_t scale(cudaStream_t, float*, float, std::size_t);
 template cudaError_t scale(cudaStream_t, Bf16*, float, std::size_t);
 template cudaError_t scale(cudaStream_t, F16*, float, std::size_t);
+template cudaError_t scale_by(cudaStream_t, const float*, std::size_t, float*, std::size_t);
+template cudaError_t scale_by(cudaStream_t, const Bf16*, std::size_t, Bf16*, std::size_t);
+template cudaError_t scale_by(cudaStream_t, const F16*, std::size_t, F16*, std::size_t);
 template cudaError_t drop(cudaStream_t, const DropoutMask&, const float*, float*, std::size_t,
                           bool);
 template cudaError_t drop(cudaStream_t, const DropoutMask&, const Bf16*, Bf16*, std::size_t, bool);

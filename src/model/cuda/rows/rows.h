@@ -87,6 +87,10 @@ cudaError_t activate_backward(cudaStream_t stream, Activation f, const T* x, T* 
 /// x *= factor; any size, any alignment of elements.
 template <class T>
 cudaError_t scale(cudaStream_t stream, T* x, float factor, std::size_t size);
+/// x *= the sum of the `addends`.
+template <class T>
+cudaError_t scale_by(cudaStream_t stream, const T* addends, std::size_t count, T* x,
+                     std::size_t size);
 /// y = x * (the mask's factors) (+ y).
 template <class T>
 cudaError_t drop(cudaStream_t stream, const DropoutMask& mask, const T* x, T* y, std::size_t size,

@@ -85,6 +85,7 @@ struct RowGradient {
   double total;
   float factor;
   unsigned target;
+  float cap;  ///< LogitTile::cap
 };
 
 /// Overwrites the row with its gradient. Gradients are narrower than logits, so a chunk's gradients
@@ -110,6 +111,7 @@ __device__ void replace_by_gradient(float* row, unsigned vocabulary, const RowGr
         if (at + j == gradient.target) {
           e = static_cast<float>(static_cast<double>(e) - gradient.total);
         }
+        if (gradient.cap > 0.0F) e *= formulas::soft_cap_derivative(x[i][j], gradient.cap);
         device::narrow(e * gradient.factor, narrowed.values[j]);
       }
       *reinterpret_cast<Narrow*>(out + at) = narrowed;
@@ -126,6 +128,14 @@ __device__ void clear_row(T* row, unsigned vocabulary) {
 /// tile.
 __device__ unsigned column_of(const LogitTile& tile, std::int32_t target) {
   return static_cast<unsigned>(target) - static_cast<unsigned>(tile.first);
+}
+
+/// There is one block per row.
+__global__ void __launch_bounds__(kEntropyThreads) cap_row(LogitTile tile) {
+  float* const row = tile.logits + blockIdx.x * tile.stride;
+  for (std::size_t i = threadIdx.x; i < tile.width; i += kEntropyThreads) {
+    row[i] = formulas::soft_cap(row[i], tile.cap);
+  }
 }
 
 /// There is one block per row.
@@ -175,7 +185,8 @@ __global__ void __launch_bounds__(kEntropyThreads)
                          {.largest = sum.largest,
                           .total = sum.total,
                           .factor = static_cast<float>(static_cast<double>(scale) / sum.total),
-                          .target = column_of(tile, target)});
+                          .target = column_of(tile, target),
+                          .cap = tile.cap});
 }
 
 __global__ void find_losses(const RowSum<float>* sums, const std::int32_t* targets,
@@ -231,6 +242,13 @@ __global__ void __launch_bounds__(kEntropyThreads)
 }
 
 }  // namespace
+
+cudaError_t cap_logits(cudaStream_t stream, const LogitTile& tile) {
+  if (tile.rows == 0) return cudaSuccess;
+  return device::launch(
+      {.stream = stream, .blocks = static_cast<unsigned>(tile.rows), .threads = kEntropyThreads},
+      &cap_row, tile);
+}
 
 cudaError_t sum_logits(cudaStream_t stream, const LogitTile& tile, const std::int32_t* targets,
                        bool first, RowSum<float>* sums) {

@@ -38,6 +38,8 @@ cudaError_t embed_backward(cudaStream_t stream, const Ids& ids, const T* dy,
                            const EmbeddingExtents& extents, const Embedding<float>& gradients,
                            std::uint32_t* links);
 
+/// Applies the soft cap to a tile of logits.
+cudaError_t cap_logits(cudaStream_t stream, const LogitTile& tile);
 /// Computes the sums of a tile of logits and merges them with `sums`; the `first` tile overwrites
 /// these. Sums of exponentials are in fp32 per thread in a fixed order, then in double. Rows with
 /// negative targets have the sums of no logits. A row with NaN or +infinity has a total of NaN.
@@ -46,7 +48,8 @@ cudaError_t sum_logits(cudaStream_t stream, const LogitTile& tile, const std::in
 /// Merges the sums of all tiles: the result of sum_logits() for one tile after the other.
 cudaError_t merge_row_sums(cudaStream_t stream, const RowSumsOfTiles& tiles, RowSum<float>* sums);
 /// Overwrites each row of logits, from its start, with the gradients of scale * weight * loss in T;
-/// the rest of the row is undefined. `weights`: weights of the rows; null: 1. Gradients replace
+/// the rest of the row is undefined. With a soft cap, these are gradients of the logits before the
+/// cap. `weights`: weights of the rows; null: 1. Gradients replace
 /// logits because logits are the largest intermediate.
 template <class T>
 cudaError_t logit_gradients(cudaStream_t stream, const LogitTile& tile, const std::int32_t* targets,

@@ -14,8 +14,9 @@ namespace {
 /// Adds the tensors described by a DecoderSpec to a block.
 class Tensors {
  public:
-  Tensors(BlockBuilder& block, const DecoderSpec& spec, double stddev)
-      : block_(block), spec_(spec), stddev_(stddev) {}
+  /// `heads`: those of the layer.
+  Tensors(BlockBuilder& block, const DecoderSpec& spec, const HeadExtents& heads, double stddev)
+      : block_(block), spec_(spec), heads_(heads), stddev_(stddev) {}
 
   void norm(const std::string& name, std::uint64_t width, bool biased) {
     if (name.empty()) return;
@@ -120,11 +121,26 @@ class Tensors {
                             spec_.residual_factor * stddev_);
     biased(experts.down, h, {.as_columns = true, .stacked = experts.count});
   }
+  /// Adds the tensors of LayerExpertsSpec.
+  void layer_experts(std::uint64_t h) {
+    const LayerExpertsSpec& experts = spec_.layer_experts;
+    if (experts.count == 0) return;
+    const std::uint64_t wide = experts.width;
+    norm(experts.norm_after_mlp, h, false);
+    block_.add(experts.router + ".weight", {experts.count, h}, Init::normal, stddev_);
+    block_.add(experts.router_scale, {h}, Init::ones);
+    block_.add(experts.factors, {experts.count}, Init::ones);
+    norm(experts.norm_before, h, false);
+    block_.add(experts.in, {experts.count, 2 * wide, h}, Init::normal, stddev_);
+    block_.add(experts.out, {experts.count, h, wide}, Init::normal, stddev_);
+    block_.add_repeated_products(experts.per_token * 3 * wide * h);
+    norm(experts.norm_after, h, false);
+  }
   /// Adds queries, keys and values with their norms, and the norm before them.
   void attention_inputs(const ModelConfig& c) {
     const std::uint64_t h = c.hidden_size;
-    const std::uint64_t q = c.num_heads * c.head_dim;
-    const std::uint64_t kv = c.num_kv_heads * c.head_dim;
+    const std::uint64_t q = heads_.heads * heads_.head_dim;
+    const std::uint64_t kv = heads_.kv_heads * heads_.head_dim;
     norm(spec_.norm_before_attention, h, spec_.layer_norm);
     if (spec_.latent.rank > 0) {
       latent_inputs(c);
@@ -133,19 +149,20 @@ class Tensors {
       if (spec_.interleaved_qkv) block_.stored_by({3, c.num_heads});
     } else {
       linear(spec_.qkv.at(0), h, q, spec_.qkv_bias);
-      linear(spec_.qkv.at(1), h, kv, spec_.qkv_bias);
-      linear(spec_.qkv.at(2), h, kv, spec_.qkv_bias);
+      for (std::size_t i = 1; i < spec_.qkv.size(); ++i) {
+        linear(spec_.qkv.at(i), h, kv, spec_.qkv_bias);
+      }
     }
     if (!spec_.sinks.empty()) block_.add(spec_.sinks, {c.num_heads}, Init::normal, stddev_);
-    head_norms(c);
+    head_norms();
     block_.attend(q, spec_.window);
   }
-  void head_norms(const ModelConfig& c) {
+  void head_norms() {
     const auto width = [&](std::uint64_t heads) {
-      return (spec_.norms_whole_rows ? heads : 1) * c.head_dim;
+      return (spec_.norms_whole_rows ? heads : 1) * heads_.head_dim;
     };
-    norm(spec_.query_norm, width(c.num_heads), false);
-    norm(spec_.key_norm, width(c.num_kv_heads), false);
+    norm(spec_.query_norm, width(heads_.heads), false);
+    norm(spec_.key_norm, width(heads_.kv_heads), false);
   }
 
  private:
@@ -172,12 +189,13 @@ class Tensors {
 
   BlockBuilder& block_;
   const DecoderSpec& spec_;
+  HeadExtents heads_;
   double stddev_;
 };
 
 /// Number of inputs of the map after attention.
-std::uint64_t attention_width(const ModelConfig& c, const DecoderSpec& spec) {
-  return c.num_heads * (spec.latent.rank > 0 ? spec.latent.values : c.head_dim);
+std::uint64_t attention_width(const HeadExtents& heads, const DecoderSpec& spec) {
+  return heads.heads * (spec.latent.rank > 0 ? spec.latent.values : heads.head_dim);
 }
 
 }  // namespace
@@ -202,10 +220,11 @@ BlockSpec DecoderFamily::layer(const ModelConfig& c, std::uint64_t index) const 
   const std::uint64_t h = c.hidden_size;
   const std::uint64_t wide = c.intermediate_size;
   BlockBuilder block(BlockKind::layer, fmt::format("layer {}", index), prefix(index));
-  Tensors tensors(block, spec, c.init_stddev);
+  const HeadExtents extents = heads(c, index);
+  Tensors tensors(block, spec, extents, c.init_stddev);
 
   tensors.attention_inputs(c);
-  tensors.linear(spec.attention_out, attention_width(c, spec), h, spec.attention_out_bias,
+  tensors.linear(spec.attention_out, attention_width(extents, spec), h, spec.attention_out_bias,
                  spec.residual_factor);
   tensors.norm(spec.norm_after_attention, h, spec.layer_norm);
   tensors.norm(spec.norm_before_mlp, h, spec.layer_norm);
@@ -217,6 +236,8 @@ BlockSpec DecoderFamily::layer(const ModelConfig& c, std::uint64_t index) const 
     tensors.linear(spec.mlp_out, wide, h, spec.mlp_bias, spec.residual_factor);
   }
   tensors.norm(spec.norm_after_mlp, h, spec.layer_norm);
+  tensors.layer_experts(h);
+  if (!spec.result_scale.empty()) block.add_buffer(spec.result_scale, 1, Init::ones);
   return block.finish();
 }
 
@@ -244,16 +265,18 @@ std::vector<BlockSpec> DecoderFamily::expert_blocks(const ModelConfig& c, std::u
           "a layer with experts needs a norm before them, and none after attention or them");
   const std::uint64_t h = c.hidden_size;
   const ExpertsSpec& experts = spec.experts;
+  const HeadExtents extents = heads(c, index);
   std::vector<BlockSpec> blocks;
   const auto add = [&](const std::string& name, const auto& fill) {
     BlockBuilder block(BlockKind::layer, fmt::format("layer {} {}", index, name), prefix(index));
-    fill(Tensors(block, spec, c.init_stddev), block);
+    fill(Tensors(block, spec, extents, c.init_stddev), block);
     blocks.push_back(block.finish());
   };
   add("attention", [&](Tensors tensors, BlockBuilder& block) {
     block.part(LayerPart::attention_half);
     tensors.attention_inputs(c);
-    tensors.last_linear(spec.attention_out, attention_width(c, spec), h, spec.attention_out_bias);
+    tensors.last_linear(spec.attention_out, attention_width(extents, spec), h,
+                        spec.attention_out_bias);
   });
   add("router", [&](Tensors tensors, BlockBuilder& block) {
     block.part(LayerPart::router);
@@ -304,6 +327,7 @@ std::string DecoderFamily::obstacle_to_tiles(const ModelConfig& config,
   if (spec.norm_before_attention.empty() || spec.norm_before_mlp.empty()) {
     return "they lack a norm before attention or the MLP";
   }
+  if (spec.norms_values) return "values have norms";
   if (spec.parallel) return "attention and the MLP read the same residual stream";
   if (spec.latent.rank > 0) return "queries, keys and values are maps of low rank";
   if (!spec.query_norm.empty()) {
@@ -322,13 +346,13 @@ std::vector<BlockSpec> DecoderFamily::layer_tiles(const ModelConfig& c, std::uin
   const auto add = [&](LayerPart part, const std::string& name, const auto& fill) {
     BlockBuilder block(BlockKind::layer, fmt::format("layer {} {}", index, name), prefix(index));
     block.part(part);
-    fill(Tensors(block, spec, c.init_stddev));
+    fill(Tensors(block, spec, heads(c, index), c.init_stddev));
     blocks.push_back(block.finish());
   };
   const auto add_norm = [&](const char* half, const std::string& name) {
     add(LayerPart::norm, half, [&](Tensors tensors) {
       tensors.norm(name, c.hidden_size, spec.layer_norm);
-      if (name == spec.norm_before_attention) tensors.head_norms(c);
+      if (name == spec.norm_before_attention) tensors.head_norms();
     });
   };
   add_norm("attention", spec.norm_before_attention);

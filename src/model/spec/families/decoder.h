@@ -52,6 +52,27 @@ struct ExpertsSpec {
 
 /// The first tensor of ExpertsSpec::fused.
 inline constexpr const char* kFusedGate = "gate_up_proj";
+/// Experts in addition to the MLP of a layer, in the block of the layer. With x, the residual
+/// stream after attention, the router reads x / rms(x) * scale / sqrt(H). The weights of a token's
+/// experts are divided by their sum. compute/layer_experts.h has the formula.
+struct LayerExpertsSpec {
+  std::uint64_t count = 0;  ///< 0: none
+  std::uint64_t per_token = 0;
+  std::uint64_t width = 0;     ///< width of an expert's MLP
+  std::string router;          ///< a map [count, H]
+  std::string router_scale;    ///< [H]
+  std::string factors;         ///< [count], factors of the experts' results
+  std::string in;              ///< [count, 2 width, H], rows of gate, then of up
+  std::string out;             ///< [count, H, width]
+  std::string norm_before;     ///< norm of x before the experts
+  std::string norm_after;      ///< norm of the experts' sum
+  std::string norm_after_mlp;  ///< norm of the MLP's result before both are added
+};
+/// Returns whether the tensor is the router of a LayerExpertsSpec, which is neither adapted nor
+/// quantised.
+inline bool is_layer_router(const TensorSpec& tensor) {
+  return tensor.name.ends_with(".router.proj.weight");
+}
 
 /// Multi-head latent attention: keys and values, and possibly queries, are maps of low rank with a
 /// norm between two matrices. A head of queries or keys has `plain` values, then `rotating` ones;
@@ -86,12 +107,14 @@ struct DecoderSpec {
   /// The MLP reads the input of the layer instead of the residual stream after attention.
   bool parallel = false;
 
-  /// Queries, keys and values: one map with rows in that order, or three maps.
+  /// Queries, keys and values: one map with rows in that order, or three maps. Two maps: the
+  /// results of the second one are keys, before their norm and rotation, and values.
   std::vector<std::string> qkv;
   LatentSpec latent;       ///< replaces three maps
   std::string query_norm;  ///< RMSNorms before rotary positions
   std::string key_norm;
   bool norms_whole_rows = false;  ///< true: over all heads together; false: per head
+  bool norms_values = false;      ///< values have an RMSNorm per head whose weights are 1
   bool rotates = true;            ///< false: attention without rotary positions
   std::size_t rotary = 0;         ///< index into rotaries_of()
   std::size_t query_rotary = 0;   ///< that of queries, if it is not 0; else `rotary`
@@ -102,6 +125,8 @@ struct DecoderSpec {
   std::string sinks;         ///< a tensor [heads] (AttentionSinks); "": none
   std::string attention_out;
 
+  std::string result_scale;  ///< a buffer [1] that multiplies the layer's result; "": none
+
   /// True: gate and up, or one map with rows in that order. False: one map and its activation.
   bool gated = true;
   Activation activation = Activation::silu;
@@ -109,6 +134,7 @@ struct DecoderSpec {
   std::string mlp_out;
 
   ExpertsSpec experts;  ///< replace mlp_in and mlp_out
+  LayerExpertsSpec layer_experts;
 
   bool conv1d = false;           ///< weights of linear maps are [in, out]; false: [out, in]
   bool interleaved_qkv = false;  ///< TensorSpec::stored of a joined map: grouped by head

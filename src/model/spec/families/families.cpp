@@ -13,6 +13,7 @@
 #include "ballast/model/family.h"
 
 #include "src/model/spec/families/experts.h"
+#include "src/model/spec/families/gemma.h"
 #include "src/model/spec/families/gpt2.h"
 #include "src/model/spec/families/gpt_neox.h"
 #include "src/model/spec/families/latent.h"
@@ -33,7 +34,7 @@ std::vector<std::unique_ptr<const Family>> make_families() {
 std::vector<std::unique_ptr<const Family>>& families() {
   static auto all = [] {
     auto made = make_families<Gpt2, Llama, Mistral, Ministral3, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2,
-                              Olmo3, Gemma3, GptNeoX>();
+                              Olmo3, Gemma2, Gemma3, Gemma4, GptNeoX>();
     std::ranges::move(families_with_experts(), std::back_inserter(made));
     std::ranges::move(families_with_latent_attention(), std::back_inserter(made));
     return made;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -11,6 +12,12 @@
 #include "src/model/spec/families/decoder.h"
 
 namespace ballast::model {
+
+/// Returns whether `number` is a multiple of `interval`, like % in Python, for intervals of any
+/// size.
+inline bool is_multiple(std::uint64_t number, double interval) {
+  return std::fmod(static_cast<double>(number), interval) == 0.0;
+}
 
 /// RMSNorm, rotary positions, grouped-query attention and SwiGLU. Other families derive from it and
 /// override the differences.

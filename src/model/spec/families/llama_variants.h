@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,12 +12,6 @@ namespace ballast::model {
 
 // Families that differ from Llama in a few points, named after the classes in Hugging Face's
 // transformers.
-
-/// Returns whether `number` is a multiple of `interval`, like % in Python, for intervals of any
-/// size.
-inline bool is_multiple(std::uint64_t number, double interval) {
-  return std::fmod(static_cast<double>(number), interval) == 0.0;
-}
 
 class Mistral final : public Llama {
  public:
@@ -271,83 +264,6 @@ class Olmo3 final : public Olmo2 {
  protected:
   bool is_windowed(const ModelConfig& /*config*/, std::uint64_t index) const override {
     return (index + 1) % 4 != 0;
-  }
-};
-
-/// The text models of Gemma 3. RMSNorms before and after attention and MLP multiply by one plus
-/// their weight. Each head of queries and keys has a norm, the MLP has a GELU gate, and the
-/// embedding is multiplied by sqrt(hidden_size). Most layers have a window and a smaller base of
-/// the rotary positions.
-class Gemma3 final : public Llama {
- public:
-  Gemma3()
-      : Llama({.name = "gemma3",
-               .checkpoint_class = "Gemma3ForCausalLM",
-               .details = {{"rope_theta", 1000000.0},
-                           {"rope_scaling", {}},
-                           {"attention_bias", false},
-                           {"rope_local_base_freq", 10000.0},
-                           {"sliding_window", 4096},
-                           {"sliding_window_pattern", 6},
-                           {"layer_types", {}},
-                           {"query_pre_attn_scalar", 256}},
-               .rules = {.rope = {.longest = 131072, .by_layer_type = true},
-                         .without_effect = {"_sliding_window_pattern", "hidden_act"}},
-               .standards = {
-                   {"num_key_value_heads", 4}, {"head_dim", 256}, {"intermediate_size", 9216}}}) {}
-  std::string_view checkpoint_type() const override { return "gemma3_text"; }
-  bool ties_embeddings() const override { return true; }
-  void complete(ModelConfig& c, const Refuse& refuse) const override {
-    Llama::complete(c, refuse);
-    const double pattern = c.number("sliding_window_pattern");
-    if (!(pattern >= 1.0) || pattern != std::floor(pattern)) {
-      refuse("sliding_window_pattern",
-             fmt::format("must be a number of layers, the last of which has no window, got {}",
-                         pattern));
-    }
-    const double scalar = c.number("query_pre_attn_scalar");
-    if (!(scalar > 0.0)) {
-      refuse("query_pre_attn_scalar", fmt::format("must be above 0, got {}", scalar));
-    }
-  }
-  std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
-    return {rotary_positions(c, refuse), plain_rotary_positions(c, "rope_local_base_freq", refuse)};
-  }
-  double score_scale(const ModelConfig& c) const override {
-    return 1.0 / std::sqrt(c.number("query_pre_attn_scalar"));
-  }
-  OuterTensors outer() const override {
-    OuterTensors tensors = Llama::outer();
-    tensors.norm_offset = 1.0F;
-    tensors.scales_tokens = true;
-    return tensors;
-  }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
-    DecoderSpec spec = Llama::decoder(c, index);
-    spec.norm_offset = 1.0F;
-    spec.norm_after_attention = "post_attention_layernorm";
-    spec.norm_before_mlp = "pre_feedforward_layernorm";
-    spec.norm_after_mlp = "post_feedforward_layernorm";
-    spec.query_norm = "self_attn.q_norm";
-    spec.key_norm = "self_attn.k_norm";
-    spec.activation = Activation::gelu_tanh;
-    spec.rotary = is_sliding(c, index) ? 1 : 0;
-    return spec;
-  }
-  std::vector<CheckpointKey> checkpoint_keys() const override {
-    std::vector<CheckpointKey> keys = Llama::checkpoint_keys();
-    std::erase_if(keys, [](const CheckpointKey& key) { return key.name == "hidden_act"; });
-    keys.insert(keys.end(),
-                {{"hidden_activation", "", {"gelu_pytorch_tanh", "gelu_new", "gelu_fast"}},
-                 {"attn_logit_softcapping", "", {}},
-                 {"final_logit_softcapping", "", {}},
-                 {"use_bidirectional_attention", "", {"false"}}});
-    return keys;
-  }
-
- protected:
-  bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
-    return !is_multiple(index + 1, c.number("sliding_window_pattern"));
   }
 };
 

@@ -204,6 +204,23 @@ Rotary longrope(const Inputs& in, Scaling& scaling) {
   return rotary;
 }
 
+/// A part of the pairs of a whole head turns; the others have frequency 0.
+Rotary proportional(double theta, std::uint64_t width, Scaling& scaling) {
+  const double part = scaling.number("partial_rotary_factor", 1.0);
+  const double factor = scaling.number("factor", 1.0);
+  if (part > 1.0) {
+    scaling.fail(fmt::format("'partial_rotary_factor' must be at most 1, got {}", part));
+  }
+  if (width % 2 != 0) scaling.fail(fmt::format("heads of {} values cannot rotate", width));
+  const double turning = std::floor(part * static_cast<double>(width) / 2.0);
+  Rotary rotary = {frequencies_of(theta, width / 2)};
+  for (std::size_t i = 0; i < rotary.frequencies.size(); ++i) {
+    double& frequency = rotary.frequencies[i];
+    frequency = static_cast<double>(i) < turning ? frequency / factor : 0.0;
+  }
+  return rotary;
+}
+
 Rotary scaled(const Inputs& in, Scaling& scaling) {
   const std::string type = scaling.type();
   if (type == "default") return {frequencies_of(in.theta, in.pairs)};
@@ -217,8 +234,8 @@ Rotary scaled(const Inputs& in, Scaling& scaling) {
   if (type == "llama3") return llama3(in, scaling);
   if (type == "yarn") return yarn(in, scaling);
   if (type == "longrope" || type == "su") return longrope(in, scaling);
-  const std::vector<std::string> types = {"default", "linear", "dynamic",
-                                          "llama3",  "yarn",   "longrope"};
+  const std::vector<std::string> types = {"default", "linear",   "dynamic",     "llama3",
+                                          "yarn",    "longrope", "proportional"};
   scaling.fail(fmt::format("'{}' is not a type; choose one of {}{}", text::printable(type),
                            listed(types), did_you_mean(type, types)));
 }
@@ -245,10 +262,15 @@ Rotary rotary_positions(const ModelConfig& c, const Refuse& refuse, const Rotary
   Scaling scaling(c, refuse);
   const double theta = scaling.number("rope_theta", c.number("rope_theta"));
   if (!(theta > 0.0)) refuse("rope_theta", fmt::format("must be above 0, got {}", theta));
+  const std::uint64_t width = use.width > 0 ? use.width : c.head_dim;
+  if (scaling.type() == "proportional") {
+    Rotary rotary = proportional(theta, width, scaling);
+    scaling.check_unknown();
+    return rotary;
+  }
   const double given_part =
       c.details.contains("partial_rotary_factor") ? c.number("partial_rotary_factor") : 1.0;
   const double part = scaling.number("partial_rotary_factor", given_part);
-  const std::uint64_t width = use.width > 0 ? use.width : c.head_dim;
   const double exact = static_cast<double>(width) * part;
   const bool fits = exact >= 0.0 && exact <= static_cast<double>(width) && exact < 0x1p63;
   const auto dims = fits ? static_cast<std::uint64_t>(exact) : 0;

@@ -34,7 +34,8 @@ struct RotaryUse {
 /// by the factor); dynamic (a base that grows with the length of the document; bloc97, "NTK-aware
 /// scaled RoPE", 2023); llama3 (frequencies below a bound divided by the factor; Llama 3.1's model
 /// card); yarn (Peng et al., "YaRN", 2023, section 3); longrope (other divisors of the frequencies
-/// in long documents; Ding et al., "LongRoPE", 2024).
+/// in long documents; Ding et al., "LongRoPE", 2024); proportional (the first pairs of a head turn,
+/// with the frequencies of a whole head).
 Rotary rotary_positions(const ModelConfig& config, const Refuse& refuse, const RotaryUse& use = {});
 
 /// YaRN's factor of a softmax's scores beyond that of rotary positions, as in DeepSeek-V3: the

@@ -144,6 +144,40 @@ TEST_F(CudaRouter, BiasesAreAddedToLogitsOrScores) {
   }
 }
 
+/// They are copied from host memory, and replace the corrections of the weights.
+TEST_F(CudaRouter, MovedCorrectionsAreAddedToScores) {
+  for (const RouterShape& shape : kShapes) {
+    if (!shape.sigmoid) continue;
+    const auto values = normals_of<float>(shape.experts, 9, 3.0);
+    std::vector<float> addends(test::biases_in(shape));
+    std::copy(values.begin(), values.end(), addends.begin());
+    const std::vector<float> logits = random_logits(shape);
+    const Decided expected(shape, logits, addends);
+    Decided found(shape);
+    std::vector<float> own = logits;
+    const std::vector<float> others(test::biases_in(shape), 7.0F);
+    test::host_ops<float>().route(shape, own.data(),
+                                  {.correction = others.data(), .moved = values.data()}, nullptr,
+                                  found.routing(), found.starts.data());
+    EXPECT_EQ(found.chosen, expected.chosen);
+    EXPECT_EQ(found.weights, expected.weights);
+    const Scratch scratch(shape);
+    const DeviceArray<float> others_there(others);
+    const auto chosen = in_every_order([&] {
+      const Uploaded to(Decided{shape});
+      const DeviceArray<float> there(logits);
+      const DeviceArray<float> moved(shape.experts + 1, -7.0F);
+      must(put_values(nullptr, values, moved.data()));
+      must(route<float>(nullptr, shape, there.data(),
+                        {.correction = others_there.data(), .moved = moved.data()}, nullptr,
+                        to.routing(), nullptr, scratch.data()));
+      EXPECT_EQ(moved.get().back(), -7.0F);
+      return to.chosen.get();
+    });
+    EXPECT_EQ(chosen, expected.chosen);
+  }
+}
+
 /// Every third row is padding. Others have no target, which routers ignore.
 std::vector<std::int32_t> some_padding(const RouterShape& shape) {
   std::vector<std::int32_t> targets(shape.rows);

@@ -1,5 +1,6 @@
 // Sums of rows of logits, by vocabulary tile.
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -55,6 +56,40 @@ TEST_F(CudaRowSums, OfTilesAreMergedAsIfTheyWereVisited) {
   EXPECT_GE(visited[0].total, 1.0);
   EXPECT_EQ(visited[0].wanted, logits[9]);
   EXPECT_EQ(visited[2].total, 0.0) << "a row without a target";
+}
+
+TEST_F(CudaRowSums, OfCappedLogitsGiveTheDerivativesBeforeTheCap) {
+  constexpr std::size_t kRows = 2;
+  constexpr std::size_t kWidth = 131;
+  constexpr std::size_t kStride = 144;
+  constexpr float kCap = 2.0F;
+  std::mt19937 random(12);
+  std::vector<float> logits(kRows * kStride);
+  for (float& logit : logits) logit = std::normal_distribution<float>(0.0F, 2.0F)(random);
+  const std::vector<std::int32_t> wanted = {0, 130};
+  const DeviceArray<std::int32_t> targets(wanted);
+  const auto gradients = in_every_order([&] {
+    const DeviceArray<float> values(logits);
+    const DeviceArray<RowSum<float>> sums(kRows);
+    const LogitTile tile = {values.data(), kRows, kStride, 0, kWidth, kCap};
+    must(cap_logits(nullptr, tile));
+    must(sum_logits(nullptr, tile, targets.data(), true, sums.data()));
+    must(logit_gradients<float>(nullptr, tile, targets.data(), 1.0F, nullptr, sums.data()));
+    return values.get();
+  });
+  for (std::size_t r = 0; r < kRows; ++r) {
+    const auto u = [&](std::size_t i) {
+      return std::tanh(static_cast<double>(logits[r * kStride + i]) / kCap);
+    };
+    double total = 0.0;
+    for (std::size_t i = 0; i < kWidth; ++i) total += std::exp(kCap * u(i));
+    for (std::size_t i = 0; i < kWidth; ++i) {
+      const double one = i == static_cast<std::size_t>(wanted[r]) ? 1.0 : 0.0;
+      const double expected = (std::exp(kCap * u(i)) / total - one) * (1.0 - u(i) * u(i));
+      EXPECT_NEAR(gradients[r * kStride + i], expected, 1e-5 * std::abs(expected) + 1e-8)
+          << r << ", " << i;
+    }
+  }
 }
 
 }  // namespace
