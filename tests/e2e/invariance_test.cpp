@@ -66,6 +66,12 @@ const Model kAllExperts = {"all experts",
                               "intermediate_size": 48, "num_local_experts": 5,
                               "num_experts_per_tok": 2, "sliding_window": 7,
                               "swiglu_limit": 0.05)"};
+const Model kDelta = {"gated delta nets",
+                      R"("family": "qwen3_5", "vocab_size": 131, "hidden_size": 64,
+                         "num_layers": 3, "num_heads": 4, "head_dim": 16, "intermediate_size": 96,
+                         "full_attention_interval": 2, "linear_num_key_heads": 2,
+                         "linear_num_value_heads": 4, "linear_key_head_dim": 12,
+                         "linear_value_head_dim": 8)"};
 const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
 /// Rotary positions scaled for documents of more than 7 tokens.
 Model with_dynamic_scaling(Model model) {
@@ -347,6 +353,13 @@ TEST(Invariance, PackedExpertsWithFrozenBiasesAndSinksInFp32) {
       false, 0, {test::kPacked});
 }
 
+TEST(Invariance, PackedGatedDeltaNetsInBf16) {
+  expect_some_invariance(kDelta, true, 0, {test::kPacked});
+  const std::string adapters = R"(ballast.adapters={"targets": "all-linear", "rank": 4})";
+  expect_some_invariance(training(kDelta, "adapters"), true, 1,
+                         {adapters, "ballast.quantized_base=nf4", test::kPacked});
+}
+
 /// Includes dropout, and modules that are trained in full.
 TEST(Invariance, AdaptersInBf16) {
   Model model = training(kLlama, "adapters");
@@ -409,6 +422,7 @@ TEST(Invariance, ComputeThreads) {
   same(kGpt2, false, {}, 10);  // with an evaluation
   same(kGpt2, true, {test::kPacked});
   same(cut_everywhere(kTiedLlama, 3), false, {test::kPacked});
+  same(kDelta, true, {test::kPacked});
   for (const bool bf16 : {true, false}) same(kExperts, bf16);
   same(kAllExperts, false, {test::kPacked});
   same(kAllExperts, false, test::kFp16);
