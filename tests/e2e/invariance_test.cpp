@@ -9,6 +9,7 @@
 
 #include "ballast/cpu_adam/updater.h"
 
+#include "tests/e2e/invariance_models.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
@@ -21,69 +22,6 @@ namespace {
 
 constexpr std::uint64_t kSteps = 18;
 constexpr std::uint64_t kFewSteps = 6;
-
-struct Model {
-  std::string name;
-  std::string section;
-  std::string trained = {};  ///< the value of ballast.train, unless all
-};
-
-const Model kGpt2 = {"gpt2",
-                     R"("family": "gpt2", "vocab_size": 131, "hidden_size": 64, "num_layers": 2,
-                        "num_heads": 4)"};
-const Model kLlama = {"llama",
-                      R"("family": "llama", "vocab_size": 131, "hidden_size": 96, "num_layers": 3,
-                         "num_heads": 6, "num_kv_heads": 2, "intermediate_size": 160)"};
-/// Each head of queries and keys has a norm.
-const Model kTiedQwen3 = {"tied qwen3",
-                          R"("family": "qwen3", "vocab_size": 131, "hidden_size": 96,
-                             "num_layers": 3, "num_heads": 6, "num_kv_heads": 2, "head_dim": 16,
-                             "intermediate_size": 160, "tie_embeddings": true)"};
-/// Cuts the vocabulary into tiles.
-Model cut(const Model& model, int tiles) {
-  return {fmt::format("{} in {} tiles", model.name, tiles),
-          fmt::format(R"({}, "vocabulary_tiles": {})", model.section, tiles), model.trained};
-}
-/// Cuts the layers into tiles, too: two of attention, three of the MLP, which differ in width.
-Model cut_everywhere(const Model& model, int tiles) {
-  const Model vocabulary = cut(model, tiles);
-  return {fmt::format("{}, layers too", vocabulary.name),
-          fmt::format(R"({}, "layer_tiles": 3)", vocabulary.section), model.trained};
-}
-/// One of two layers has experts and a shared expert. Some experts have no tokens in a step, which
-/// the test checks.
-const Model kExperts = {"experts",
-                        R"("family": "qwen2_moe", "vocab_size": 131, "hidden_size": 64,
-                           "num_layers": 2, "num_heads": 4, "intermediate_size": 96,
-                           "num_experts": 48, "num_experts_per_tok": 1,
-                           "moe_intermediate_size": 16, "shared_expert_intermediate_size": 48,
-                           "mlp_only_layers": [1], "output_router_logits": true,
-                           "router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.01)"};
-/// Attention has sinks and windows. Experts have biases and limits that they reach.
-const Model kAllExperts = {"all experts",
-                           R"("family": "gpt_oss", "vocab_size": 131, "hidden_size": 64,
-                              "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
-                              "intermediate_size": 48, "num_local_experts": 5,
-                              "num_experts_per_tok": 2, "sliding_window": 7,
-                              "swiglu_limit": 0.05)"};
-/// Latent attention. The second layer has groups of experts, whose correction biases move.
-const Model kLatentExperts = {"latent experts", R"("family": "deepseek_v3", "vocab_size": 131,
-    "hidden_size": 48, "num_layers": 2, "num_heads": 3, "q_lora_rank": 18, "kv_lora_rank": 14,
-    "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12, "intermediate_size": 56,
-    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 2,
-    "topk_group": 1, "first_k_dense_replace": 1, "router_bias_update_speed": 0.01)"};
-const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
-/// Rotary positions scaled for documents of more than 7 tokens.
-Model with_dynamic_scaling(Model model) {
-  model.name += " with dynamic scaling";
-  model.section += R"(, "rope_scaling": {"rope_type": "dynamic", "factor": 3,
-                                         "original_max_position_embeddings": 7})";
-  return model;
-}
-/// Freezes all tensors that do not match.
-Model training(const Model& model, const std::string& patterns) {
-  return {fmt::format("{}, only {}", model.name, patterns), model.section, patterns};
-}
 
 using Overrides = std::vector<std::string>;
 
@@ -360,6 +298,13 @@ TEST(Invariance, PackedExpertsWithFrozenBiasesAndSinksInFp32) {
       false, 0, {test::kPacked});
 }
 
+TEST(Invariance, PackedGatedDeltaNetsInBf16) {
+  expect_some_invariance(kDelta, true, 0, {test::kPacked});
+  const std::string adapters = R"(ballast.adapters={"targets": "all-linear", "rank": 4})";
+  expect_some_invariance(training(kDelta, "adapters"), true, 1,
+                         {adapters, "ballast.quantized_base=nf4", test::kPacked});
+}
+
 /// Includes dropout, and modules that are trained in full.
 TEST(Invariance, AdaptersInBf16) {
   Model model = training(kLlama, "adapters");
@@ -422,6 +367,7 @@ TEST(Invariance, ComputeThreads) {
   same(kGpt2, false, {}, 10);  // with an evaluation
   same(kGpt2, true, {test::kPacked});
   same(cut_everywhere(kTiedLlama, 3), false, {test::kPacked});
+  same(kDelta, true, {test::kPacked});
   for (const bool bf16 : {true, false}) same(kExperts, bf16);
   same(kAllExperts, false, {test::kPacked});
   same(kAllExperts, false, test::kFp16);

@@ -14,6 +14,7 @@
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
 #include "ballast/model/initialize.h"
+#include "ballast/text/json.h"
 
 #include "src/model/host/factories.h"
 #include "tests/support/expect_error.h"
@@ -221,6 +222,19 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << (c.dora ? "_dora" : "");
 }
 
+/// The layer has a gated delta net or, if the map of queries is a target, gated attention.
+void set_mixer(ModelConfig& config, const Case& c) {
+  const bool attends = c.targets.front() == "q_proj";
+  config.details["full_attention_interval"] = std::uint64_t{attends ? 1U : 4U};
+  config.details["linear_num_key_heads"] = std::uint64_t{2};
+  config.details["linear_num_value_heads"] = std::uint64_t{4};
+  config.details["linear_key_head_dim"] = std::uint64_t{10};
+  config.details["linear_value_head_dim"] = std::uint64_t{6};
+  if (config.family != "qwen3_next") return;
+  config.details["num_experts"] = std::uint64_t{16};
+  config.details["mlp_only_layers"] = text::parse_json("[0]", "mlp_only_layers");
+}
+
 Bench make(const Case& c) {
   ModelConfig config = default_config(c.family);
   config.vocab_size = 61;
@@ -238,6 +252,7 @@ Bench make(const Case& c) {
     config.details["qk_rope_head_dim"] = std::uint64_t{6};
     config.details["v_head_dim"] = std::uint64_t{12};
   }
+  if (config.details.contains("linear_num_key_heads")) set_mixer(config, c);
   Bench bench(config, DType::f32, kShape, kThreads);
   adapt(bench.architecture,
         {.rank = kRank,
@@ -438,10 +453,17 @@ TEST_P(AdapterDropout, DropOtherElementsInEachMicroBatchAndNoneInAnEvaluation) {
   EXPECT_LT(test::relative_error(mean, all), 0.5 * test::relative_error(one, all));
 }
 
-const std::vector<Case> kCases = {
-    {"llama"}, {"llama", true}, {"llama", true, {"k_proj", "up_proj"}},
-    {"gpt2"},  {"gpt_neox"},    {"olmo2"},
-    {"phi3"},  {"deepseek_v3"}};
+const std::vector<Case> kCases = {{"llama"},
+                                  {"llama", true},
+                                  {"llama", true, {"k_proj", "up_proj"}},
+                                  {"gpt2"},
+                                  {"gpt_neox"},
+                                  {"olmo2"},
+                                  {"phi3"},
+                                  {"deepseek_v3"},
+                                  {"qwen3_5"},
+                                  {"qwen3_5", false, {"q_proj", "k_proj"}},
+                                  {"qwen3_next"}};
 INSTANTIATE_TEST_SUITE_P(Families, AdapterPasses, testing::ValuesIn(kCases),
                          testing::PrintToStringParamName());
 INSTANTIATE_TEST_SUITE_P(Families, AdapterDropout, testing::ValuesIn(kCases),
@@ -454,7 +476,8 @@ INSTANTIATE_TEST_SUITE_P(Dora, AdapterPasses,
                                          Case{"gpt2", false, {"all-linear"}, true},
                                          Case{"olmo2", false, {"all-linear"}, true},
                                          Case{"deepseek_v3", false, {"all-linear"}, true},
-                                         Case{"phi3", false, {"all-linear"}, true}),
+                                         Case{"phi3", false, {"all-linear"}, true},
+                                         Case{"qwen3_5", false, {"all-linear"}, true}),
                          testing::PrintToStringParamName());
 
 }  // namespace

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <string>
+
+#include <fmt/format.h>
+
+namespace ballast::engine::invariance_test {
+
+/// A model whose results must not depend on how it is trained.
+struct Model {
+  std::string name;
+  std::string section;
+  std::string trained = {};  ///< the value of ballast.train, unless all
+};
+
+inline const Model kGpt2 = {
+    "gpt2",
+    R"("family": "gpt2", "vocab_size": 131, "hidden_size": 64, "num_layers": 2,
+                        "num_heads": 4)"};
+inline const Model kLlama = {
+    "llama",
+    R"("family": "llama", "vocab_size": 131, "hidden_size": 96, "num_layers": 3,
+                         "num_heads": 6, "num_kv_heads": 2, "intermediate_size": 160)"};
+/// Each head of queries and keys has a norm.
+inline const Model kTiedQwen3 = {"tied qwen3",
+                                 R"("family": "qwen3", "vocab_size": 131, "hidden_size": 96,
+                             "num_layers": 3, "num_heads": 6, "num_kv_heads": 2, "head_dim": 16,
+                             "intermediate_size": 160, "tie_embeddings": true)"};
+/// Cuts the vocabulary into tiles.
+inline Model cut(const Model& model, int tiles) {
+  return {fmt::format("{} in {} tiles", model.name, tiles),
+          fmt::format(R"({}, "vocabulary_tiles": {})", model.section, tiles), model.trained};
+}
+/// Cuts the layers into tiles, too: two of attention, three of the MLP, which differ in width.
+inline Model cut_everywhere(const Model& model, int tiles) {
+  const Model vocabulary = cut(model, tiles);
+  return {fmt::format("{}, layers too", vocabulary.name),
+          fmt::format(R"({}, "layer_tiles": 3)", vocabulary.section), model.trained};
+}
+/// One of two layers has experts and a shared expert. Some experts have no tokens in a step, which
+/// the test checks.
+inline const Model kExperts = {"experts",
+                               R"("family": "qwen2_moe", "vocab_size": 131, "hidden_size": 64,
+                           "num_layers": 2, "num_heads": 4, "intermediate_size": 96,
+                           "num_experts": 48, "num_experts_per_tok": 1,
+                           "moe_intermediate_size": 16, "shared_expert_intermediate_size": 48,
+                           "mlp_only_layers": [1], "output_router_logits": true,
+                           "router_aux_loss_coef": 0.1, "router_z_loss_coef": 0.01)"};
+/// Attention has sinks and windows. Experts have biases and limits that they reach.
+inline const Model kAllExperts = {"all experts",
+                                  R"("family": "gpt_oss", "vocab_size": 131, "hidden_size": 64,
+                              "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
+                              "intermediate_size": 48, "num_local_experts": 5,
+                              "num_experts_per_tok": 2, "sliding_window": 7,
+                              "swiglu_limit": 0.05)"};
+/// Latent attention. The second layer has groups of experts, whose correction biases move.
+inline const Model kLatentExperts = {"latent experts",
+                                     R"("family": "deepseek_v3", "vocab_size": 131,
+    "hidden_size": 48, "num_layers": 2, "num_heads": 3, "q_lora_rank": 18, "kv_lora_rank": 14,
+    "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12, "intermediate_size": 56,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 2,
+    "topk_group": 1, "first_k_dense_replace": 1, "router_bias_update_speed": 0.01)"};
+inline const Model kDelta = {"gated delta nets",
+                             R"("family": "qwen3_5", "vocab_size": 131, "hidden_size": 64,
+                         "num_layers": 3, "num_heads": 4, "head_dim": 16, "intermediate_size": 96,
+                         "full_attention_interval": 2, "linear_num_key_heads": 2,
+                         "linear_num_value_heads": 4, "linear_key_head_dim": 12,
+                         "linear_value_head_dim": 8)"};
+inline const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
+/// Rotary positions scaled for documents of more than 7 tokens.
+inline Model with_dynamic_scaling(Model model) {
+  model.name += " with dynamic scaling";
+  model.section += R"(, "rope_scaling": {"rope_type": "dynamic", "factor": 3,
+                                         "original_max_position_embeddings": 7})";
+  return model;
+}
+/// Freezes all tensors that do not match.
+inline Model training(const Model& model, const std::string& patterns) {
+  return {fmt::format("{}, only {}", model.name, patterns), model.section, patterns};
+}
+
+}  // namespace ballast::engine::invariance_test
