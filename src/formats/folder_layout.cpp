@@ -19,18 +19,18 @@ using text::Json;
 using Role = FolderLayout::Role;
 using Format = QuantizedWeights::Format;
 
-constexpr const char* kMetadata = "metadata";
+constexpr const char* kIndexMetadata = "metadata";
 constexpr const char* kQuantization = "quantization_config";
 
 /// Names in the JSON.
-constexpr std::array<std::string_view, 4> kFormats = {"mxfp4", "nf4", "int8", "fp8"};
+constexpr std::array<std::string_view, 4> kCodeFormats = {"mxfp4", "nf4", "int8", "fp8"};
 constexpr std::array<std::string_view, 4> kRoles = {"weight", "codes", "scales", "description"};
 
 /// The metadata of an index; an empty object if it has none.
 Json index_metadata(const fs::path& path) {
   const Json index =
       text::parse_json(read_small_file(path), path.string(), {.category = ErrorCategory::data});
-  const Json* const metadata = index.find(kMetadata);
+  const Json* const metadata = index.find(kIndexMetadata);
   return metadata != nullptr && metadata->is_object() ? *metadata : Json::object();
 }
 
@@ -63,7 +63,7 @@ Json to_json(const FolderLayout::Tensor& tensor) {
     json.add("role", kRoles[static_cast<std::size_t>(tensor.role)]);
   }
   if (tensor.role == Role::codes) {
-    json.add("format", kFormats[static_cast<std::size_t>(tensor.codes.format)]);
+    json.add("format", kCodeFormats[static_cast<std::size_t>(tensor.codes.format)]);
     json.add("weight", tensor.codes.weight);
     json.add("type", tensor.codes.type);
     json.add("scales", tensor.codes.scales);
@@ -83,7 +83,7 @@ class LayoutReader {
     FolderLayout layout;
     for (const Json& file : member(json, "files").elements()) {
       layout.files.push_back({.name = text_of(file, "name"), .metadata = {}, .tensors = {}});
-      for (const auto& [key, value, at] : member(file, kMetadata).members()) {
+      for (const auto& [key, value, at] : member(file, kIndexMetadata).members()) {
         layout.files.back().metadata.emplace(key, value.text());
       }
       for (const Json& tensor : member(file, "tensors").elements()) {
@@ -137,7 +137,7 @@ class LayoutReader {
       tensor.role = static_cast<Role>(index_in(kRoles, text_of(json, "role")));
     }
     if (tensor.role == Role::codes) {
-      tensor.codes = {static_cast<Format>(index_in(kFormats, text_of(json, "format"))),
+      tensor.codes = {static_cast<Format>(index_in(kCodeFormats, text_of(json, "format"))),
                       text_of(json, "weight"), text_of(json, "type"), text_of(json, "scales")};
     }
     if (json.find("copy_of") != nullptr) tensor.copy_of = text_of(json, "copy_of");
@@ -181,7 +181,7 @@ std::string to_text(const FolderLayout& layout) {
     Json tensors = Json::array();
     for (const FolderLayout::Tensor& tensor : file.tensors) tensors.push_back(to_json(tensor));
     files.push_back(
-        Json::object({{"name", file.name}, {kMetadata, metadata}, {"tensors", tensors}}));
+        Json::object({{"name", file.name}, {kIndexMetadata, metadata}, {"tensors", tensors}}));
   }
   Json json = Json::object({{"files", files}});
   if (layout.index) json.add("index", *layout.index);
