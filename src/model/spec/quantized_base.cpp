@@ -32,7 +32,9 @@ void quantize(Architecture& model, const Quantization& how,
   for (BlockSpec& block : model.blocks) {
     bool any = false;
     for (TensorSpec& tensor : block.tensors) {
-      if (tensor.frozen && tensor.shape.size() > 2) {
+      const bool stacks =
+          tensor.shape.size() > 2 && tensor.name.find(".experts.") != tensor.name.npos;
+      if (tensor.frozen && stacks) {
         refuse(fmt::format(
             "{} holds all experts of a layer, which Ballast does not quantise; set it to "
             "\"none\"",
