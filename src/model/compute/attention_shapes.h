@@ -30,11 +30,13 @@ inline bool have_same_heads(const AttentionShape& a, const AttentionShape& b) {
   return a.heads == b.heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim;
 }
 
-/// Shapes of attention in the layers of a model, each once, in the order of the layers.
+/// Shapes of attention in the layers of a model, each once, in the order of the layers. A model
+/// without layers has one shape, too, for operations that are used alone.
 inline std::vector<AttentionShape> attention_shapes(const ModelConfig& config,
                                                     MicroBatchShape shape) {
   std::vector<AttentionShape> shapes;
-  for (std::uint64_t layer = 0; layer < config.num_layers; ++layer) {
+  const std::uint64_t layers = std::max<std::uint64_t>(config.num_layers, 1);
+  for (std::uint64_t layer = 0; layer < layers; ++layer) {
     const AttentionShape own = attention_shape(config, shape, layer);
     const bool known = std::any_of(shapes.begin(), shapes.end(), [&](const AttentionShape& one) {
       return have_same_heads(one, own);
