@@ -98,6 +98,12 @@ std::vector<json> families() {
   return lines;
 }
 
+/// The keys of a section are printed in the order of the first family that has them, which means
+/// nothing.
+nlohmann::json without_order(const json& section) {
+  return nlohmann::json::parse(section.dump());
+}
+
 TEST(FolderConfigs, AreReadAsTransformersReadsThem) {
   const std::vector<json> all = families();
   ASSERT_EQ(all.size(), 15U);
@@ -105,7 +111,8 @@ TEST(FolderConfigs, AreReadAsTransformersReadsThem) {
   const Folder folder;
   for (const json& family : all) {
     const json& base = family.at("config");
-    ASSERT_EQ(folder.read(base).section, family.at("model")) << family.at("family");
+    ASSERT_EQ(without_order(folder.read(base).section), without_order(family.at("model")))
+        << family.at("family");
     const std::vector<Change> changes = changes_of(family);
     const std::size_t step = 1 + changes.size() / (inputs + 1);
     for (std::size_t i = 0; i < changes.size(); i += step) {
@@ -122,7 +129,8 @@ TEST(FolderConfigs, AreReadAsTransformersReadsThem) {
       }
       json expected = family.at("model");
       expected.update(change.expected);
-      EXPECT_EQ(found.section, expected) << described << ": " << found.message;
+      EXPECT_EQ(without_order(found.section), without_order(expected))
+          << described << ": " << found.message;
     }
   }
 }
