@@ -177,7 +177,7 @@ ModelFolderWriter::ModelFolderWriter(fs::path folder, std::vector<FolderFile> fi
   for (FolderFile& file : files) state_->add(std::move(file));
 }
 
-ModelFolderWriter::ModelFolderWriter(fs::path folder, std::vector<FolderFile> files)
+ModelFolderWriter::ModelFolderWriter(fs::path folder, const std::vector<FolderFile>& files)
     : ModelFolderWriter(std::move(folder), files,
                         files.size() > 1 ? std::optional(Json::object()) : std::nullopt) {}
 

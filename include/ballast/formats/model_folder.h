@@ -43,7 +43,7 @@ class ModelFolderWriter {
  public:
   /// Several files also get an index. Throws Error(io) if `folder` contains files, cannot be made,
   /// or its disk lacks the space for the weights.
-  ModelFolderWriter(std::filesystem::path folder, std::vector<FolderFile> files);
+  ModelFolderWriter(std::filesystem::path folder, const std::vector<FolderFile>& files);
   /// The index has this metadata, with the total size of the files; without `index`, there is none.
   ModelFolderWriter(std::filesystem::path folder, std::vector<FolderFile> files,
                     std::optional<text::Json> index);
