@@ -180,6 +180,7 @@ void PlanSearch::try_closest_miss() {
   std::vector<PlacementRecipe> recipes = basic_recipes();
   recipes.resize(kProbation);
   std::vector<SearchPoint> points;
+  points.reserve(recipes.size());
   for (const PlacementRecipe& recipe : recipes) {
     points.push_back({choice->get(), nearest.options, concatenate(nearest.recipe, recipe)});
   }
@@ -347,6 +348,7 @@ std::vector<std::pair<std::size_t, Candidate>> PlanSearch::speculating(
     const Candidate& plan, const std::vector<std::size_t>& counts) {
   const step::Problem& problem = plan.point.choice->outline.problem;
   std::vector<std::pair<std::size_t, Candidate>> candidates;
+  candidates.reserve(counts.size());
   for (const std::size_t count : counts) candidates.emplace_back(count, plan);
   std::vector<std::size_t> operations(counts.size());
   run_in_parallel(counts.size(), threads_, [&](std::size_t i) {
