@@ -126,9 +126,9 @@ class Delta : public Llama {
 };
 
 /// The text models of Qwen3.5 and 3.6.
-class Qwen3_5 final : public Delta {
+class Qwen35 final : public Delta {
  public:
-  Qwen3_5()
+  Qwen35()
       : Delta({.name = "qwen3_5",
                .checkpoint_class = "Qwen3_5ForCausalLM",
                .details = with_mixers({}),
@@ -149,9 +149,9 @@ ExpertsSpec gated_experts(const ModelConfig& c) {
 }
 
 /// The mixtures of experts of Qwen3.5 and 3.6: experts in every layer.
-class Qwen3_5Moe final : public Delta {
+class Qwen35Moe final : public Delta {
  public:
-  Qwen3_5Moe()
+  Qwen35Moe()
       : Delta(
             {.name = "qwen3_5_moe",
              .checkpoint_class = "Qwen3_5MoeForCausalLM",
@@ -229,8 +229,8 @@ bool has_delta_nets(const ModelConfig& config) {
 
 std::vector<std::unique_ptr<const Family>> families_with_delta_nets() {
   std::vector<std::unique_ptr<const Family>> made;
-  made.push_back(std::make_unique<const Qwen3_5>());
-  made.push_back(std::make_unique<const Qwen3_5Moe>());
+  made.push_back(std::make_unique<const Qwen35>());
+  made.push_back(std::make_unique<const Qwen35Moe>());
   made.push_back(std::make_unique<const Qwen3Next>());
   return made;
 }
