@@ -364,9 +364,11 @@ void add_rope_keys(Json& out, const model::Family& family) {
   const Json* const trained = scaling == nullptr ? nullptr : find_given(*scaling, kTrained);
   if (trained == nullptr) return;
   const Json tokens = *trained;
-  if (rules.trained) out[kTrained] = tokens;
   const Json* const type = find_given(*scaling, kType);
-  if (type != nullptr && *type == "dynamic") out[kLongest] = tokens;
+  const bool dynamic = type != nullptr && *type == "dynamic";
+  // Added keys move `scaling`, which is a part of `out`.
+  if (rules.trained) out[kTrained] = tokens;
+  if (dynamic) out[kLongest] = tokens;
 }
 
 Json with_separate_rope_keys(Json section) {
