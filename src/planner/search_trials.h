@@ -61,7 +61,6 @@ struct Trial {
   std::size_t operations = 0;          ///< operations of a step; 0 before it is built
   /// The speed that the busiest lane alone allows, in tokens per second; infinite if unknown.
   double bound = 0.0;
-  bool simulated = false;
   std::exception_ptr error;  ///< ended the trial
 };
 
