@@ -170,6 +170,8 @@ struct BlockSpec {
   double token_share = 1.0;            ///< share of tokens of an expert, assuming balanced routing
   std::uint64_t attention_width = 0;   ///< heads x head_dim; 0: no attention
   std::uint64_t attention_window = 0;  ///< tokens that attention sees; 0: all preceding ones
+  /// Multiplications per token of a recurrence that takes the place of attention; 0: attention.
+  std::uint64_t recurrent_products = 0;
 
   /// Elements with gradients and optimizer states: the first ones of the block, usually all.
   [[nodiscard]] Elems trained_elements() const { return elements - frozen_elements; }

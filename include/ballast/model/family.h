@@ -43,6 +43,9 @@ class BlockBuilder {
   BlockBuilder& expert(std::uint64_t number, double token_share);
   /// Declares attention with heads of this total width over the last `window` tokens (0: all).
   BlockBuilder& attend(std::uint64_t width, std::uint64_t window = 0);
+  /// Declares a recurrence in the place of attention. `width`: that of its results. `products`:
+  /// multiplications per token.
+  BlockBuilder& recur(std::uint64_t width, std::uint64_t products);
   /// Returns the padded block with buffers at its end; call it once.
   BlockSpec finish();
 

@@ -117,6 +117,9 @@ double Architecture::attention_flops(std::size_t index, std::uint64_t sequences,
   expects(index < blocks.size(), "attention_flops: no such block");
   const BlockSpec& block = blocks[index];
   const auto tokens = static_cast<double>(sequences) * static_cast<double>(length);
+  if (block.recurrent_products > 0) {
+    return 2.0 * tokens * static_cast<double>(block.recurrent_products);
+  }
   // Two products (scores, weighted values), each over half of length x length, or with a window
   // over a band without its first corner.
   const auto whole = static_cast<double>(length);

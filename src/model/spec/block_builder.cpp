@@ -68,6 +68,12 @@ BlockBuilder& BlockBuilder::attend(std::uint64_t width, std::uint64_t window) {
   return *this;
 }
 
+BlockBuilder& BlockBuilder::recur(std::uint64_t width, std::uint64_t products) {
+  block_.attention_width = width;
+  block_.recurrent_products = products;
+  return *this;
+}
+
 BlockBuilder& BlockBuilder::stored_by(const StoredRows& rows, std::uint64_t index) {
   for (auto tensor = block_.tensors.rbegin(); tensor != block_.tensors.rend(); ++tensor) {
     const bool matrix = tensor->shape.size() == 2;

@@ -13,14 +13,13 @@
 namespace ballast::model {
 namespace {
 
-/// Returns the window that gives attention the number of products of the recurrence of a delta net.
-/// Each chunk and head multiplies rows by keys twice, by a state three times, and by updates one
-/// and a half times. Attention multiplies twice per value and token of its window.
-std::uint64_t equal_window(const DeltaSpec& delta) {
-  const std::uint64_t per_token = 2 * kDeltaChunk * delta.key_width +
-                                  3 * delta.key_width * delta.value_width +
-                                  3 * kDeltaChunk * delta.value_width / 2;
-  return per_token / (2 * delta.value_width);
+/// Returns the multiplications per token of the recurrence of a delta net: each chunk and head
+/// multiplies rows by keys twice, by a state three times, and by updates one and a half times.
+std::uint64_t recurrent_products(const DeltaSpec& delta) {
+  const std::uint64_t of_head = 2 * kDeltaChunk * delta.key_width +
+                                3 * delta.key_width * delta.value_width +
+                                3 * kDeltaChunk * delta.value_width / 2;
+  return delta.value_heads * of_head;
 }
 
 /// Adds the tensors described by a DecoderSpec to a block.
@@ -192,7 +191,7 @@ class Tensors {
     block_.add(delta.shift, {delta.value_heads}, Init::ones);
     block_.add(delta.decay, {delta.value_heads}, Init::uniform, std::log(16.0));
     block_.add(delta.norm + ".weight", {delta.value_width}, Init::ones);
-    block_.attend(delta.values(), equal_window(delta));
+    block_.recur(delta.values(), recurrent_products(delta));
   }
   void latent_inputs(const ModelConfig& c) {
     const LatentSpec& latent = spec_.latent;
