@@ -97,6 +97,32 @@ class Bench(unittest.TestCase):
         self.assertEqual([p["flops"] for p in row["passes"]],
                          [layer, 2 * layer + layer - last, 3 * head])
 
+    def test_step_takes_the_model_of_a_folder_and_times_each_kind_of_layer(self):
+        folder = pathlib.Path(self.path, "model")
+        folder.mkdir()
+        config = {"model_type": "qwen3_5_text", "vocab_size": 256, "hidden_size": 64,
+                  "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1,
+                  "head_dim": 16, "intermediate_size": 96, "linear_num_key_heads": 1,
+                  "linear_num_value_heads": 2, "linear_key_head_dim": 16,
+                  "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4}
+        (folder / "config.json").write_text(json.dumps(config))
+        small = ("--device", "host", "--sequence", "32", "--micro-batch", "4", "--steps", "1",
+                 "--set", "ballast.device_bytes=256MiB", "--set", "ballast.host_bytes=64MiB")
+        (row,) = self.rows("step", "--model", str(folder), *small)
+        self.assertEqual(row["family"], "qwen3_5")
+        passes = {(p["block"], p["pass"]): p["flops"] for p in row["passes"]}
+        channels, values = 2 * 16 + 2 * 8, 2 * 8
+        weights = 64 * (channels + values + 2 * 2 + values) + 3 * 64 * 96
+        recurrence = 2 * (2 * 64 * 16 + 3 * 16 * 8 + 3 * 64 * 8 // 2)
+        delta = 2 * 4 * 32 * (weights + recurrence)
+        self.assertEqual(passes["layer 0", "layer_forward"], delta)
+        self.assertEqual(passes["layer 0", "layer_backward"], 2 * delta)
+        attention = 2 * 4 * 32 * (64 * 16 * (2 * 2 + 2 * 1 + 2) + 3 * 64 * 96 + 32 * 2 * 16)
+        self.assertEqual(passes["layer 3", "layer_forward"], attention)
+        self.assertEqual(len(passes), 5)
+        done = self.bench("step", "--model", self.path + "/no", *small)
+        assert_one_line(self, done, 2, ("model.path", "there is no folder", "/no"))
+
     IO = ("io", "--size", "1MiB", "--pattern", "read", "--backend", "threads")
 
     def page(self, *arguments):

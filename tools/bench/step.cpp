@@ -24,6 +24,7 @@ namespace {
 
 struct BenchStepArguments {
   std::string device = "auto";
+  std::string model;  ///< folder with a config.json; empty: family and sizes below
   std::string family = "gpt2";
   std::string dtype = "bf16";
   std::uint64_t vocab = 50257;
@@ -44,7 +45,8 @@ struct BenchStepArguments {
 /// Figures of the steps. The GEMM peak is the best rate of the probes before and after the steps,
 /// of the passes and of the steps.
 struct BenchStepResult {
-  std::string kind;         ///< kind of device
+  std::string kind;  ///< kind of device
+  std::string family;
   std::string description;  ///< description of the device
   double parameters = 0.0;
   std::uint64_t tokens = 0;
@@ -60,21 +62,35 @@ struct BenchStepResult {
   [[nodiscard]] double flops_per_second() const { return flops / seconds; }
   [[nodiscard]] double model_per_second() const { return model_flops / seconds; }
   [[nodiscard]] double percent(double per_second) const { return 100.0 * per_second / gemm_peak; }
+  /// Columns of the names in the table.
+  [[nodiscard]] std::size_t name_width() const {
+    std::size_t width = 14;
+    for (const TimedPass& pass : passes) width = std::max(width, pass.name.size());
+    return width;
+  }
 };
+
+std::string model_section(const BenchStepArguments& arguments) {
+  if (!arguments.model.empty()) {
+    return text::Json::object({{"path", arguments.model}}).compact();
+  }
+  return fmt::format(
+      R"({{"family": "{}", "vocab_size": {}, "hidden_size": {}, "num_layers": {}, "num_heads": {},
+           "num_kv_heads": {}, "intermediate_size": {}}})",
+      arguments.family, arguments.vocab, arguments.hidden, arguments.layers, arguments.heads,
+      arguments.kv_heads, arguments.intermediate);
+}
 
 config::Config make_config(const BenchStepArguments& arguments) {
   const std::string text = fmt::format(
-      R"({{"model": {{"family": "{}", "vocab_size": {}, "hidden_size": {}, "num_layers": {},
-                      "num_heads": {}, "num_kv_heads": {}, "intermediate_size": {}}},
+      R"({{"model": {},
           "data": {{"tokens": ["none"], "token_type": "u32", "sequence_length": {}}},
           "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4}}}},
           "bf16": {{"enabled": {}}},
           "train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {},
           "ballast": {{"device": "{}", "out": "."}}}})",
-      arguments.family, arguments.vocab, arguments.hidden, arguments.layers, arguments.heads,
-      arguments.kv_heads, arguments.intermediate, arguments.sequence,
-      arguments.dtype == "bf16" ? "true" : "false", arguments.micro_batch, arguments.accumulation,
-      bench_device("bench step", arguments.device));
+      model_section(arguments), arguments.sequence, arguments.dtype == "bf16" ? "true" : "false",
+      arguments.micro_batch, arguments.accumulation, bench_device("bench step", arguments.device));
   return config::parse(text, std::filesystem::current_path(), "bench step", arguments.overrides);
 }
 
@@ -85,9 +101,10 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   engine.start();
   const auto& blueprint = engine.blueprint();
   const std::size_t tokens = blueprint.tokens_per_step();
-  const auto inputs = random_ids(tokens, arguments.vocab, 1);
-  const auto targets = random_ids(tokens, arguments.vocab, 2);
+  const auto inputs = random_ids(tokens, config.model.vocab_size, 1);
+  const auto targets = random_ids(tokens, config.model.vocab_size, 2);
   BenchStepResult result;
+  result.family = config.model.family;
   result.kind = engine.device().kind();
   result.description = engine.device().description();
   const auto probe = [&] {
@@ -137,19 +154,21 @@ std::string time_text(double seconds) {
 
 void print_rate(std::string_view name, const std::string& time, double per_second,
                 const BenchStepResult& result, std::string_view note) {
-  fmt::print("  {:<14} {:>9} {:>13} {:>6.1f}%{}{}\n", name, time, format_rate(per_second, "FLOP"),
-             result.percent(per_second), note.empty() ? "" : "  ", note);
+  fmt::print("  {:<{}} {:>9} {:>13} {:>6.1f}%{}{}\n", name, result.name_width(), time,
+             format_rate(per_second, "FLOP"), result.percent(per_second), note.empty() ? "" : "  ",
+             note);
 }
 
 void print_table(const BenchStepArguments& arguments, const BenchStepResult& result) {
   fmt::print("{} {} parameters, {}, {} tokens per step, median of {} steps after a warm-up\n",
-             arguments.family, format_count(result.parameters), arguments.dtype, result.tokens,
+             result.family, format_count(result.parameters), arguments.dtype, result.tokens,
              arguments.steps);
-  fmt::print("  {:<14} {}\n", "device", result.description);
-  fmt::print("  {:<14} {:>9} {:>13}\n", "step", time_text(result.seconds),
+  const std::size_t width = result.name_width();
+  fmt::print("  {:<{}} {}\n", "device", width, result.description);
+  fmt::print("  {:<{}} {:>9} {:>13}\n", "step", width, time_text(result.seconds),
              format_count(static_cast<double>(result.tokens) / result.seconds) + " tok/s");
-  fmt::print("  {:<14} {:>9} {:>13}  measured in this run; 100% in the rows below\n", "GEMM peak",
-             "", format_rate(result.gemm_peak, "FLOP"));
+  fmt::print("  {:<{}} {:>9} {:>13}  measured in this run; 100% in the rows below\n", "GEMM peak",
+             width, "", format_rate(result.gemm_peak, "FLOP"));
   print_rate("hardware", "", result.flops_per_second(), result,
              "FLOPs of all matrix products / step time");
   print_rate("model (MFU)", "", result.model_per_second(), result,
@@ -158,7 +177,7 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
     print_rate(pass.name, time_text(pass.seconds), pass.flops_per_second(), result, "");
   }
   if (result.rolled_back > 0) {
-    fmt::print("  {:<14} {:>9} of {} steps undid their speculative updates\n", "rolled back",
+    fmt::print("  {:<{}} {:>9} of {} steps undid their speculative updates\n", "rolled back", width,
                result.rolled_back, arguments.steps);
   }
   for (const plan::Lane lane : plan::kLanes) {
@@ -168,13 +187,14 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
       return time_text(all / static_cast<double>(arguments.steps));
     };
     const double launching = result.lanes.enqueueing_seconds[static_cast<std::size_t>(lane)];
-    fmt::print("  {:<14} {:>9} busy per step{}\n", to_string(lane), per_step(busy),
+    fmt::print("  {:<{}} {:>9} busy per step{}\n", to_string(lane), width, per_step(busy),
                is_queued(lane) ? ", " + per_step(launching) + " to enqueue it" : "");
   }
 }
 
 text::Json json_of(const TimedPass& pass, const BenchStepResult& result) {
   return text::Json::object({{"pass", pass.key},
+                             {"block", pass.block},
                              {"operations", pass.count},
                              {"seconds", pass.seconds},
                              {"flops", pass.flops},
@@ -191,7 +211,7 @@ text::Json json_of(const BenchStepArguments& arguments, const BenchStepResult& r
   for (const TimedPass& pass : result.passes) passes.push_back(json_of(pass, result));
   return text::Json::object(
       {{"device", result.kind},
-       {"family", arguments.family},
+       {"family", result.family},
        {"dtype", arguments.dtype},
        {"parameters", result.parameters},
        {"tokens", result.tokens},
@@ -223,6 +243,8 @@ void add_bench_step(Command bench) {
   };
   command.add_option("--device", &a.device, kBenchDevices,
                      {.values = {"auto", "host", "cuda"}, .show_default = true});
+  command.add_option("--model", &a.model,
+                     "Folder with the config.json of the model; instead of family and sizes");
   command.add_option("--family", &a.family, "gpt2 or llama",
                      {.values = {"gpt2", "llama"}, .show_default = true});
   command.add_option("--dtype", &a.dtype, "bf16 or fp32",

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -67,8 +68,9 @@ def read_arguments():
     add("--precision", type=precisions, metavar="LIST",
         help="PyTorch's precision: bf16 (default), amp or bf16,amp")
     add("--compile", choices=choice, default="no", help="whether the peer uses torch.compile")
-    add("--model", choices=("plain", "transformers"), default="plain",
-        help="layers of the peer: those of step_torch.py (plain, the default) or of transformers")
+    add("--model", default="plain", metavar="plain|transformers|FOLDER",
+        help="layers of the peer: those of step_torch.py (plain, the default), of transformers, or the "
+             "class of transformers that config.json in FOLDER names, which gives the sizes")
     add("--rounds", type=positive, default=3, metavar="N")
     add("--steps", type=positive, default=3, metavar="N", help="steps of one measurement")
     add("--threads", type=positive, default=len(os.sched_getaffinity(0)), metavar="N")
@@ -98,9 +100,34 @@ def read_arguments():
     for key, value in PRESETS[arguments.preset].items():
         if given.get(key) is None:
             given[key] = value
+    if of_folder(arguments):
+        read_sizes(arguments)
     complete(arguments)
     check(arguments)
     return arguments
+
+
+def of_folder(a):
+    """Whether a config.json gives the model."""
+    return a.model not in ("plain", "transformers")
+
+
+def read_sizes(a):
+    """Takes the sizes from the config.json of a folder."""
+    file = pathlib.Path(a.model, "config.json")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        config = config.get("text_config", config)
+        a.family = config["model_type"]
+        for name, key in (("vocab", "vocab_size"), ("hidden", "hidden_size"),
+                          ("layers", "num_hidden_layers"), ("heads", "num_attention_heads"),
+                          ("kv_heads", "num_key_value_heads"), ("intermediate", "intermediate_size")):
+            setattr(a, name, config[key])
+    except (OSError, ValueError) as error:
+        fail(f"--model {a.model}: {error}; give plain, transformers or a folder with a config.json")
+    except KeyError as error:
+        fail(f"--model: {file} has no key {error}")
+    a.tied = config.get("tie_word_embeddings", False)
 
 
 def complete(a):
@@ -126,7 +153,9 @@ def complete(a):
 
 
 def check(a):
-    if a.hidden % a.heads or a.hidden // a.heads % 2 or a.heads % a.kv_heads:
+    if a.peer == "deepspeed" and of_folder(a):
+        fail("--model FOLDER needs --peer torch")
+    if not of_folder(a) and (a.hidden % a.heads or a.hidden // a.heads % 2 or a.heads % a.kv_heads):
         fail(f"--hidden {a.hidden}, --heads {a.heads} and --kv-heads {a.kv_heads} do not fit: "
              "hidden / heads must be an even whole number, and --kv-heads must divide --heads")
     if a.peer == "torch" and a.offload != "none":
@@ -142,7 +171,7 @@ def check(a):
     if not a.ballast.is_file():
         fail(f"{a.ballast} does not exist; build it or name it with --ballast")
     needed = ["torch"] + [name for name, wanted in (("deepspeed", a.peer == "deepspeed"),
-                                                    ("transformers", a.model == "transformers"))
+                                                    ("transformers", a.model != "plain"))
                           if wanted]
     for module in needed:
         if importlib.util.find_spec(module) is None:
@@ -161,8 +190,8 @@ def product_weights(a):
 
 def lacking_memory(a, precision):
     """Returns why the peer's states do not fit into host memory, or None. Does not check
-    GPU memory: the peer reports that itself."""
-    if a.device == "cuda" and a.offload == "none":
+    GPU memory, which the peer reports itself, and models of a folder."""
+    if of_folder(a) or (a.device == "cuda" and a.offload == "none"):
         return None
     layer = product_weights(a)
     rest = (1 if a.tied else 2) * a.vocab * a.hidden

@@ -6,7 +6,7 @@
                         [--rounds 3] [--steps 3] [--ballast PATH] [--json] [shape ...]
 
 Needs `torch` from PyPI; `deepspeed` and `ninja` with --peer deepspeed, `transformers` with --model
-transformers. In every round all programs take turns, in an order that rotates, each in its own
+transformers or FOLDER. In every round all programs take turns, in an order that rotates, each in its own
 process: `ballast bench step`, and `step_torch.py` once for every configuration of the peer. Each
 makes the model in memory, runs two warm-up steps and measures --steps. A program's rate in a
 round is that of its median step; `ratio` is Ballast's rate / the peer's in the same round, median
@@ -22,8 +22,8 @@ first loss must be about ln(vocabulary), the last losses about equal. Different:
   other peers none: less work, more memory.
 - Initial weights are different numbers from the same distribution.
 - Kernels and libraries: PyTorch has its own GEMM library. `GEMM` is the peak that each program
-  measures itself. MFU counts 6 FLOPs per token and weight in matrix products and half of the
-  square of attention, without recomputation, relative to Ballast's peak.
+  measures itself. MFU counts 6 FLOPs per token and weight in matrix products, half of the square of
+  attention and the products of recurrences, without recomputation, relative to Ballast's peak.
 - Precision of the residual stream: bf16 in Ballast and with bf16, fp32 with amp. bf16: bf16
 weights and fp32 masters, sums of gradients in fp32; amp: torch.autocast over fp32 weights.
 - DeepSpeed has its default settings except for --offload. It sums micro-batches in bf16. Ballast
@@ -50,7 +50,7 @@ import tempfile
 import threading
 
 from peers import NOISY, fail
-from step_options import lacking_memory, product_weights, read_arguments
+from step_options import lacking_memory, of_folder, read_arguments
 
 HERE = pathlib.Path(__file__).resolve().parent
 LOSS_TOLERANCE = 0.05  # relative to ln(vocabulary)
@@ -122,9 +122,12 @@ class Ballast:
     name = "ballast"
 
     def __init__(self, a):
-        keys = [f"model.num_kv_heads={a.kv_heads}", f"model.intermediate_size={a.intermediate}",
-                f"model.tie_embeddings={'true' if a.tied else 'false'}",
-                f"ballast.compute_threads={a.threads}", f"ballast.update_threads={a.threads}"]
+        keys = [f"ballast.compute_threads={a.threads}", f"ballast.update_threads={a.threads}"]
+        sizes = ["sequence", "micro_batch", "accumulation", "steps"]
+        if not of_folder(a):
+            keys += [f"model.num_kv_heads={a.kv_heads}", f"model.intermediate_size={a.intermediate}",
+                     f"model.tie_embeddings={'true' if a.tied else 'false'}"]
+            sizes += ["family", "vocab", "hidden", "layers", "heads"]
         if a.offload != "none":
             keys += ["zero_optimization.stage=3", "zero_optimization.offload_optimizer.device=cpu"]
         if a.offload == "all":
@@ -136,8 +139,9 @@ class Ballast:
         self.device = a.device
         self.command = [a.ballast, "bench", "step", "--json",
                         "--device", {"cpu": "host"}.get(a.device, a.device), "--dtype", a.dtype]
-        for option in ("family", "vocab", "hidden", "layers", "heads", "sequence", "micro_batch",
-                       "accumulation", "steps"):
+        if of_folder(a):
+            self.command += ["--model", a.model]
+        for option in sizes:
             self.command += [f"--{option.replace('_', '-')}", str(getattr(a, option))]
         for key in [*keys, *a.set]:
             self.command += ["--set", key]
@@ -153,7 +157,8 @@ class Ballast:
         return {"tokens_per_second": row["tokens_per_second"], "step_seconds": row["step_seconds"],
                 "parameters": round(row["parameters"]), "loss": row["loss"], "first_loss": None,
                 "gemm": row["gemm_peak_flops_per_second"], "host_bytes": host,
-                "device_bytes": device}
+                "device_bytes": device,
+                "flops_per_token": row["model_flops_per_second"] / row["tokens_per_second"]}
 
 
 class Peer:
@@ -248,7 +253,6 @@ def summary(a, program, rounds):
         return max((value for value in of(key) if value is not None), default=None)
     rates = of("tokens_per_second")
     ratios = [figures["ballast"]["tokens_per_second"] / rate for figures, rate in zip(mine, rates)]
-    flops = 6 * (a.layers * (product_weights(a) + a.sequence * a.hidden) + a.vocab * a.hidden)
     return {
         "program": program.name, "device": a.device, "preset": a.preset, "threads": a.threads,
         "parameters": of("parameters")[0], "tokens": a.sequence * a.micro_batch * a.accumulation,
@@ -256,7 +260,8 @@ def summary(a, program, rounds):
         "tokens_per_second": statistics.median(rates),
         "model_flops_share": statistics.median(
             flops * rate / max(figures["ballast"]["gemm"], flops * rate)
-            for figures, rate in zip(mine, rates)),
+            for figures, rate in zip(mine, rates)
+            for flops in [figures["ballast"]["flops_per_token"]]),
         "gemm_peak_flops_per_second": most("gemm"), "host_bytes": most("host_bytes"),
         "device_bytes": most("device_bytes"), "allocated_bytes": most("allocated_bytes"),
         "first_loss": of("first_loss")[0], "loss": of("loss")[0],

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
+#include <utility>
 
 #include "ballast/step/labels.h"
 
@@ -32,6 +34,21 @@ TimedPass time_pass(const plan::Timeline& timeline, const plan::Plan& plan, mode
   return pass;
 }
 
+/// Returns the first layer of each number of products.
+std::vector<std::uint32_t> kinds_of_layers(const engine::Blueprint& blueprint) {
+  std::vector<std::uint32_t> kinds;
+  std::vector<double> flops;
+  for (std::uint32_t b = 0; b < blueprint.model.blocks.size(); ++b) {
+    if (blueprint.model.blocks[b].kind != model::BlockKind::layer) continue;
+    const double own =
+        blueprint.model.forward_flops(b, blueprint.shape.sequences, blueprint.shape.length);
+    if (std::find(flops.begin(), flops.end(), own) != flops.end()) continue;
+    flops.push_back(own);
+    kinds.push_back(b);
+  }
+  return kinds;
+}
+
 }  // namespace
 
 double model_flops_of_step(const engine::Blueprint& blueprint) {
@@ -44,20 +61,24 @@ double model_flops_of_step(const engine::Blueprint& blueprint) {
 
 std::vector<TimedPass> time_passes(const plan::Timeline& timeline,
                                    const engine::Blueprint& blueprint) {
-  const std::uint32_t head = blueprint.problem.program().head;
-  const std::uint32_t layer = blueprint.problem.program().first_layer;
+  const auto& program = blueprint.problem.program();
   std::vector<TimedPass> passes;
-  const auto add = [&](std::string_view name, std::string_view key, model::Kernel kernel,
+  const auto add = [&](std::string name, std::string_view key, model::Kernel kernel,
                        std::uint32_t block) {
     TimedPass pass = time_pass(timeline, blueprint.schedule.steady, kernel, block);
     if (pass.count == 0) return;
-    pass.name = name;
+    pass.name = std::move(name);
     pass.key = key;
-    passes.push_back(pass);
+    pass.block = blueprint.model.blocks[block].name;
+    passes.push_back(std::move(pass));
   };
-  add("layer forward", "layer_forward", model::Kernel::layer, layer);
-  add("layer backward", "layer_backward", model::Kernel::layer_backward, layer);
-  add("head fwd + bwd", "head", model::Kernel::head_train, head);
+  const std::vector<std::uint32_t> kinds = kinds_of_layers(blueprint);
+  for (const std::uint32_t layer : kinds) {
+    const std::string name = kinds.size() == 1 ? "layer" : blueprint.model.blocks[layer].name;
+    add(name + " forward", "layer_forward", model::Kernel::layer, layer);
+    add(name + " backward", "layer_backward", model::Kernel::layer_backward, layer);
+  }
+  add("head fwd + bwd", "head", model::Kernel::head_train, program.head);
   return passes;
 }
 

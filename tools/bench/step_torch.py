@@ -9,8 +9,9 @@ the figures.
 
 The models are those of Ballast's `model` section, written for speed in eager PyTorch: queries, keys
 and values in one product, torch's norms, scaled_dot_product_attention with is_causal, cross-entropy
-in fp32. With --model transformers the bodies are LlamaModel and GPT2Model instead. Initial weights
-have Ballast's distribution; the tokens are the same.
+in fp32. With --model transformers the bodies are LlamaModel and GPT2Model instead, with --model FOLDER
+the one that its config.json describes. Initial weights have Ballast's distribution; the tokens are
+the same.
 """
 
 import contextlib
@@ -183,9 +184,15 @@ class Body(nn.Module):
 
 
 def transformers_body(job):
-    """The model's body from transformers: LlamaModel or GPT2Model."""
+    """The model's body from transformers: the one of a folder, LlamaModel or GPT2Model."""
     import transformers
-    if job["family"] == "gpt2":
+    if job["model"] != "transformers":
+        config = transformers.AutoConfig.from_pretrained(job["model"])
+        config = getattr(config, "text_config", config)
+        config.use_cache = False
+        body = transformers.AutoModel.from_config(config, attn_implementation="sdpa")
+        tokens = body.get_input_embeddings()
+    elif job["family"] == "gpt2":
         body = transformers.GPT2Model(transformers.GPT2Config(
             vocab_size=job["vocab"], n_embd=job["hidden"], n_layer=job["layers"],
             n_head=job["heads"], n_inner=job["intermediate"], n_positions=job["sequence"],
@@ -219,7 +226,7 @@ class Model(nn.Module):
     def __init__(self, job):
         super().__init__()
         self.job = job
-        if job["model"] == "transformers":
+        if job["model"] != "plain":
             self.body, tokens = transformers_body(job)
         else:
             self.body = Body(job)
