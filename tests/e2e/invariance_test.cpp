@@ -305,6 +305,10 @@ TEST(Invariance, PackedGatedDeltaNetsInBf16) {
                          {adapters, "ballast.quantized_base=nf4", test::kPacked});
 }
 
+TEST(Invariance, PackedGemma4InBf16) {
+  expect_some_invariance(kGemma4, true, 0, {test::kPacked});
+}
+
 /// Includes dropout, and modules that are trained in full.
 TEST(Invariance, AdaptersInBf16) {
   Model model = training(kLlama, "adapters");
@@ -367,7 +371,7 @@ TEST(Invariance, ComputeThreads) {
   same(kGpt2, false, {}, 10);  // with an evaluation
   same(kGpt2, true, {test::kPacked});
   same(cut_everywhere(kTiedLlama, 3), false, {test::kPacked});
-  same(kDelta, true, {test::kPacked});
+  for (const Model& model : {kDelta, kGemma4}) same(model, true, {test::kPacked});
   for (const bool bf16 : {true, false}) same(kExperts, bf16);
   same(kAllExperts, false, {test::kPacked});
   same(kAllExperts, false, test::kFp16);

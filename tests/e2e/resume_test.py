@@ -241,6 +241,28 @@ class ResumeTest(runs.CheckpointTest):
         [file] = (self.path / "run/weights").glob("*.safetensors")
         self.assertTrue(struct.pack("<8f", *biases) in file.read_bytes(), biases)
 
+    def test_states_of_recurrences_and_layers_of_two_shapes(self):
+        few = {**self.BALLAST, "steps": 4, "eval_every": 2}
+        adapters = {**few, "train": "adapters", "quantized_base": "nf4",
+                    "adapters": {"targets": "all-linear", "rank": 2}}
+        delta = {"family": "qwen3_5", "hidden_size": 32, "num_heads": 2, "head_dim": 16,
+                 "num_layers": 2, "full_attention_interval": 2, "linear_num_key_heads": 1,
+                 "linear_num_value_heads": 2, "linear_key_head_dim": 12,
+                 "linear_value_head_dim": 8}
+        gemma = {"family": "gemma4", "hidden_size": 32, "num_heads": 2, "num_kv_heads": 1,
+                 "num_layers": 2, "head_dim": 8, "global_head_dim": 12, "sliding_window": 7,
+                 "layer_types": ["sliding_attention", "full_attention"]}
+        for some in ({"ballast": few, "model": delta}, {"ballast": adapters, "model": delta},
+                     {"ballast": few, "model": gemma}):
+            with self.subTest(family=some["model"]["family"], train=some["ballast"].get("train")):
+                expected = self.reference(**some)
+                self.part_of_run(steps=2, **some)
+                done = self.resume("--set", "ballast.order=micro_batch_major", **some)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(self.results(), expected)
+                for made in ("run", "reference"):
+                    shutil.rmtree(self.path / made)
+
     def test_changes_of_results_are_refused_or_allowed_by_name(self):
         self.part_of_run(steps=2)
         other = {"optimizer": {"type": "Lion", "params": {"lr": 1e-3, "betas": [0.9, 0.99]}}}

@@ -42,13 +42,10 @@ plan::Rates some_rates() {
   return rates;
 }
 
-class PlanDrift : public ::testing::TestWithParam<std::vector<std::string>> {};
-
-TEST_P(PlanDrift, TheEngineAllocatesWhatWasPlanned) {
+/// Plans a model, makes its engine, and compares what they say about memory.
+void expect_no_drift(const std::string& model, const std::vector<std::string>& overrides) {
   const test::TempDir directory;
-  const config::Config config = test::tiny_config(
-      R"("family": "gpt2", "vocab_size": 131, "hidden_size": 48, "num_layers": 4, "num_heads": 3)",
-      true, directory.path(), GetParam());
+  const config::Config config = test::tiny_config(model, true, directory.path(), overrides);
   const memory::Budgets budgets = {config.ballast.device_bytes, config.ballast.host_bytes};
   const Decision decision = decide({.config = config,
                                     .model = model::build_architecture(config.model),
@@ -65,6 +62,27 @@ TEST_P(PlanDrift, TheEngineAllocatesWhatWasPlanned) {
     EXPECT_EQ(engine.totals().allocated.at(static_cast<std::size_t>(tier)),
               decision.blueprint.ledger.total(tier))
         << to_string(tier);
+  }
+}
+
+class PlanDrift : public ::testing::TestWithParam<std::vector<std::string>> {};
+
+TEST_P(PlanDrift, TheEngineAllocatesWhatWasPlanned) {
+  expect_no_drift(
+      R"("family": "gpt2", "vocab_size": 131, "hidden_size": 48, "num_layers": 4, "num_heads": 3)",
+      GetParam());
+}
+
+/// Sequences of 17 chunks, so that a layer keeps three states per head, or none if it is
+/// recomputed.
+TEST(PlanDrift, HoldsForStatesOfRecurrences) {
+  for (const char* recompute : {"false", "true"}) {
+    expect_no_drift(
+        R"("family": "qwen3_5", "vocab_size": 131, "hidden_size": 32, "num_layers": 2,
+           "num_heads": 2, "head_dim": 16, "full_attention_interval": 2, "max_sequence": 1050,
+           "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 16,
+           "linear_value_head_dim": 8)",
+        {"data.sequence_length=1050", std::string("ballast.recompute=") + recompute});
   }
 }
 
