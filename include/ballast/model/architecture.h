@@ -68,7 +68,8 @@ enum class Init {
   ones,
   normal,
   uniform,
-  row_norms  ///< the norms of the rows of another tensor, see map_of_magnitudes()
+  log_uniform,  ///< logarithms of uniform values
+  row_norms     ///< the norms of the rows of another tensor, see map_of_magnitudes()
 };
 
 /// How the rows of a tensor are arranged in files, if not as in memory. The rows form `groups`
@@ -102,7 +103,8 @@ struct TensorSpec {
   std::uint64_t first_column = 0;
   std::uint64_t columns_in_all = 0;  ///< row length of the whole tensor
   Init init = Init::zeros;
-  double stddev = 0.0;  ///< for Init::uniform: the bound b of [-b, b]
+  /// For Init::uniform: the bound b of [-b, b]; for log_uniform: that of (0, b).
+  double stddev = 0.0;
   StoredRows stored;
   bool frozen = false;     ///< not trained, see freeze()
   bool buffer = false;     ///< never trained: it has no gradient

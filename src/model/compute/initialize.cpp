@@ -87,7 +87,7 @@ void fill_normal(const TensorSpec& tensor, std::uint64_t seed, Elems first, std:
   }
 }
 
-/// Fills uniform values. Element i is number i mod 4 of group i / 4.
+/// Fills uniform values or their logarithms. Element i is number i mod 4 of group i / 4.
 void fill_uniform(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::span<float> out) {
   const std::uint64_t stream = fnv1a(tensor.name);
   std::array<std::uint32_t, 4> words{};
@@ -95,7 +95,9 @@ void fill_uniform(const TensorSpec& tensor, std::uint64_t seed, Elems first, std
     const Elems at = first + i;
     if (i == 0 || at % 4 == 0) words = philox(seed, at / 4, stream);
     const double unit = (static_cast<double>(words[at % 4]) + 0.5) * 0x1p-32;
-    out[i] = static_cast<float>(tensor.stddev * (2.0 * unit - 1.0));
+    out[i] =
+        static_cast<float>(tensor.init == Init::log_uniform ? std::log(tensor.stddev * unit)
+                                                            : tensor.stddev * (2.0 * unit - 1.0));
   }
 }
 
@@ -116,6 +118,7 @@ void initialize(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::
       fill_normal(tensor, seed, first, out);
       return;
     case Init::uniform:
+    case Init::log_uniform:
       fill_uniform(tensor, seed, first, out);
       return;
     case Init::row_norms:

@@ -198,6 +198,20 @@ TEST(Initialize, DrawsFromTheDistributionAndDependsOnSeedAndName) {
   EXPECT_NE(values, initial(normal_tensor("b", 100003), 7));
 }
 
+TEST(Initialize, DrawsRatesWhoseLogarithmsAreStored) {
+  TensorSpec tensor = normal_tensor("layers.0.linear_attn.A_log", 10007);
+  tensor.init = Init::log_uniform;
+  tensor.stddev = 16.0;
+  double sum = 0.0;
+  double most = 0.0;
+  for (const float x : initial(tensor, 7)) {
+    sum += std::exp(x);
+    most = std::max<double>(most, std::exp(x));
+  }
+  EXPECT_NEAR(sum / 10007.0, 8.0, 0.2);
+  EXPECT_NEAR(most, 16.0, 0.02);
+}
+
 TEST(Initialize, AnElementDoesNotDependOnThePieceItIsDrawnIn) {
   const TensorSpec tensor = normal_tensor("a", 1003);
   const auto whole = initial(tensor, 7);

@@ -189,7 +189,7 @@ class Tensors {
     block_.add(delta.convolution + ".weight", {delta.channels(), 1, delta.taps}, Init::uniform,
                1.0 / std::sqrt(static_cast<double>(delta.taps)));
     block_.add(delta.shift, {delta.value_heads}, Init::ones);
-    block_.add(delta.decay, {delta.value_heads}, Init::uniform, std::log(16.0));
+    block_.add(delta.decay, {delta.value_heads}, Init::log_uniform, 16.0);
     block_.add(delta.norm + ".weight", {delta.value_width}, Init::ones);
     block_.recur(delta.values(), recurrent_products(delta));
   }
