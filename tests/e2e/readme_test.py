@@ -99,7 +99,7 @@ class Readme(RunTest):
         self.folder(LLAMA_3_1_8B)
         rows = re.findall(r"^\|.*\| ([\d.,]+) \| planned \((\w)\) \|$", README, re.MULTILINE)
         commands = planned()
-        self.assertEqual(len(rows), 8)
+        self.assertEqual(len(rows), 9)
         for figure, letter in rows:
             if letter in SLOW_PLANS:
                 self.assertTrue((self.path / commands[letter][1]).exists())
