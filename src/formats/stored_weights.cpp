@@ -11,6 +11,11 @@
 
 namespace ballast::formats {
 
+Elems WeightPlace::first_in_whole() const {
+  if (stack == nullptr) return 0;
+  return (tensor->offset - stack->tensor->offset) / (tensor->bytes / tensor->elements);
+}
+
 Bytes stored_bytes(const WeightPlace& place) {
   if (place.quantized == nullptr) return place.tensor->bytes;
   const QuantizedWeights& quantized = *place.quantized;

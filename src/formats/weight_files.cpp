@@ -21,6 +21,7 @@
 #include "src/config/stored_names.h"
 #include "src/formats/quantized_matrices.h"
 #include "src/formats/safetensors_header.h"
+#include "src/formats/stacked_experts.h"
 #include "src/formats/tensor_causes.h"
 #include "src/formats/weight_causes.h"
 
@@ -120,6 +121,7 @@ WeightFiles::WeightFiles(const fs::path& path) : path_(path) {
   }
   pair_codes();
   index_names();
+  index_stacks();
 }
 
 namespace {
@@ -247,6 +249,17 @@ void WeightFiles::index_names() {
   }
 }
 
+/// Indexes the matrices of experts in tensors that stack those of a layer.
+void WeightFiles::index_stacks() {
+  for (const WeightPlace& place : places_) {
+    if (place.quantized != nullptr) continue;
+    for (StoredTensor& matrix : matrices_of_experts(*place.tensor)) {
+      const StoredTensor& kept = in_stacks_.emplace_back(std::move(matrix));
+      stacked_.emplace(name_alone(kept.name), WeightPlace{&kept, place.file, nullptr, &place});
+    }
+  }
+}
+
 const WeightPlace* WeightFiles::find(const std::string& name) const {
   const auto found = found_.find(name);
   if (found != found_.end()) return &places_[found->second];
@@ -255,10 +268,16 @@ const WeightPlace* WeightFiles::find(const std::string& name) const {
     const auto inside = names->find(alone);
     if (inside != names->end()) return &places_[inside->second];
   }
-  const auto dot = name.find('.');
-  if (dot == std::string::npos) return nullptr;
-  const auto inner = found_.find(name.substr(dot + 1));
-  return inner == found_.end() ? nullptr : &places_[inner->second];
+  const std::string inner = name.substr(name.find('.') + 1);
+  if (inner != name) {
+    const auto inside = found_.find(inner);
+    if (inside != found_.end()) return &places_[inside->second];
+  }
+  for (const std::string& one : {alone, inner}) {
+    const auto inside = stacked_.find(one);
+    if (inside != stacked_.end()) return &inside->second;
+  }
+  return nullptr;
 }
 
 Bytes WeightFiles::bytes() const {
@@ -269,7 +288,9 @@ Bytes WeightFiles::bytes() const {
 
 void WeightFiles::read(const std::string& name, std::span<float> out, Elems first) const {
   if (const WeightPlace* const place = find(name)) {
-    if (place->quantized == nullptr) return place->file->read(place->tensor->name, out, first);
+    if (place->quantized == nullptr) {
+      return place->file->read(place->whole().tensor->name, out, place->first_in_whole() + first);
+    }
     if (out.empty()) return;
     std::vector<std::byte> stored(out.size() * size_of(type_of(*place)));
     read_quantized(*place, first, stored, nullptr);

@@ -60,7 +60,7 @@ void ImportedFiles::find_trained(const model::Architecture& model) {
       const formats::WeightPlace* const place = files_->find(tensor.name);
       if (place == nullptr) continue;
       const bool other_codes = place->quantized != nullptr && !has_codes_to_copy(*place);
-      if (is_written(tensor) || other_codes) written_.insert(place);
+      if (is_written(tensor) || other_codes) written_.insert(&place->whole());
     }
   }
   // A tied output matrix is a copy of the embedding.
@@ -106,14 +106,24 @@ void ImportedFiles::record_layout(const model::Architecture& model) {
   }
 }
 
+/// The name of the model's tensor `name` in the files; `name` if they do not have it.
 std::string ImportedFiles::name_of(const std::string& name) const {
   const formats::WeightPlace* const place = files_ ? files_->find(name) : nullptr;
   return place == nullptr ? name : place->tensor->name;
 }
 
+ImportedFiles::Target ImportedFiles::target_of(const model::TensorSpec& tensor) const {
+  const formats::WeightPlace* const place = files_ ? files_->find(tensor.name) : nullptr;
+  if (place == nullptr || place->stack == nullptr) {
+    return {name_of(tensor.name), tensor.whole_shape()};
+  }
+  const formats::StoredTensor& stack = *place->stack->tensor;
+  return {stack.name, stack.shape, place->first_in_whole()};
+}
+
 bool ImportedFiles::copies(const model::TensorSpec& tensor) const {
   const formats::WeightPlace* const place = files_ ? files_->find(tensor.name) : nullptr;
-  return place != nullptr && !written_.contains(place);
+  return place != nullptr && !written_.contains(&place->whole());
 }
 
 Bytes ImportedFiles::copied_bytes() const {

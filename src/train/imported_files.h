@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -24,8 +25,14 @@ class ImportedFiles {
  public:
   ImportedFiles(const config::Config& config, const model::Architecture& model);
 
-  /// The name of the model's tensor `name` in the files; `name` if they do not have it.
-  [[nodiscard]] std::string name_of(const std::string& name) const;
+  /// The tensor of the files that has the values of a tensor of the model.
+  struct Target {
+    std::string name;
+    std::vector<std::uint64_t> shape;
+    Elems first = 0;  ///< index of the first value in it: not 0 in a stack of experts
+  };
+  /// The target of `tensor`, or a tensor with the model's name if the files do not have it.
+  [[nodiscard]] Target target_of(const model::TensorSpec& tensor) const;
   /// Whether the bytes of the model's tensor are copied.
   [[nodiscard]] bool copies(const model::TensorSpec& tensor) const;
   /// All tensors that are copied, in file order. Codes are copied with their scales.
@@ -44,10 +51,12 @@ class ImportedFiles {
   void find_trained(const model::Architecture& model);
   void find_copied();
   void record_layout(const model::Architecture& model);
+  [[nodiscard]] std::string name_of(const std::string& name) const;
 
   std::optional<formats::WeightFiles> files_;
   std::optional<formats::StoredPlaces> stored_;
-  std::unordered_set<const formats::WeightPlace*> written_;  ///< places whose values are written
+  std::unordered_set<const formats::WeightPlace*>
+      written_;  ///< stored tensors whose values are written
   std::vector<formats::CopiedTensor> copied_;
   std::vector<std::string> codes_;        ///< names of weights whose codes are copied
   std::vector<std::string> dequantized_;  ///< names of quantised weights whose values are written

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -105,14 +106,29 @@ bool has_shape(const formats::StoredTensor& tensor, const std::vector<std::uint6
       [](std::uint64_t have, std::uint64_t want) { return want == 0 || have == want; });
 }
 
+/// Returns the places of the tensors that the model uses. A stack counts if all parts are used.
+std::unordered_set<const formats::WeightPlace*> used_places(const formats::WeightFiles& files,
+                                                            const model::Architecture& model) {
+  std::unordered_set<const formats::WeightPlace*> used = {
+      files.find(model.outer.output)};  // see check_tied()
+  std::unordered_map<const formats::WeightPlace*, Elems> of_stacks;
+  for (const model::BlockSpec& block : model.blocks) {
+    for (const model::TensorSpec& tensor : block.tensors) {
+      const formats::WeightPlace* const place = files.find(tensor.name);
+      const bool added = used.insert(place).second;
+      if (!added || place == nullptr || place->stack == nullptr) continue;
+      Elems& elements = of_stacks[place->stack];
+      elements += place->tensor->elements;
+      if (elements == place->stack->tensor->elements) used.insert(place->stack);
+    }
+  }
+  return used;
+}
+
 /// Refuses tensors that the model does not use, because the file then belongs to another model.
 void check_unused(const formats::WeightFiles& files, const model::Architecture& model) {
   constexpr std::size_t kNamed = 3;
-  std::unordered_set<const formats::WeightPlace*> used = {
-      files.find(model.outer.output)};  // see check_tied()
-  for (const model::BlockSpec& block : model.blocks) {
-    for (const model::TensorSpec& tensor : block.tensors) used.insert(files.find(tensor.name));
-  }
+  const auto used = used_places(files, model);
   const auto buffers = model::family(model.config.family).checkpoint_buffers(model.config);
   std::string names;
   std::string cause;

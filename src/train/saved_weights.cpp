@@ -85,9 +85,10 @@ void write_slice(formats::ModelFolderWriter& writer, const std::string& name,
   }
 }
 
-/// Writes in file order, which is fast even if memory has another order.
+/// Writes in file order, which is fast even if memory has another order. `before`: values of the
+/// file's tensor before those of `tensor`.
 void write(formats::ModelFolderWriter& writer, const std::string& name,
-           const model::TensorSpec& tensor, std::span<const float> values) {
+           const model::TensorSpec& tensor, std::span<const float> values, Elems before = 0) {
   const bool reordered = model::run_in_files(tensor, 0).count < tensor.size;
   if (tensor.stored.stacked > 0 && reordered) return write_slice(writer, name, tensor, values);
   if (tensor.stored.addends > 1) {
@@ -97,7 +98,7 @@ void write(formats::ModelFolderWriter& writer, const std::string& name,
     const model::TensorRun from = model::run_in_memory(tensor, done);
     const model::TensorRun to = model::run_in_files(tensor, from.first);
     const Elems count = std::min(from.count, to.count);
-    writer.write(name, values.subspan(from.first, count), to.first);
+    writer.write(name, values.subspan(from.first, count), before + to.first);
     done += count;
   }
 }
@@ -189,7 +190,9 @@ std::vector<formats::FolderFile> files_of(const model::Architecture& model,
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) {
       if (tensor.first_element() > 0 || imported.copies(tensor)) continue;
-      tensors.push_back({imported.name_of(tensor.name), DType::f32, tensor.whole_shape()});
+      ImportedFiles::Target target = imported.target_of(tensor);
+      if (target.first > 0) continue;
+      tensors.push_back({std::move(target.name), DType::f32, std::move(target.shape)});
     }
   }
   for (const formats::CopiedTensor& copied : imported.copied()) tensors.push_back(copied.stored);
@@ -221,9 +224,10 @@ void save_weights(engine::Engine& engine, const config::Config& config, bool fir
       if (!is_written(tensor)) continue;
       done += tensor.size * sizeof(float);
       if (!writer) continue;
-      const std::string name =
-          model.adapters ? adapter_name(tensor, prefix) : imported.name_of(tensor.name);
-      write(*writer, name, tensor, std::span(values).subspan(tensor.offset, tensor.size));
+      ImportedFiles::Target target = imported.target_of(tensor);
+      if (model.adapters) target.name = adapter_name(tensor, prefix);
+      write(*writer, target.name, tensor, std::span(values).subspan(tensor.offset, tensor.size),
+            target.first);
     }
   }
   if (!writer) return;

@@ -12,6 +12,8 @@ to OUTPUT_FOLDER, or to passing/ in the folder of this script:
     glm_moe_dsa/   indexers of sparse attention
     mistral3/      Mistral Small 4: stacked experts
     kimi_k25/      the text model is DeepSeek-V3
+    qwen3_5_moe/   stacked experts of a class that is also saved with a tensor per expert; gated delta
+                   nets, and a layer for multi-token prediction with stacked experts
     qwen2_5_vl/    the text model's keys are outside text_config, as in folders before transformers 5
     tokens.u16     tokens of one sequence
     losses.json    cross-entropy of its tokens after the first, in fp32, by folder
@@ -94,6 +96,27 @@ def kimi_k25():
     return transformers.Kimi_K25ForConditionalGeneration(config)
 
 
+def qwen3_5_moe():
+    text = {**TEXT, "head_dim": 16, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 12,
+            "num_experts": 3, "num_experts_per_tok": 2, "linear_num_key_heads": 1,
+            "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention"],
+            "rope_parameters": {**AXES, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}}
+    text.pop("intermediate_size")
+    config = transformers.Qwen3_5MoeConfig(
+        text_config=text, vision_config={**TOWER, "num_position_embeddings": 16},
+        tie_word_embeddings=False)
+    return transformers.Qwen3_5MoeForConditionalGeneration(config)
+
+
+def add_stacked_prediction_layer(folder):
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    tensors["mtp.layers.0.mlp.experts.gate_up_proj"] = torch.randn(3, 16, 32).to(torch.bfloat16)
+    tensors["mtp.layers.0.mlp.experts.down_proj"] = torch.randn(3, 32, 8).to(torch.bfloat16)
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+
+
 def loss_of(folder, tokens):
     kind = json.loads((folder / "config.json").read_text())["model_type"]
     make = (transformers.AutoModelForCausalLM if kind == "glm_moe_dsa" else
@@ -151,6 +174,18 @@ def flatten(folder):
     path.write_text(json.dumps({**text, **config}, indent=1) + "\n")
 
 
+def save_random(make, folder):
+    model = make().to(torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.3)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.data = torch.randn(buffer.shape) * 0.1
+    # transformers saves stacked experts if it has loaded them.
+    model.save_pretrained(folder, save_original_format=make is not qwen3_5_moe)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+
+
 def main():
     torch.manual_seed(5)
     here = pathlib.Path(__file__).resolve().parent
@@ -159,19 +194,15 @@ def main():
     losses = {}
     for make in (gemma3, qwen3_vl, qwen2_5_vl, glm_moe_dsa, mistral3, kimi_k25):
         folder = out / make.__name__
-        model = make().to(torch.bfloat16)
-        for parameter in model.parameters():
-            parameter.data.normal_(0, 0.3)
-        for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.data = torch.randn(buffer.shape) * 0.1
-        model.save_pretrained(folder)
-        (folder / "generation_config.json").unlink(missing_ok=True)
+        save_random(make, folder)
         if make is kimi_k25:
             name_as_published(folder)
         losses[make.__name__] = loss_of(folder, tokens)
     split(out / "qwen3_vl")
     flatten(out / "qwen2_5_vl")
+    save_random(qwen3_5_moe, out / "qwen3_5_moe")
+    losses["qwen3_5_moe"] = loss_of(out / "qwen3_5_moe", tokens)
+    add_stacked_prediction_layer(out / "qwen3_5_moe")
     (out / "qwen3_vl/preprocessor_config.json").write_text('{"size":  16}\n')
     (out / "qwen3_vl/video_preprocessor_config.json").write_text('{"fps":  2}\n')
     (out / "gemma3/processor_config.json").write_text('{"image_seq_length":  4}\n')

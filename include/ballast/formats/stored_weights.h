@@ -19,6 +19,14 @@ struct WeightPlace {
   /// The quantised form from which the tensor is dequantised, if the files store it quantised.
   /// `tensor` is then the result, in a type of weights, and nowhere in the file.
   const QuantizedWeights* quantized = nullptr;
+  /// The stored tensor of which `tensor` is a part (src/formats/stacked_experts.h); nullptr if it
+  /// is stored separately.
+  const WeightPlace* stack = nullptr;
+
+  /// The place of the stored tensor that has the values: the stack, or this place.
+  [[nodiscard]] const WeightPlace& whole() const { return stack == nullptr ? *this : *stack; }
+  /// Index in whole() of the first element.
+  [[nodiscard]] Elems first_in_whole() const;
 };
 
 /// Tensors of the files that together store a quantised tensor.

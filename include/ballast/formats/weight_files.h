@@ -36,8 +36,9 @@ class WeightFiles {
   [[nodiscard]] const std::vector<WeightPlace>& tensors() const { return places_; }
   /// The tensor called `name` or, for files of a model without its head, called `name` without its
   /// first part ("wte.weight" for "transformer.wte.weight"). In a model of text and images, also
-  /// the tensor of the text model with this name (config::name_in_text_model()). nullptr if there
-  /// is none.
+  /// the tensor of the text model with this name (config::name_in_text_model()). Also a matrix of
+  /// an expert that is stored in a stack of all experts (WeightPlace::stack). nullptr if there is
+  /// none.
   [[nodiscard]] const WeightPlace* find(const std::string& name) const;
   /// Size of all tensors.
   [[nodiscard]] Bytes bytes() const;
@@ -51,6 +52,7 @@ class WeightFiles {
   void add_places();
   void pair_codes();
   void index_names();
+  void index_stacks();
 
   std::filesystem::path path_;
   std::vector<SafetensorsReader> files_;
@@ -60,6 +62,9 @@ class WeightFiles {
   std::unordered_map<std::string, std::size_t> found_;  ///< indices in places_ by name
   /// Indices in places_ by name_in_text_model(), of tensors with another name.
   std::unordered_map<std::string, std::size_t> in_text_model_;
+  std::deque<StoredTensor> in_stacks_;  ///< matrices of experts in stacks
+  /// Places of these by name_in_text_model().
+  std::unordered_map<std::string, WeightPlace> stacked_;
 };
 
 /// Whether two tensors have the same shape and values, even in different dtypes. Reads both in

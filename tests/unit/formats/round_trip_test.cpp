@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <regex>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -410,6 +411,82 @@ TEST(RoundTrip, AdaptersChangeTheirMatricesAlone) {
   for (const auto& [name, tensor] : tensors_of(folder)) {
     const bool changed = name.find("q_proj") != std::string::npos;
     EXPECT_EQ(ours.at(name) == tensor, !changed) << name;
+  }
+}
+
+/// Writes a folder again in one file with the experts of each layer stacked, as transformers has
+/// them in memory.
+fs::path stack_experts(const fs::path& from, const fs::path& to) {
+  const std::regex matrix(R"((.*\.experts\.)(\d+)\.(gate|up|down)_proj\.weight)");
+  std::map<std::string, Content> tensors;
+  std::map<std::tuple<std::string, int, bool>, Content> matrices;  // sorted as in stacks
+  for (auto& [name, tensor] : tensors_of(from)) {
+    std::smatch parts;
+    if (std::regex_match(name, parts, matrix)) {
+      const std::string stack = parts[1].str() + (parts[3] == "down" ? "down" : "gate_up");
+      matrices.emplace(std::tuple(stack + "_proj", std::stoi(parts[2]), parts[3] == "up"), tensor);
+    } else {
+      tensors.emplace(name, tensor);
+    }
+  }
+  for (const auto& [key, one] : matrices) {
+    const auto& [name, expert, up] = key;
+    const auto& shape = std::get<2>(one);
+    auto& [own, type, extents, bytes] = tensors[name];
+    own = name;
+    type = std::get<1>(one);
+    extents = {static_cast<std::uint64_t>(expert) + 1, shape[0] * (up ? 2 : 1), shape[1]};
+    bytes.insert(bytes.end(), std::get<3>(one).begin(), std::get<3>(one).end());
+  }
+  std::vector<TensorToStore> stored;
+  for (const auto& [name, tensor] : tensors) {
+    stored.push_back({.name = name,
+                      .shape = std::get<2>(tensor),
+                      .copied_dtype = std::get<1>(tensor),
+                      .copied_bytes = std::get<3>(tensor).size()});
+  }
+  fs::create_directories(to);
+  fs::copy_file(from / config::kCheckpointConfig, to / config::kCheckpointConfig);
+  SafetensorsWriter writer(to / kSingleWeights, stored, {{"format", "pt"}});
+  for (const auto& [name, tensor] : tensors) writer.write_bytes(name, std::get<3>(tensor), 0);
+  writer.finish();
+  return to;
+}
+
+TEST(RoundTrip, StackedExpertsComeBackAndTrainLikeSeparateOnes) {
+  for (const char* family : {"qwen3_5_moe", "qwen3_moe", "glm4_moe", "deepseek_v3_experts"}) {
+    SCOPED_TRACE(family);
+    const test::TempDir dir;
+    const FamilyFolder folder(family, dir.path() / "separate");
+    const fs::path stacked = stack_experts(dir.path() / "separate", dir.path() / "stacked");
+    ASSERT_LT(tensors_of(stacked).size(), tensors_of(dir.path() / "separate").size());
+    expect_round_trip(stacked, dir);
+    const fs::path wanted =
+        exported(run_of(dir.path() / "separate", dir.path() / "one", {}, true), dir.path() / "a");
+    const fs::path found =
+        exported(run_of(stacked, dir.path() / "two", {}, true), dir.path() / "b");
+    EXPECT_TRUE(tensors_of(found) == tensors_of(stack_experts(wanted, dir.path() / "c")));
+    EXPECT_FALSE(tensors_of(found) == tensors_of(stacked));
+  }
+}
+
+TEST(RoundTrip, OneExpertOfAStackIsTrained) {
+  const test::TempDir dir;
+  const fs::path folder = test::fixture("passing/qwen3_5_moe");
+  const fs::path run = run_of(folder, dir.path() / "run",
+                              {R"(ballast.train=["*.0.mlp.experts.1.down_proj*"])"}, true);
+  const auto found = tensors_of(exported(run, dir.path() / "out"));
+  for (auto& [name, tensor] : tensors_of(folder)) {
+    const bool trained =
+        name.ends_with("layers.0.mlp.experts.down_proj") && !name.starts_with("mtp");
+    ASSERT_EQ(found.at(name) == tensor, !trained) << name;
+    if (!trained) continue;
+    const std::vector<std::byte>& before = std::get<3>(tensor);
+    const std::vector<std::byte>& after = std::get<3>(found.at(name));
+    ASSERT_EQ(after.size(), before.size());
+    const auto third = static_cast<std::ptrdiff_t>(before.size() / 3);
+    EXPECT_TRUE(std::equal(before.begin(), before.begin() + third, after.begin()));
+    EXPECT_TRUE(std::equal(before.end() - third, before.end(), after.end() - third));
   }
 }
 

@@ -101,6 +101,35 @@ TEST(WeightFiles, MayLackTheFirstPartOfTheirNames) {
   EXPECT_EQ(files.find("weight"), nullptr);
 }
 
+TEST(WeightFiles, FindMatricesOfExpertsInStacks) {
+  const test::TempDir dir;
+  const std::string experts = "model.language_model.layers.0.mlp.experts.";
+  write_file(dir.path() / kSingleWeights, {{experts + "gate_up_proj", DType::bf16, {2, 4, 3}},
+                                           {experts + "down_proj", DType::f32, {2, 3, 2}},
+                                           {"x.experts.gate_up_proj", DType::f32, {2, 3, 2}},
+                                           {"y.experts.gate_up_proj", DType::f32, {2, 4}},
+                                           {"my_experts.down_proj", DType::f32, {1, 1, 1}}});
+  const WeightFiles files(dir.path());
+  EXPECT_EQ(files.tensors().size(), 5U);
+  const std::string up = "model.layers.0.mlp.experts.1.up_proj.weight";
+  for (const std::string& name : {up, experts + "1.up_proj.weight"}) {
+    const WeightPlace* const place = files.find(name);
+    ASSERT_NE(place, nullptr) << name;
+    EXPECT_EQ(place->tensor->shape, (std::vector<std::uint64_t>{2, 3}));
+    EXPECT_EQ(&place->whole(), files.find(experts + "gate_up_proj"));
+    EXPECT_EQ(place->first_in_whole(), 18U);
+    std::vector<float> read(2);
+    files.read(name, read, 1);
+    EXPECT_EQ(read, (std::vector<float>{19, 20}));
+  }
+  EXPECT_EQ(files.find("model.layers.0.mlp.experts.1.down_proj.weight")->first_in_whole(), 6U);
+  for (const char* name :
+       {"model.layers.0.mlp.experts.2.up_proj.weight", "x.experts.0.up_proj.weight",
+        "y.experts.0.up_proj.weight", "my_experts.0.down_proj.weight"}) {
+    EXPECT_EQ(files.find(name), nullptr) << name;
+  }
+}
+
 TEST(WeightFiles, OfOneFileComeFirst) {
   const Folder folder;
   write_file(folder.dir.path() / kSingleWeights, {{"whole", DType::f32, {1}}});
