@@ -120,6 +120,9 @@ DELTA = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3, "h
          "documents": [[30, 98, 65], [65, 100, 28]],
          "rope": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.25},
          "own_rope": {"rope_theta": 1000.0, "partial_rotary_factor": 0.25}}
+# Widths that GPUs support.
+DELTA_ON_GPUS = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 8,
+                 "linear_value_head_dim": 16}
 SHORT_DELTA = {**DELTA, **EXPERTS, "num_hidden_layers": 2, "num_experts": 5, "length": 37, "documents": [[12, 25], [26, 11]],
                "layer_types": ["linear_attention", "full_attention"]}
 # Of the cases, not of the configs. `seed`: of the weights; `routing`: see route().
@@ -142,7 +145,7 @@ CASES = {
     # Documents on both sides of the length after which queries grow.
     "ministral3": {"hidden_size": 40, "head_dim": 10, "rope": MINISTRAL},
     # The caps are so low that they bend the scores and logits of these weights.
-    "gemma2": {"hidden_size": 56, "num_hidden_layers": 3, "head_dim": 10, "sliding_window": 9,
+    "gemma2": {"hidden_size": 56, "num_hidden_layers": 3, "head_dim": 16, "sliding_window": 9,
                "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0,
                "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
                "rope": {"rope_type": "default", "rope_theta": 1000.0}},
@@ -152,9 +155,9 @@ CASES = {
                "rope": {"full_attention": GEMMA_GLOBAL,
                         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
                "own_rope": {"rope_scaling": GEMMA_GLOBAL, "rope_local_base_freq": 100.0}},
-    # Widths and numbers of heads differ by type of layer. Three of seven pairs of the wide heads turn.
-    "gemma4": {**GEMMA4, "num_attention_heads": 6, "num_key_value_heads": 3,
-               "num_global_key_value_heads": 2, "global_head_dim": 14, "attention_k_eq_v": True,
+    # Widths and numbers of heads differ by type of layer. Half of the pairs of the wide heads turn.
+    "gemma4": {**GEMMA4, "head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 3,
+               "num_global_key_value_heads": 2, "global_head_dim": 24, "attention_k_eq_v": True,
                "final_logit_softcapping": 3.0},
     "gemma4_separate_values": {**GEMMA4, "num_attention_heads": 4, "num_key_value_heads": 2,
                                "global_head_dim": 6, "attention_bias": True},
@@ -224,10 +227,10 @@ CASES = {
                  "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
                  "n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
                  "n_shared_experts": 1, "routed_scaling_factor": 1.3, "rope": MINISTRAL, "seed": 4},
-    "qwen3_5": {**DELTA, "type": "qwen3_5_text"},
+    "qwen3_5": {**DELTA, **DELTA_ON_GPUS, "type": "qwen3_5_text"},
     "qwen3_5_moe": {**SHORT_DELTA, "type": "qwen3_5_moe_text", "without": ["intermediate_size"],
                     "moe_intermediate_size": 16, "shared_expert_intermediate_size": 40, "seed": 4},
-    "qwen3_next": {**SHORT_DELTA, "num_hidden_layers": 3, "mlp_only_layers": [1],
+    "qwen3_next": {**SHORT_DELTA, **DELTA_ON_GPUS, "num_hidden_layers": 3, "mlp_only_layers": [1],
                    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
                    "norm_topk_prob": True, "moe_intermediate_size": 16,
                    "shared_expert_intermediate_size": 24, "seed": 4},

@@ -35,6 +35,13 @@ const std::string kLlama = R"("family": "llama", "vocab_size": 131, "hidden_size
                               "num_layers": 2, "num_heads": 6, "num_kv_heads": 2,
                               "intermediate_size": 72)";
 
+/// Gated delta nets and gated attention.
+const std::string kDelta = R"("family": "qwen3_5", "vocab_size": 131, "hidden_size": 32,
+                              "num_layers": 2, "num_heads": 2, "head_dim": 16,
+                              "intermediate_size": 40, "full_attention_interval": 2,
+                              "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+                              "linear_key_head_dim": 8, "linear_value_head_dim": 8)";
+
 test::Outcome train(const std::string& model, bool bf16, bool packed,
                     std::vector<std::string> overrides) {
   const test::TempDir directory;
@@ -94,6 +101,9 @@ TEST(InvarianceOnCuda, LlamaInBf16) {
 #if defined(BALLAST_EMULATED_GPU)
   EXPECT_GT(test::FakeCuda::copied_to_peers, before);
 #endif
+}
+TEST(InvarianceOnCuda, PackedGatedDeltaNetsInBf16) {
+  expect_invariance(kDelta, true, true);
 }
 TEST(InvarianceOnCuda, PackedLlamaInTilesInFp32) {
   expect_invariance(kLlama + R"(, "vocabulary_tiles": 2, "layer_tiles": 2)", false, true);

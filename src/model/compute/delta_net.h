@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "ballast/core/bump.h"
-#include "ballast/core/error.h"
 
 #include "src/model/compute/adapted_maps.h"
 #include "src/model/compute/delta_shape.h"
@@ -16,23 +15,16 @@
 namespace ballast::model {
 
 /// Forward and backward passes of a gated delta net (DeltaSpec), between the layer's normed input
-/// and the last map. Devices without its operations (Ops::kHasMixers) refuse such models before
-/// they make layers.
+/// and the last map.
 template <class Ops>
 class DeltaNet {
  public:
   using T = typename Ops::Value;
   DeltaNet(const DeltaShape& shape, Ops& ops, AdaptedMaps<Ops>& maps)
-      : shape_(shape), ops_(ops), maps_(maps) {
-    expects(Ops::kHasMixers || shape.key_heads == 0, "the device has no gated delta nets");
-  }
+      : shape_(shape), ops_(ops), maps_(maps) {}
 
   /// Takes the memory for one call.
-  void take_memory(Bump& bump) {
-    if constexpr (Ops::kHasMixers) {
-      scratch_ = bump.take<std::byte>(ops_.mixers().scratch_bytes());
-    }
-  }
+  void take_memory(Bump& bump) { scratch_ = bump.take<std::byte>(ops_.mixers().scratch_bytes()); }
 
   /// x [N, H] -> mixed, the rows of DeltaShape.
   void project(const BlockWeights<T>& block, const DeltaAt& at, const T* x,
@@ -54,22 +46,16 @@ class DeltaNet {
   /// mixed -> channels.
   void convolve(const BlockWeights<T>& block, const DeltaAt& at, const std::int32_t* positions,
                 const LayerMemory<T>& m) {
-    if constexpr (Ops::kHasMixers) {
-      ops_.mixers().convolve(convolution(block, at, positions), m.mixed, m.channels, scratch_);
-    }
+    ops_.mixers().convolve(convolution(block, at, positions), m.mixed, m.channels, scratch_);
   }
   /// channels -> recurred and states.
   void recur(const BlockWeights<T>& block, const DeltaAt& at, const std::int32_t* positions,
              const LayerMemory<T>& m) {
-    if constexpr (Ops::kHasMixers) {
-      ops_.mixers().recur(inputs(block, at, positions, m), m.recurred, m.states, scratch_);
-    }
+    ops_.mixers().recur(inputs(block, at, positions, m), m.recurred, m.states, scratch_);
   }
   /// Returns the input of the last map [N, values()], in the memory of m.dqkv.
   const T* results(const BlockWeights<T>& block, const DeltaAt& at, const LayerMemory<T>& m) {
-    if constexpr (Ops::kHasMixers) {
-      ops_.mixers().gated_norm(block[at.norm], m.recurred, gates(m.mixed), m.dqkv);
-    }
+    ops_.mixers().gated_norm(block[at.norm], m.recurred, gates(m.mixed), m.dqkv);
     return m.dqkv;
   }
   /// m.gradient, that of results() -> gradients of the weights, and of x in `dx`, which is written
@@ -79,16 +65,14 @@ class DeltaNet {
                 const std::int32_t* positions, const LayerMemory<T>& m, D* dx, bool add_to_dx) {
     T* const d = m.dqkv;
     const std::size_t row = shape_.row();
-    if constexpr (Ops::kHasMixers) {
-      auto& mixers = ops_.mixers();
-      mixers.gated_norm_backward(block[at.norm], m.recurred, gates(m.mixed), m.gradient, gates(d),
-                                 scratch_);
-      mixers.recur_backward(inputs(block, at, positions, m), m.states, m.gradient,
-                            {d, d + shape_.betas_at(), row, vector(block, at.decay).weight_gradient,
-                             vector(block, at.shift).weight_gradient},
-                            scratch_);
-      mixers.convolve_backward(convolution(block, at, positions), m.mixed, d, scratch_);
-    }
+    auto& mixers = ops_.mixers();
+    mixers.gated_norm_backward(block[at.norm], m.recurred, gates(m.mixed), m.gradient, gates(d),
+                               scratch_);
+    mixers.recur_backward(inputs(block, at, positions, m), m.states, m.gradient,
+                          {d, d + shape_.betas_at(), row, vector(block, at.decay).weight_gradient,
+                           vector(block, at.shift).weight_gradient},
+                          scratch_);
+    mixers.convolve_backward(convolution(block, at, positions), m.mixed, d, scratch_);
     if (at.by_key_head) {
       for_parts(
           [&](const Groups& heads, T* by_head, const GroupSteps& by_head_steps, T* apart,
@@ -171,27 +155,21 @@ class AttentionGate {
   [[nodiscard]] std::size_t row() const { return 2 * shape_.width() + shape_.kv_width(); }
   /// Returns the input of the last map, in the memory of m.dqkv.
   const T* results(const LayerMemory<T>& m) {
-    if constexpr (Ops::kHasMixers) {
-      ops_.mixers().gate(m.attention, m.projected + shape_.width(), row(), m.dqkv, shape_.tokens(),
-                         shape_.width());
-    }
+    ops_.mixers().gate(m.attention, m.projected + shape_.width(), row(), m.dqkv, shape_.tokens(),
+                       shape_.width());
     return m.dqkv;
   }
   /// Turns m.gradient from that of results() into that of attention, and the gates into their
   /// gradients.
   void backward(const LayerMemory<T>& m) {
-    if constexpr (Ops::kHasMixers) {
-      ops_.mixers().gate_backward(m.attention, m.projected + shape_.width(), row(), m.gradient,
-                                  shape_.tokens(), shape_.width());
-    }
+    ops_.mixers().gate_backward(m.attention, m.projected + shape_.width(), row(), m.gradient,
+                                shape_.tokens(), shape_.width());
   }
   /// Copies the gradients of the queries from m.dqkv next to those of the gates. Returns the
   /// gradient of the queries' map, with rows row() apart.
   const T* query_gradient(const LayerMemory<T>& m) {
-    if constexpr (Ops::kHasMixers) {
-      ops_.copy_groups({shape_.tokens(), 1, shape_.width()}, m.dqkv, {shape_.row(), 0}, m.projected,
-                       {row(), 0});
-    }
+    ops_.copy_groups({shape_.tokens(), 1, shape_.width()}, m.dqkv, {shape_.row(), 0}, m.projected,
+                     {row(), 0});
     return m.projected;
   }
 

@@ -9,6 +9,7 @@
 
 #include "src/device/cuda/errors.h"
 #include "src/model/compute/compute_by.h"
+#include "src/model/cuda/attention/attention.h"
 #include "src/model/cuda/factories.h"
 #include "src/model/cuda/ops.h"
 
@@ -17,9 +18,18 @@ namespace {
 
 /// bf16 elements per memory access.
 constexpr std::uint64_t kPack = 8;
-constexpr std::uint64_t kWidestHead = 256;
 /// On GPUs of compute capability 7.5, a block of attention_fma.cu has 64 KiB of shared memory.
-constexpr std::uint64_t kWidestHeadOnOldest = 192;
+constexpr std::uint64_t kWidestHeadOnOldest = 320;
+
+/// Width of the heads of a layer, and the key that sets it.
+struct Heads {
+  std::string key;
+  std::uint64_t width = 0;
+};
+Heads heads_of(const ModelConfig& config, std::uint64_t layer) {
+  const std::uint64_t width = family(config.family).heads(config, layer).head_dim;
+  return {width == config.head_dim ? "model.head_dim" : "model.global_head_dim", width};
+}
 
 void require_packs(std::string_view key, std::uint64_t value) {
   if (value % kPack == 0) return;
@@ -29,17 +39,21 @@ void require_packs(std::string_view key, std::uint64_t value) {
                           key, value, kPack, key));
 }
 
+/// Checks the width of a head.
+void require_width(std::string_view key, std::uint64_t width, std::uint64_t most) {
+  require_packs(key, width);
+  if (width <= most) return;
+  throw Error(ErrorCategory::config,
+              fmt::format("{} is {}, but device cuda supports at most {}; lower it or set "
+                          "ballast.device to \"host\"",
+                          key, width, most));
+}
+
 /// Checks the widths of heads in all layers.
 void require_heads(const ModelConfig& config) {
   for (std::uint64_t layer = 0; layer < config.num_layers; ++layer) {
-    const std::uint64_t width = family(config.family).heads(config, layer).head_dim;
-    const std::string key = width == config.head_dim ? "model.head_dim" : "model.global_head_dim";
-    require_packs(key, width);
-    if (width <= kWidestHead) continue;
-    throw Error(ErrorCategory::config,
-                fmt::format("{} is {}, but device cuda supports at most {}; lower it or set "
-                            "ballast.device to \"host\"",
-                            key, width, kWidestHead));
+    const auto [key, width] = heads_of(config, layer);
+    require_width(key, width, kWidestHead);
   }
 }
 
@@ -50,30 +64,29 @@ void require_numbers(const ModelConfig& config) {
         "model.enable_moe_block is true, but device cuda does not support experts next to an "
         "MLP; set ballast.device to \"host\"");
   }
-  if (family(config.family).score_cap(config) > 0.0) {
-    throw Error(
-        ErrorCategory::config,
-        fmt::format("model.attn_logit_softcapping of {} caps attention scores, which device "
-                    "cuda does not support; set ballast.device to \"host\"",
-                    config.family));
-  }
-  if (config.details.contains("linear_num_key_heads")) {
-    throw Error(ErrorCategory::config,
-                fmt::format("model.family {} has gated delta nets, which device cuda does not "
-                            "support; set ballast.device to \"host\"",
-                            config.family));
-  }
   require_packs("model.hidden_size", config.hidden_size);
   require_packs("model.intermediate_size", config.intermediate_size);
-  for (const char* const key : {"moe_intermediate_size", "shared_expert_intermediate_size",
-                                "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim"}) {
+  for (const char* const key :
+       {"moe_intermediate_size", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank",
+        "qk_rope_head_dim", "v_head_dim", "linear_num_value_heads"}) {
     if (!config.details.contains(key)) continue;
     require_packs(fmt::format("model.{}", key), config.detail(key).whole().value_or(0));
+  }
+  for (const char* const key : {"linear_key_head_dim", "linear_value_head_dim"}) {
+    if (!config.details.contains(key)) continue;
+    require_width(fmt::format("model.{}", key), config.detail(key).whole().value_or(0),
+                  kWidestDeltaHead);
   }
   require_heads(config);
 }
 
-void require_cudnn(DType type) {
+void require_cudnn(const ModelConfig& config, DType type) {
+  if (family(config.family).score_cap(config) > 0.0) {
+    throw Error(ErrorCategory::config,
+                fmt::format("ballast.attention is \"cudnn\", which has no soft caps of scores, but "
+                            "model.family {} has; set ballast.attention to \"own\"",
+                            config.family));
+  }
   if (type != DType::bf16) {
     throw Error(ErrorCategory::config,
                 "ballast.attention is \"cudnn\", which supports bf16 only; enable bf16 or "
@@ -92,18 +105,20 @@ void require_gpu_for(const ModelConfig& config) {
   device::check_cuda(cudaGetDevice(&ordinal), "querying the current CUDA device");
   cudaDeviceProp gpu = {};
   device::check_cuda(cudaGetDeviceProperties(&gpu, ordinal), "querying the current CUDA device");
-  if (config.head_dim <= kWidestHeadOnOldest || gpu.major >= 8) return;
-  throw Error(
-      ErrorCategory::config,
-      fmt::format("model.head_dim is {}, but {} (compute capability {}.{}) supports at most "
-                  "{}; use a GPU of 8.0 or newer, or set ballast.device to \"host\"",
-                  config.head_dim, gpu.name, gpu.major, gpu.minor, kWidestHeadOnOldest));
+  for (std::uint64_t layer = 0; gpu.major < 8 && layer < config.num_layers; ++layer) {
+    const auto [key, width] = heads_of(config, layer);
+    if (width <= kWidestHeadOnOldest) continue;
+    throw Error(ErrorCategory::config,
+                fmt::format("{} is {}, but {} (compute capability {}.{}) supports at most {}; use "
+                            "a GPU of 8.0 or newer, or set ballast.device to \"host\"",
+                            key, width, gpu.name, gpu.major, gpu.minor, kWidestHeadOnOldest));
+  }
 }
 
 std::unique_ptr<Compute> make_cuda_compute(const Architecture& model, DType type,
                                            MicroBatchShape shape, const KernelOptions& options) {
   require_numbers(model.config);
-  if (options.attention == AttentionBackend::cudnn) require_cudnn(type);
+  if (options.attention == AttentionBackend::cudnn) require_cudnn(model.config, type);
   return with_training_type(type, [&](auto value) -> std::unique_ptr<Compute> {
     return std::make_unique<ComputeBy<Ops<decltype(value)>>>(model, shape, options);
   });

@@ -10,6 +10,7 @@
 
 #include "src/device/cuda/cublaslt.h"
 #include "src/device/cuda/gpu_facts.h"
+#include "src/model/compute/delta_tensors.h"
 #include "src/model/cuda/attention/attention.h"
 #include "src/model/cuda/experts/experts.h"
 #include "src/model/cuda/rows/base_codes.h"
@@ -41,8 +42,10 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, const KernelOption
       epsilon_(static_cast<float>(config.norm_epsilon)),
       set_(options.set),
       checks_(options.checks),
+      mixers_(delta_shape(config, shape_), epsilon_, checks_ == GpuChecks::each),
       choices_(options.products),
-      backend_(set_ == KernelSet::plain ? AttentionBackend::own : options.attention) {
+      backend_(set_ == KernelSet::plain || shape_.cap > 0.0 ? AttentionBackend::own
+                                                            : options.attention) {
   if (checks_ == GpuChecks::each) awaited_.emplace();
 }
 

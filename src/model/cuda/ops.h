@@ -18,6 +18,7 @@
 #include "src/model/compute/layer.h"
 #include "src/model/compute/routing.h"
 #include "src/model/cuda/cudnn/fused_attention.h"
+#include "src/model/cuda/mixers/mixer_ops.h"
 #include "src/model/cuda/products/products.h"
 #include "src/model/cuda/products/whole_eights.h"
 #include "src/model/cuda/rows/rows.h"
@@ -36,7 +37,6 @@ class Ops {
  public:
   using Value = T;
   static constexpr Bytes kLogitBytes = 512 * kMiB;
-  static constexpr bool kHasMixers = false;  ///< see host::Ops
   /// See in_whole_eights().
   static constexpr bool sums_in_parts(std::size_t extent) {
     return sizeof(T) == 2 && whole_eights(extent) < extent;
@@ -97,6 +97,11 @@ class Ops {
   void attention_backward(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv,
                           const T* out, const float* log_sums, const T* dout, T* dqkv,
                           std::byte* scratch) const;
+
+  [[nodiscard]] MixerOps<T>& mixers() {
+    mixers_.use(stream_);
+    return mixers_;
+  }
 
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
   void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y, std::size_t rows);
@@ -208,6 +213,7 @@ class Ops {
   float epsilon_;
   KernelSet set_;
   GpuChecks checks_;
+  MixerOps<T> mixers_;
   std::optional<device::WorkIsAwaited> awaited_;  ///< with GpuChecks::each
   std::shared_ptr<ProductChoices> choices_;
   std::optional<Products> products_;

@@ -255,15 +255,15 @@ TEST_F(GpuStart, RefusesHeadsThatAnOldGpuCannotHold) {
   };
   EXPECT_NO_THROW(make(256));
   FakeCuda::old_gpu = 0;
-  EXPECT_NO_THROW(make(192));
+  EXPECT_NO_THROW(make(320));
   try {
-    make(200);
+    make(328);
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::config);
     EXPECT_STREQ(
         error.what(),
-        "model.head_dim is 200, but Fake GPU (compute capability 7.5) supports at most 192; "
+        "model.head_dim is 328, but Fake GPU (compute capability 7.5) supports at most 320; "
         "use a GPU of 8.0 or newer, or set ballast.device to \"host\"");
   }
 }

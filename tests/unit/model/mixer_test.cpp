@@ -11,6 +11,7 @@
 #include "ballast/core/units.h"
 
 #include "src/model/host/mixer_ops.h"
+#include "tests/unit/model/mixer_run.h"
 #include "tests/unit/model/numbers.h"
 
 // Gated delta nets on the host device, compared with the plain recurrence in double.
@@ -20,48 +21,15 @@ namespace {
 
 using test::central_difference;
 using test::dot;
+using test::kMixerEpsilon;
+using test::MixerCase;
 using test::normals;
+using test::positions_of;
 using test::relative_error;
+using Inputs = test::MixerInputs;
+template <class T>
+using Ours = test::HostMixer<T>;
 using Values = std::vector<double>;
-
-constexpr double kEpsilon = 1e-6;
-
-struct Case {
-  std::string name;
-  DeltaShape shape;
-  std::vector<std::int32_t> documents;  ///< lengths, of every sequence; empty: one
-};
-
-std::vector<std::int32_t> positions_of(const Case& c) {
-  std::vector<std::int32_t> positions;
-  for (std::size_t sequence = 0; sequence < c.shape.sequences; ++sequence) {
-    for (const std::int32_t length : c.documents) {
-      for (std::int32_t i = 0; i < length; ++i) positions.push_back(i);
-    }
-  }
-  return positions;
-}
-
-/// Inputs of the layer's mixer between its maps.
-struct Inputs {
-  explicit Inputs(const DeltaShape& s)
-      : x(rounded(normals(s.tokens() * s.row(), 1))),
-        taps(rounded(normals(s.channels() * s.taps, 2, 0.4))),
-        decay(rounded(normals(s.value_heads, 3, 0.7, -1.5))),
-        shift(rounded(normals(s.value_heads, 4))),
-        norm(rounded(normals(s.value_width, 5, 0.3, 1.0))) {}
-  static Values rounded(Values values) {
-    for (double& value : values) value = static_cast<float>(value);
-    return values;
-  }
-  std::vector<Values*> all() { return {&x, &taps, &decay, &shift, &norm}; }
-
-  Values x;
-  Values taps;
-  Values decay;
-  Values shift;
-  Values norm;
-};
 
 double sigmoid(double x) {
   return 1.0 / (1.0 + std::exp(-x));
@@ -132,7 +100,7 @@ class Plain {
     }
     double squares = 0.0;
     for (std::size_t j = 0; j < dv; ++j) squares += out[j] * out[j];
-    const double factor = 1.0 / std::sqrt(squares / static_cast<double>(dv) + kEpsilon);
+    const double factor = 1.0 / std::sqrt(squares / static_cast<double>(dv) + kMixerEpsilon);
     const double* const z = &in.x[row * s_.row() + s_.gates_at() + head * dv];
     for (std::size_t j = 0; j < dv; ++j) out[j] *= factor * in.norm[j] * z[j] * sigmoid(z[j]);
   }
@@ -141,57 +109,7 @@ class Plain {
   const std::vector<std::int32_t>& positions_;
 };
 
-/// Results and gradients of Ballast, in the order of Inputs::all().
-template <class T>
-struct Ours {
-  Ours(const DeltaShape& s, const TypeKernels<T>& kernels,
-       const std::vector<std::int32_t>& documents, const Inputs& in, const Values& dy,
-       std::size_t threads)
-      : out(s.tokens() * s.values()) {
-    MixerOps<T> ops(s, kernels, threads, static_cast<float>(kEpsilon));
-    std::vector<std::byte> scratch(ops.scratch_bytes() + kCacheLine);
-    const std::vector<T> x = narrow(in.x);
-    const std::vector<T> taps = narrow(in.taps);
-    const std::vector<T> decay = narrow(in.decay);
-    const std::vector<T> shift = narrow(in.shift);
-    const std::vector<T> norm = narrow(in.norm);
-    for (const Values* values : {&in.x, &in.taps, &in.decay, &in.shift, &in.norm}) {
-      gradients.emplace_back(values->size());
-    }
-    const std::int32_t* const positions = documents.empty() ? nullptr : documents.data();
-    std::vector<T> channels(s.tokens() * s.channels());
-    std::vector<T> results(out.size());
-    std::vector<float> states(s.states());
-    const Convolution<T> convolution{taps.data(), gradients[1].data(), positions};
-    const DeltaInputs<T> inputs{
-        channels.data(), x.data() + s.betas_at(), s.row(), decay.data(), shift.data(), positions};
-    const Norm<T> about = {.weight = norm.data(), .weight_gradient = gradients[4].data()};
-    ops.convolve(convolution, x.data(), channels.data(), scratch.data());
-    ops.recur(inputs, results.data(), states.data(), scratch.data());
-    ops.gated_norm(about, results.data(), x.data() + s.gates_at(), out.data());
-
-    std::vector<T> dx(x.size());
-    std::vector<T> d = narrow(dy);
-    ops.gated_norm_backward(about, results.data(), x.data() + s.gates_at(), d.data(),
-                            dx.data() + s.gates_at(), scratch.data());
-    ops.recur_backward(
-        inputs, states.data(), d.data(),
-        {dx.data(), dx.data() + s.betas_at(), s.row(), gradients[2].data(), gradients[3].data()},
-        scratch.data());
-    ops.convolve_backward(convolution, x.data(), dx.data(), scratch.data());
-    for (std::size_t i = 0; i < dx.size(); ++i) gradients[0][i] = to_float(dx[i]);
-  }
-  static std::vector<T> narrow(const Values& values) {
-    std::vector<T> out;
-    for (const double value : values) out.push_back(from_float<T>(static_cast<float>(value)));
-    return out;
-  }
-
-  std::vector<T> out;
-  std::vector<std::vector<float>> gradients;
-};
-
-class Mixer : public testing::TestWithParam<Case> {};
+class Mixer : public testing::TestWithParam<MixerCase> {};
 
 TEST_P(Mixer, AgreesWithThePlainRecurrenceAndItsDerivatives) {
   const DeltaShape& shape = GetParam().shape;
@@ -269,10 +187,10 @@ TEST(MixerGate, MultipliesBySigmoid) {
 // chunks need two kept states.
 INSTANTIATE_TEST_SUITE_P(
     All, Mixer,
-    testing::Values(Case{"short_sequence", {2, 37, 1, 2, 5, 9, 3}, {}},
-                    Case{"two_chunks", {1, 128, 2, 2, 8, 8, 4}, {}},
-                    Case{"packed", {2, 193, 3, 6, 10, 7, 4}, {30, 34, 65, 1, 63}},
-                    Case{"many_chunks", {1, 577, 1, 3, 6, 11, 4}, {300, 277}}),
+    testing::Values(MixerCase{"short_sequence", {2, 37, 1, 2, 5, 9, 3}, {}},
+                    MixerCase{"two_chunks", {1, 128, 2, 2, 8, 8, 4}, {}},
+                    MixerCase{"packed", {2, 193, 3, 6, 10, 7, 4}, {30, 34, 65, 1, 63}},
+                    MixerCase{"many_chunks", {1, 577, 1, 3, 6, 11, 4}, {300, 277}}),
     [](const auto& one) { return one.param.name; });
 
 }  // namespace

@@ -9,14 +9,19 @@
 
 namespace ballast::model::cuda {
 
-// softmax(Q K^T * score_scale()) V under a causal mask and the shape's mask. Steps of keys that no
-// query of a block sees are skipped. Memory is linear in the sequence length: scores exist one tile
-// at a time, and the backward pass recomputes them and uses the logarithm of each row's sum.
-// Sources: Dao et al., "FlashAttention", 2022; Dao, "FlashAttention-2", 2023 (algorithms 1 and 2).
-// bf16 runs on tensor cores, fp32 and fp16 do not. Conventions: rows.h.
+// softmax(Q K^T * score_scale()) V under a causal mask and the shape's mask, with the shape's soft
+// cap of the scores. Steps of keys that no query of a block sees are skipped. Memory is linear in
+// the sequence length: scores exist one tile at a time, and the backward pass recomputes them and
+// uses the logarithm of each row's sum. Sources: Dao et al., "FlashAttention", 2022; Dao,
+// "FlashAttention-2", 2023 (algorithms 1 and 2). bf16 runs on tensor cores with heads up to
+// kWidestOnTensorCores; fp32, fp16 and wider heads do not. Conventions: rows.h.
 
-/// qkv [tokens, row()] (head_dim a multiple of 8, at most 256), out [tokens, width()]. Writes
-/// log_sums [sequences, heads, length] (fp32, natural logarithms) for attention_backward().
+/// Widths of heads that the kernels support.
+inline constexpr std::size_t kWidestHead = 512;
+inline constexpr std::size_t kWidestOnTensorCores = 256;
+
+/// qkv [tokens, row()] (head_dim a multiple of 8, at most kWidestHead), out [tokens, width()].
+/// Writes log_sums [sequences, heads, length] (fp32, natural logarithms) for attention_backward().
 template <class T>
 cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const T* qkv, T* out,
                       float* log_sums);

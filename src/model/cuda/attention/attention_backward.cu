@@ -73,16 +73,18 @@ __device__ void copy_queries(const Shared<kWidth>& shared, const AttentionShape&
 
 /// Adds the contributions of one step's queries to the gradients of this warp's keys, which are the
 /// rows here. Probabilities and their gradients enter the second products in bf16.
-template <int kWidth, int kTiles, int kSlice>
+template <int kWidth, bool kCapped, int kTiles, int kSlice>
 __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& dvalues,
                             const Shared<kWidth>& shared, int turn, int first_key, int first_query,
-                            const SequenceMask& mask, int slice, float scale) {
+                            const SequenceMask& mask, int slice, float scale, const SoftCap& cap) {
   constexpr int kStep = BackwardGeometry<kWidth>::kStep;
   const Bf16* const queries = lane_part<kWidth>(shared.first(turn));
   const Bf16* const douts = lane_part<kWidth>(shared.second(turn));
   const QueryRow* const rows = shared.query_rows(turn) + lane_column();
   Sums<kTiles, kStep> p;
   multiply_rows<kWidth, kTiles, kStep>(p, lane_part<kWidth>(shared.own_first()), queries);
+  [[maybe_unused]] Sums<kTiles, kStep> slopes;
+  if constexpr (kCapped) cap_scores<kTiles, kStep>(p, slopes, cap);
   to_probabilities<kTiles, kStep>(p, rows, scale);
   if (first_key + 16 * kTiles > first_query ||
       mask.first_key(first_query + kStep - 1) > first_key) {
@@ -95,6 +97,7 @@ __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& d
   Sums<kTiles, kStep> dp;
   multiply_rows<kWidth, kTiles, kStep>(dp, lane_part<kWidth>(shared.own_second()), douts);
   to_score_gradients<kTiles, kStep>(p, dp, rows);
+  if constexpr (kCapped) multiply_by<kTiles, kStep>(p, slopes);
   to_weights<kTiles, kStep>(p, weights);
   add_product<kWidth, kTiles, kStep, kSlice>(dkeys, weights, queries + slice);
 }
@@ -102,11 +105,11 @@ __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& d
 /// Gradients of keys and values. There is one block per head of keys (and slice of columns),
 /// sequence and tile of keys. Tiles seen by the most queries start first. Source: Dao,
 /// "FlashAttention-2", 2023, algorithm 2, without the gradients of queries, so that no two blocks
-/// add to one sum.
-template <int kWidth>
+/// add to one sum. `scale`: softmax_scale().
+template <int kWidth, bool kCapped>
 __global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads, 2)
-    differentiate_keys(AttentionShape shape, float scale, const Bf16* qkv, const QueryRow* rows,
-                       const Bf16* dout, Bf16* dqkv) {
+    differentiate_keys(AttentionShape shape, float scale, SoftCap cap, const Bf16* qkv,
+                       const QueryRow* rows, const Bf16* dout, Bf16* dqkv) {
   using G = BackwardGeometry<kWidth>;
   const Shared<kWidth> shared;
   const auto group = static_cast<int>(shape.heads / shape.kv_heads);
@@ -145,22 +148,22 @@ __global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads, 2)
         mask.first_key(query) >= first_key + G::kWarpRows) {
       continue;
     }
-    add_queries<kWidth, G::kTiles, G::kSlice>(dkeys, dvalues, shared, turn, first_key, query, mask,
-                                              slice, scale * kLog2E);
+    add_queries<kWidth, kCapped, G::kTiles, G::kSlice>(dkeys, dvalues, shared, turn, first_key,
+                                                       query, mask, slice, scale * kLog2E, cap);
   }
   device::await_copies<0>();
   if (first_key >= length) return;
-  write_rows<kWidth, G::kTiles, G::kSlice>(dkeys, scale, shared.own_first(),
+  write_rows<kWidth, G::kTiles, G::kSlice>(dkeys, cap.scale, shared.own_first(),
                                            rows_in_qkv(shape, dqkv + place.key), first_key, slice);
   write_rows<kWidth, G::kTiles, G::kSlice>(
       dvalues, 1.0F, shared.own_second(), rows_in_qkv(shape, dqkv + place.value), first_key, slice);
 }
 
 /// Adds the contributions of one step's keys to the gradients of this warp's queries.
-template <int kWidth, int kTiles>
+template <int kWidth, bool kCapped, int kTiles>
 __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& shared, int turn,
                          int first_query, int first_key, const SequenceMask& mask,
-                         const QueryRow (&rows)[kTiles][2], float scale) {
+                         const QueryRow (&rows)[kTiles][2], float scale, const SoftCap& cap) {
   constexpr int kStep = BackwardGeometry<kWidth>::kStep;
   const Bf16* const keys = lane_part<kWidth>(shared.first(turn));
   const Bf16* const values = lane_part<kWidth>(shared.second(turn));
@@ -168,7 +171,10 @@ __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& s
   multiply_rows<kWidth, kTiles, kStep>(p, lane_part<kWidth>(shared.own_first()), keys);
   Sums<kTiles, kStep> dp;
   multiply_rows<kWidth, kTiles, kStep>(dp, lane_part<kWidth>(shared.own_second()), values);
+  [[maybe_unused]] Sums<kTiles, kStep> slopes;
+  if constexpr (kCapped) cap_scores<kTiles, kStep>(p, slopes, cap);
   to_score_gradients<kTiles, kStep>(p, dp, rows, scale);
+  if constexpr (kCapped) multiply_by<kTiles, kStep>(p, slopes);
   if (first_key + kStep > first_query ||
       mask.first_key(first_query + 16 * kTiles - 1) > first_key) {
     hide_unseen_keys<kTiles, kStep>(p, first_key + lane_column(), first_query + lane_row(), mask,
@@ -180,11 +186,12 @@ __device__ void add_keys(Sums<kTiles, kWidth>& dqueries, const Shared<kWidth>& s
 }
 
 /// Gradients of queries. There is one block per head, sequence and tile of queries. Tiles with the
-/// most keys start first. Scores are recomputed, so that no two blocks add to one sum.
-template <int kWidth>
+/// most keys start first. Scores are recomputed, so that no two blocks add to one sum. `scale`:
+/// softmax_scale().
+template <int kWidth, bool kCapped>
 __global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads,
                                   BackwardGeometry<kWidth>::kQueryBlocks)
-    differentiate_queries(AttentionShape shape, float scale, const Bf16* qkv,
+    differentiate_queries(AttentionShape shape, float scale, SoftCap cap, const Bf16* qkv,
                           const QueryRow* all_rows, const Bf16* dout, Bf16* dqkv) {
   using G = BackwardGeometry<kWidth>;
   const Shared<kWidth> shared;
@@ -227,16 +234,16 @@ __global__ void __launch_bounds__(BackwardGeometry<kWidth>::kThreads,
         key + G::kStep <= mask.first_key(first_query)) {
       continue;
     }
-    add_keys<kWidth, G::kTiles>(dqueries, shared, turn, first_query, key, mask, rows,
-                                scale * kLog2E);
+    add_keys<kWidth, kCapped, G::kTiles>(dqueries, shared, turn, first_query, key, mask, rows,
+                                         scale * kLog2E, cap);
   }
   device::await_copies<0>();
   if (first_query >= length) return;
-  write_rows<kWidth, G::kTiles, kWidth>(dqueries, scale, shared.own_first(),
+  write_rows<kWidth, G::kTiles, kWidth>(dqueries, cap.scale, shared.own_first(),
                                         rows_in_qkv(shape, dqkv + place.query), first_query, 0);
 }
 
-template <int kWidth>
+template <int kWidth, bool kCapped>
 cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const Bf16* qkv,
                   const QueryRow* rows, const Bf16* dout, Bf16* dqkv) {
   using G = BackwardGeometry<kWidth>;
@@ -244,19 +251,20 @@ cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const Bf16* 
   const auto heads = static_cast<unsigned>(shape.heads);
   const auto kv_heads = static_cast<unsigned>(shape.kv_heads);
   const auto sequences = static_cast<unsigned>(shape.sequences);
-  const cudaError_t code = device::launch({.stream = stream,
-                                           .blocks = {kv_heads * G::kSlices, sequences, tiles},
-                                           .threads = G::kThreads,
-                                           .shared_bytes = G::kSharedBytes},
-                                          &differentiate_keys<kWidth>, shape, shape.score_scale(),
-                                          qkv, rows, dout, dqkv);
+  const cudaError_t code =
+      device::launch({.stream = stream,
+                      .blocks = {kv_heads * G::kSlices, sequences, tiles},
+                      .threads = G::kThreads,
+                      .shared_bytes = G::kSharedBytes},
+                     &differentiate_keys<kWidth, kCapped>, shape, softmax_scale(shape),
+                     cap_of(shape), qkv, rows, dout, dqkv);
   if (code != cudaSuccess) return code;
   return device::launch({.stream = stream,
                          .blocks = {heads, sequences, tiles},
                          .threads = G::kThreads,
                          .shared_bytes = G::kSharedBytes},
-                        &differentiate_queries<kWidth>, shape, shape.score_scale(), qkv, rows, dout,
-                        dqkv);
+                        &differentiate_queries<kWidth, kCapped>, shape, softmax_scale(shape),
+                        cap_of(shape), qkv, rows, dout, dqkv);
 }
 
 }  // namespace
@@ -267,12 +275,16 @@ cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape,
                                void* scratch) {
   if (shape.log_sums() == 0) return cudaSuccess;
   if (!has_kernels(shape)) return cudaErrorInvalidValue;
+  if (shape.head_dim > kWidestOnTensorCores) {
+    return plain_attention_backward(stream, shape, qkv, out, log_sums, dout, dqkv, scratch);
+  }
   auto* const rows = static_cast<QueryRow*>(scratch);
   const cudaError_t code = gather_query_rows(stream, shape, out, log_sums, dout, rows);
   if (code != cudaSuccess) return code;
   if (warpgroups_fit(shape)) return backward_by_warpgroups(stream, shape, qkv, rows, dout, dqkv);
-  return for_width(
-      shape, [&](auto width) { return start<width.value>(stream, shape, qkv, rows, dout, dqkv); });
+  return for_width(shape, [&](auto width, auto capped) {
+    return start<width.value, capped.value>(stream, shape, qkv, rows, dout, dqkv);
+  });
 }
 
 }  // namespace ballast::model::cuda

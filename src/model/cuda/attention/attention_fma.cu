@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
@@ -10,15 +11,15 @@ namespace {
 
 // Attention without tensor cores: for fp32, which they do not support, to compare with other
 // programs; for fp16, on GPUs older than the instructions of tensor_core.h; for bf16 among the
-// plain kernels. A warp owns a few rows. It processes the rows of the other side 32 at a time, one
-// per lane. In the results each lane has one column.
+// plain kernels and for heads wider than kWidestOnTensorCores. A warp owns a few rows. It processes
+// the rows of the other side 32 at a time, one per lane. In the results each lane has every 32nd
+// column, kParts of them. Matrices of the other side take turns in one tile, so that a block fits
+// into the shared memory of small GPUs.
 
 constexpr int kWarps = 4;
 constexpr int kLanes = static_cast<int>(device::kWarp);
 constexpr int kThreads = kWarps * kLanes;
 constexpr int kStep = kLanes;
-/// Columns per lane; the lanes together have 256.
-constexpr int kParts = 8;
 constexpr int kForwardRows = 4;
 constexpr int kBackwardRows = 2;
 
@@ -68,7 +69,7 @@ __device__ void multiply_rows(float (&products)[kRows], const float* a, const fl
 }
 
 /// sums += W B. W is [kRows, kStep]; B is the rows of a tile.
-template <int kRows>
+template <int kRows, int kParts>
 __device__ void add_product(float (&sums)[kRows][kParts], const float* weights, const float* tile,
                             int size) {
   for (int j = 0; j < kStep; ++j) {
@@ -85,7 +86,7 @@ __device__ void add_product(float (&sums)[kRows][kParts], const float* weights, 
   }
 }
 
-template <int kRows, class T>
+template <int kRows, int kParts, class T>
 __device__ void write_rows(const float (&sums)[kRows][kParts], const float (&factors)[kRows],
                            const AttentionRows<T>& to, int first) {
 #pragma unroll
@@ -116,16 +117,15 @@ struct RowState {
 
 /// There is one block per head, tile of queries and sequence. `scale` applies to exponents of base
 /// 2.
-template <class T>
+template <int kParts, class T>
 __global__ void __launch_bounds__(kThreads)
-    attend(AttentionShape shape, float scale, const T* qkv, T* out, float* log_sums) {
+    attend(AttentionShape shape, float scale, SoftCap cap, const T* qkv, T* out, float* log_sums) {
   constexpr int kRows = kWarps * kForwardRows;
   const int size = static_cast<int>(shape.head_dim);
   const int length = static_cast<int>(shape.length);
   float* const queries = device::dynamic_shared<float>();
-  float* const keys = queries + kRows * tile_step(size);
-  float* const values = keys + kStep * tile_step(size);
-  float* const weights = values + kStep * tile_step(size) + warp() * kForwardRows * kStep;
+  float* const step = queries + kRows * tile_step(size);
+  float* const weights = step + kStep * tile_step(size) + warp() * kForwardRows * kStep;
   const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.x);
   const int first = static_cast<int>(blockIdx.y) * kRows;
   const int first_row = first + warp() * kForwardRows;
@@ -135,15 +135,17 @@ __global__ void __launch_bounds__(kThreads)
   RowState rows[kForwardRows];
   load_rows(queries, rows_in_qkv(shape, qkv + place.query), first, kRows);
   for (int key = mask.first_step(first, kStep); key < end; key += kStep) {
-    load_rows(keys, rows_in_qkv(shape, qkv + place.key), key, kStep);
-    load_rows(values, rows_in_qkv(shape, qkv + place.value), key, kStep);
+    load_rows(step, rows_in_qkv(shape, qkv + place.key), key, kStep);
     __syncthreads();
     float scores[kForwardRows];
-    multiply_rows<kForwardRows>(scores, queries + warp() * kForwardRows * tile_step(size), keys,
+    multiply_rows<kForwardRows>(scores, queries + warp() * kForwardRows * tile_step(size), step,
                                 size);
+    __syncthreads();
+    load_rows(step, rows_in_qkv(shape, qkv + place.value), key, kStep);
 #pragma unroll
     for (int r = 0; r < kForwardRows; ++r) {
       const int query = first_row + r;
+      scores[r] = cap.score(scores[r]);
       if (key + lane() > query || key + lane() < mask.first_key(query))
         scores[r] = -std::numeric_limits<float>::infinity();
       const float greatest = fmaxf(rows[r].greatest, greatest_of_warp(scores[r]));
@@ -157,8 +159,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int part = 0; part < kParts; ++part) sums[r][part] *= correction;
     }
-    __syncwarp();
-    add_product<kForwardRows>(sums, weights, values, size);
+    __syncthreads();
+    add_product<kForwardRows>(sums, weights, step, size);
     __syncthreads();
   }
   float factors[kForwardRows];
@@ -198,26 +200,26 @@ struct Weight {
   float probability = 0.0F;
   float gradient = 0.0F;
 };
-__device__ Weight weight_of(float score, float dp, const QueryRow& row, float scale) {
+__device__ Weight weight_of(float product, float dp, const QueryRow& row, float scale,
+                            const SoftCap& cap) {
+  const float score = cap.score(product);
   const float probability = exp2f(__fmaf_rn(score, scale, -row.log_sum));
-  return {probability, probability * (dp - row.delta)};
+  return {probability, probability * (dp - row.delta) * cap.slope(score)};
 }
 
 /// Gradients of keys and values (kOfKeys) or of queries. There is one block per head, tile of rows
-/// and sequence. Heads that share keys are processed one after the other.
-template <bool kOfKeys, class T>
+/// and sequence. Heads that share keys are processed one after the other. `scale`: softmax_scale().
+template <bool kOfKeys, int kParts, class T>
 __global__ void __launch_bounds__(kThreads)
-    differentiate(AttentionShape shape, float scale, const T* qkv, const QueryRow* rows,
-                  const T* dout, T* dqkv) {
+    differentiate(AttentionShape shape, float scale, SoftCap cap, const T* qkv,
+                  const QueryRow* rows, const T* dout, T* dqkv) {
   constexpr int kRows = kWarps * kBackwardRows;
   const int size = static_cast<int>(shape.head_dim);
   const int length = static_cast<int>(shape.length);
   float* const own = device::dynamic_shared<float>();
   float* const own_second = own + kRows * tile_step(size);
   float* const step = own_second + kRows * tile_step(size);
-  float* const step_second = step + kStep * tile_step(size);
-  float* const gradients =
-      step_second + kStep * tile_step(size) + warp() * 2 * kBackwardRows * kStep;
+  float* const gradients = step + kStep * tile_step(size) + warp() * 2 * kBackwardRows * kStep;
   float* const probabilities = gradients + kBackwardRows * kStep;
   const std::size_t heads = kOfKeys ? shape.heads / shape.kv_heads : 1;
   const int first = static_cast<int>(blockIdx.y) * kRows;
@@ -233,13 +235,15 @@ __global__ void __launch_bounds__(kThreads)
     const int end = kOfKeys ? length : std::min(first + kRows, length);
     for (int at = begin; at < end; at += kStep) {
       if (kOfKeys && mask.first_key(at) >= first + kRows) break;  // no later query sees these keys
+      load_rows(step, kOfKeys ? sides.douts : sides.values, at, kStep);
+      __syncthreads();
+      float dp[kBackwardRows];
+      multiply_rows<kBackwardRows>(dp, own_second + mine * tile_step(size), step, size);
+      __syncthreads();
       load_rows(step, kOfKeys ? sides.queries : sides.keys, at, kStep);
-      load_rows(step_second, kOfKeys ? sides.douts : sides.values, at, kStep);
       __syncthreads();
       float scores[kBackwardRows];
-      float dp[kBackwardRows];
       multiply_rows<kBackwardRows>(scores, own + mine * tile_step(size), step, size);
-      multiply_rows<kBackwardRows>(dp, own_second + mine * tile_step(size), step_second, size);
 #pragma unroll
       for (int r = 0; r < kBackwardRows; ++r) {
         const int own_row = first + mine + r;
@@ -247,18 +251,23 @@ __global__ void __launch_bounds__(kThreads)
         const int key = kOfKeys ? own_row : at + lane();
         Weight weight;
         if (query < length && key <= query && key >= mask.first_key(query))
-          weight = weight_of(scores[r], dp[r], sides.rows[query], scale * kLog2E);
+          weight = weight_of(scores[r], dp[r], sides.rows[query], scale * kLog2E, cap);
         gradients[r * kStep + lane()] = weight.gradient;
         probabilities[r * kStep + lane()] = weight.probability;
       }
       __syncwarp();
       add_product<kBackwardRows>(sums, gradients, step, size);
-      if (kOfKeys) add_product<kBackwardRows>(second_sums, probabilities, step_second, size);
       __syncthreads();
+      if constexpr (kOfKeys) {
+        load_rows(step, sides.douts, at, kStep);
+        __syncthreads();
+        add_product<kBackwardRows>(second_sums, probabilities, step, size);
+        __syncthreads();
+      }
     }
   }
   const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.x * heads);
-  write_rows<kBackwardRows>(sums, {scale, scale},
+  write_rows<kBackwardRows>(sums, {cap.scale, cap.scale},
                             rows_in_qkv(shape, dqkv + (kOfKeys ? place.key : place.query)),
                             first + mine);
   if (kOfKeys) {
@@ -267,18 +276,26 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <bool kOfKeys, class T>
+/// Calls start(parts) with a std::integral_constant, the number of columns per lane.
+template <class Start>
+cudaError_t for_parts(const AttentionShape& shape, const Start& start) {
+  if (shape.head_dim <= 256) return start(std::integral_constant<int, 8>{});
+  static_assert(kWidestHead == 512);
+  return start(std::integral_constant<int, 16>{});
+}
+
+template <bool kOfKeys, int kParts, class T>
 cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const T* qkv,
                   const QueryRow* rows, const T* dout, T* dqkv) {
   constexpr int kRows = kWarps * kBackwardRows;
-  return device::launch(
-      {.stream = stream,
-       .blocks = {static_cast<unsigned>(kOfKeys ? shape.kv_heads : shape.heads),
-                  static_cast<unsigned>((shape.length + kRows - 1) / kRows),
-                  static_cast<unsigned>(shape.sequences)},
-       .threads = kThreads,
-       .shared_bytes = shared_bytes(shape, 2 * kRows + 2 * kStep, 2 * kRows * kStep)},
-      &differentiate<kOfKeys, T>, shape, shape.score_scale(), qkv, rows, dout, dqkv);
+  return device::launch({.stream = stream,
+                         .blocks = {static_cast<unsigned>(kOfKeys ? shape.kv_heads : shape.heads),
+                                    static_cast<unsigned>((shape.length + kRows - 1) / kRows),
+                                    static_cast<unsigned>(shape.sequences)},
+                         .threads = kThreads,
+                         .shared_bytes = shared_bytes(shape, 2 * kRows + kStep, 2 * kRows * kStep)},
+                        &differentiate<kOfKeys, kParts, T>, shape, softmax_scale(shape),
+                        cap_of(shape), qkv, rows, dout, dqkv);
 }
 
 }  // namespace
@@ -289,13 +306,16 @@ cudaError_t plain_attention(cudaStream_t stream, const AttentionShape& shape, co
   if (shape.log_sums() == 0) return cudaSuccess;
   if (!has_kernels(shape)) return cudaErrorInvalidValue;
   constexpr int kRows = kWarps * kForwardRows;
-  return device::launch({.stream = stream,
-                         .blocks = {static_cast<unsigned>(shape.heads),
-                                    static_cast<unsigned>((shape.length + kRows - 1) / kRows),
-                                    static_cast<unsigned>(shape.sequences)},
-                         .threads = kThreads,
-                         .shared_bytes = shared_bytes(shape, kRows + 2 * kStep, kRows * kStep)},
-                        &attend<T>, shape, shape.score_scale() * kLog2E, qkv, out, log_sums);
+  return for_parts(shape, [&](auto parts) {
+    return device::launch({.stream = stream,
+                           .blocks = {static_cast<unsigned>(shape.heads),
+                                      static_cast<unsigned>((shape.length + kRows - 1) / kRows),
+                                      static_cast<unsigned>(shape.sequences)},
+                           .threads = kThreads,
+                           .shared_bytes = shared_bytes(shape, kRows + kStep, kRows * kStep)},
+                          &attend<parts.value, T>, shape, softmax_scale(shape) * kLog2E,
+                          cap_of(shape), qkv, out, log_sums);
+  });
 }
 
 template <class T>
@@ -305,10 +325,13 @@ cudaError_t plain_attention_backward(cudaStream_t stream, const AttentionShape& 
   if (shape.log_sums() == 0) return cudaSuccess;
   if (!has_kernels(shape)) return cudaErrorInvalidValue;
   auto* const rows = static_cast<QueryRow*>(scratch);
-  cudaError_t code = gather_query_rows(stream, shape, out, log_sums, dout, rows);
+  const cudaError_t code = gather_query_rows(stream, shape, out, log_sums, dout, rows);
   if (code != cudaSuccess) return code;
-  code = start<true>(stream, shape, qkv, rows, dout, dqkv);
-  return code != cudaSuccess ? code : start<false>(stream, shape, qkv, rows, dout, dqkv);
+  return for_parts(shape, [&](auto parts) {
+    const cudaError_t keys = start<true, parts.value>(stream, shape, qkv, rows, dout, dqkv);
+    if (keys != cudaSuccess) return keys;
+    return start<false, parts.value>(stream, shape, qkv, rows, dout, dqkv);
+  });
 }
 
 template <class T>

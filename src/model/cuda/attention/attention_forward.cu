@@ -24,9 +24,11 @@ struct ForwardGeometry {
 /// There is one block per head, sequence and tile of queries. Tiles with the most keys start first.
 /// Source: Dao, "FlashAttention-2", 2023, algorithm 1. Values of a tile are copied while its scores
 /// are computed, and the next tile's keys while the values are summed.
-template <int kWidth>
+/// `scale`: softmax_scale().
+template <int kWidth, bool kCapped>
 __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
-    attend(AttentionShape shape, float scale, const Bf16* qkv, Bf16* out, float* log_sums) {
+    attend(AttentionShape shape, float scale, SoftCap cap, const Bf16* qkv, Bf16* out,
+           float* log_sums) {
   using G = ForwardGeometry<kWidth>;
   constexpr int kTiles = G::kTiles;
   Bf16* const queries = device::dynamic_shared<Bf16>();
@@ -63,6 +65,7 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
     if (seen) {
       Sums<kTiles, kKeys> scores;
       multiply_rows<kWidth, kTiles, kKeys>(scores, lane_part<kWidth>(own), lane_part<kWidth>(keys));
+      if constexpr (kCapped) cap_scores<kTiles, kKeys>(scores, cap);
       if (key + kKeys > first_row || key < mask.first_key(first_row + G::kWarpRows - 1)) {
         hide_unseen_keys<kTiles, kKeys>(scores, key + lane_column(), first_row + lane_row(), mask,
                                         -std::numeric_limits<float>::infinity());
@@ -88,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
                                      first_row, 0);
 }
 
-template <int kWidth>
+template <int kWidth, bool kCapped>
 cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const Bf16* qkv, Bf16* out,
                   float* log_sums) {
   using G = ForwardGeometry<kWidth>;
@@ -98,7 +101,8 @@ cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const Bf16* 
                                     static_cast<unsigned>(shape.sequences), tiles},
                          .threads = kThreads,
                          .shared_bytes = G::kSharedBytes},
-                        &attend<kWidth>, shape, shape.score_scale(), qkv, out, log_sums);
+                        &attend<kWidth, kCapped>, shape, softmax_scale(shape), cap_of(shape), qkv,
+                        out, log_sums);
 }
 
 }  // namespace
@@ -108,9 +112,13 @@ cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const Bf
                       float* log_sums) {
   if (shape.log_sums() == 0) return cudaSuccess;
   if (!has_kernels(shape)) return cudaErrorInvalidValue;
+  if (shape.head_dim > kWidestOnTensorCores) {
+    return plain_attention(stream, shape, qkv, out, log_sums);
+  }
   if (warpgroups_fit(shape)) return forward_by_warpgroups(stream, shape, qkv, out, log_sums);
-  return for_width(
-      shape, [&](auto width) { return start<width.value>(stream, shape, qkv, out, log_sums); });
+  return for_width(shape, [&](auto width, auto capped) {
+    return start<width.value, capped.value>(stream, shape, qkv, out, log_sums);
+  });
 }
 
 }  // namespace ballast::model::cuda

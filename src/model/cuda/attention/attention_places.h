@@ -1,11 +1,13 @@
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 
 #include "src/device/cuda/kernel_language.h"
+#include "src/model/compute/formulas.h"
 #include "src/model/cuda/attention/attention.h"
 
 namespace ballast::model::cuda {
@@ -14,8 +16,30 @@ inline constexpr float kLog2E = 1.44269504088896340736F;
 
 /// Returns whether the kernels support the extents.
 inline bool has_kernels(const AttentionShape& shape) {
-  return shape.head_dim % 8 == 0 && shape.head_dim > 0 && shape.head_dim <= 256 &&
+  return shape.head_dim % 8 == 0 && shape.head_dim > 0 && shape.head_dim <= kWidestHead &&
          shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0;
+}
+
+/// Soft cap of scores (AttentionShape::cap).
+struct SoftCap {
+  float scale = 1.0F;  ///< score_scale(), which the cap applies before the softmax
+  float cap = 0.0F;    ///< 0: none
+
+  /// Returns the score of the product of a query and a key. Without a cap, the softmax scales it.
+  [[nodiscard]] constexpr float score(float product) const {
+    return cap > 0.0F ? formulas::soft_cap(product * scale, cap) : product;
+  }
+  /// Returns the derivative of a score with respect to the scaled product.
+  [[nodiscard]] constexpr float slope(float score) const {
+    return cap > 0.0F ? formulas::soft_cap_derivative(score, cap) : 1.0F;
+  }
+};
+inline SoftCap cap_of(const AttentionShape& shape) {
+  return {shape.score_scale(), static_cast<float>(shape.cap)};
+}
+/// Returns the factor of the scores in the softmax.
+inline float softmax_scale(const AttentionShape& shape) {
+  return shape.cap > 0.0 ? 1.0F : shape.score_scale();
 }
 
 /// AttentionMask of one sequence, for queries up to the end of a tile.
@@ -98,9 +122,10 @@ constexpr std::size_t padded_length(const AttentionShape& shape) {
   return (shape.length + 127) / 128 * 128;
 }
 
-/// Threads that share a row of a head, with 8 columns each, in kernels by query rows.
+/// Threads of one warp that share a row of a head, in kernels by query rows. Each has every
+/// lanes_of_row()-th group of 8 columns.
 inline unsigned lanes_of_row(const AttentionShape& shape) {
-  return std::bit_ceil(static_cast<unsigned>(shape.head_dim / 8));
+  return std::min(std::bit_ceil(static_cast<unsigned>(shape.head_dim / 8)), device::kWarp);
 }
 /// Blocks of `threads` threads, with lanes_of_row() threads per token. x: tokens, y: heads, z:
 /// sequences.

@@ -15,7 +15,7 @@ namespace {
 
 constexpr unsigned kSinkThreads = 128;
 
-/// `lanes` threads, a power of two, share a row, with 8 columns each. Blocks are x: tokens, y:
+/// `lanes` threads, a power of two, share a row. Blocks are x: tokens, y:
 /// heads, z: sequences.
 template <class T>
 __global__ void __launch_bounds__(kSinkThreads)
@@ -23,21 +23,22 @@ __global__ void __launch_bounds__(kSinkThreads)
   const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.y);
   const std::size_t position =
       std::size_t{blockIdx.x} * (kSinkThreads / lanes) + threadIdx.x / lanes;
-  const std::size_t column = threadIdx.x % lanes * device::kEight;
+  const unsigned lane = threadIdx.x % lanes;
   const bool here = position < shape.length;
   const float sink = device::widen(sinks[blockIdx.y]);
   const float log_sum = here ? log_sums[place.row + position] : 0.0F;
   const float above = log_sum - sink;
-  if (here && column < shape.head_dim) {
-    T* const row = out + place.out + position * shape.width() + column;
+  const float share = 1.0F / (1.0F + expf(-above));
+  const std::size_t end = here ? shape.head_dim : 0;
+  for (std::size_t i = std::size_t{lane} * device::kEight; i < end; i += lanes * device::kEight) {
+    T* const row = out + place.out + position * shape.width() + i;
     float values[device::kEight];
     device::read(row, values);
-    const float share = 1.0F / (1.0F + expf(-above));
     for (float& value : values) value *= share;
     device::write(values, row);
   }
   __syncwarp();  // all lanes have read the sum
-  if (!here || column != 0) return;
+  if (!here || lane != 0) return;
   log_sums[place.row + position] = fmaxf(log_sum, sink) + log1pf(expf(-fabsf(above)));
 }
 

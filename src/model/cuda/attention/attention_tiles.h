@@ -18,14 +18,20 @@ namespace ballast::model::cuda {
 // fragment (tensor_core.h), a lane has the rows lane_row() and lane_row() + 8, and the columns
 // lane_column() and lane_column() + 1. Only sources of kernels include it.
 
-/// Calls start(width) with a std::integral_constant, the padded number of columns of a head.
+/// Calls start(width, capped) with a std::integral_constant, the padded number of columns of a
+/// head, and a std::bool_constant, whether scores have a soft cap.
 template <class Start>
 cudaError_t for_width(const AttentionShape& shape, const Start& start) {
-  if (shape.head_dim <= 32) return start(std::integral_constant<int, 32>{});
-  if (shape.head_dim <= 64) return start(std::integral_constant<int, 64>{});
-  if (shape.head_dim <= 96) return start(std::integral_constant<int, 96>{});
-  if (shape.head_dim <= 128) return start(std::integral_constant<int, 128>{});
-  return start(std::integral_constant<int, 256>{});
+  if (shape.cap > 0.0) {
+    // The heads of known models with caps have one of these widths.
+    if (shape.head_dim <= 128) return start(std::integral_constant<int, 128>{}, std::true_type{});
+    return start(std::integral_constant<int, 256>{}, std::true_type{});
+  }
+  if (shape.head_dim <= 32) return start(std::integral_constant<int, 32>{}, std::false_type{});
+  if (shape.head_dim <= 64) return start(std::integral_constant<int, 64>{}, std::false_type{});
+  if (shape.head_dim <= 96) return start(std::integral_constant<int, 96>{}, std::false_type{});
+  if (shape.head_dim <= 128) return start(std::integral_constant<int, 128>{}, std::false_type{});
+  return start(std::integral_constant<int, 256>{}, std::false_type{});
 }
 
 /// Row stride of a tile in elements, such that 16-byte parts of eight rows are in different banks.
@@ -129,6 +135,19 @@ __device__ void add_product(Sums<kTiles, kColumns>& sums, const Weights<kTiles, 
         device::multiply_add(sums[m][n / 8], weights[m][k / 16], {right[0], right[1]});
         device::multiply_add(sums[m][n / 8 + 1], weights[m][k / 16], {right[2], right[3]});
       }
+    }
+  }
+}
+
+/// Replaces products of queries and keys by capped scores.
+template <int kTiles, int kColumns>
+__device__ void cap_scores(Sums<kTiles, kColumns>& scores, const SoftCap& cap) {
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[m][n][i] = cap.score(scores[m][n][i]);
     }
   }
 }

@@ -89,6 +89,34 @@ __device__ void to_score_gradients(Sums<kTiles, kColumns>& p, const Sums<kTiles,
   }
 }
 
+/// Replaces products of queries and keys by capped scores, and writes the slopes of the cap.
+template <int kTiles, int kColumns>
+__device__ void cap_scores(Sums<kTiles, kColumns>& scores, Sums<kTiles, kColumns>& slopes,
+                           const SoftCap& cap) {
+  cap_scores<kTiles, kColumns>(scores, cap);
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) slopes[m][n][i] = cap.slope(scores[m][n][i]);
+    }
+  }
+}
+/// Multiplies gradients of scores by the slopes of the cap.
+template <int kTiles, int kColumns>
+__device__ void multiply_by(Sums<kTiles, kColumns>& gradients,
+                            const Sums<kTiles, kColumns>& slopes) {
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) gradients[m][n][i] *= slopes[m][n][i];
+    }
+  }
+}
+
 /// Zeroes elements whose query does not see their key. `key` and `query`: those of this lane's
 /// first element. Keys are the rows.
 template <int kTiles, int kStep>

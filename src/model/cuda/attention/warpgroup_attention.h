@@ -5,9 +5,11 @@
 
 namespace ballast::model::cuda {
 
-/// Returns whether the GPU has products of warpgroups, and they have the head's extents.
+/// Returns whether the GPU has products of warpgroups, and they have the head's extents. Kernels
+/// with them have no soft cap.
 inline bool warpgroups_fit(const AttentionShape& shape) {
-  return has_kernels(shape) && (shape.head_dim <= 64 ? shape.head_dim > 32 : shape.head_dim > 96) &&
+  return has_kernels(shape) && shape.cap == 0.0 &&
+         (shape.head_dim <= 64 ? shape.head_dim > 32 : shape.head_dim > 96) &&
          shape.head_dim <= 128 && device::has_warpgroup_products();
 }
 /// attention_backward() after gather_query_rows(), for shapes that fit.

@@ -18,11 +18,13 @@ constexpr unsigned kRotationThreads = 256;
 /// Heads that a thread rotates by the same angles, which it reads once.
 constexpr std::size_t kTogether = 4;
 
-/// A Rotary as a kernel argument.
+/// Some frequencies of a Rotary as a kernel argument.
 struct Frequencies {
   double values[kMostPairs];
   double of_long_documents[kMostPairs];
+  std::size_t first;  ///< number of the first pair
   std::size_t count;
+  std::size_t pairs;  ///< of the whole head
   double factor;
   double trained_length;
   double growth;
@@ -34,14 +36,15 @@ __global__ void find_angles(Frequencies frequencies, AngleRows rows, float* cosi
   const std::size_t at = std::size_t{blockIdx.x} * kRotationThreads + threadIdx.x;
   if (at >= rows.count * frequencies.count) return;
   const std::size_t row = at / frequencies.count;
-  const std::size_t pair = at % frequencies.count;
-  double frequency = frequencies.values[pair];
+  const std::size_t place = at % frequencies.count;
+  const std::size_t pair = frequencies.first + place;
+  double frequency = frequencies.values[place];
   if (rows.by_document) {
     const std::size_t tokens = document_length(rows.positions, row, rows.length);
     const double ratio = static_cast<double>(tokens) / frequencies.trained_length;
     if (ratio > 1.0) {
-      frequency = frequency_in(ratio, frequencies.of_long_documents[pair], frequencies.growth, pair,
-                               frequencies.count);
+      frequency = frequency_in(ratio, frequencies.of_long_documents[place], frequencies.growth,
+                               pair, frequencies.pairs);
     }
   }
   const double position = rows.positions == nullptr ? static_cast<double>(row % rows.length)
@@ -49,8 +52,9 @@ __global__ void find_angles(Frequencies frequencies, AngleRows rows, float* cosi
   const double angle = position * frequency;
   const double factor =
       factor_at(position, frequencies.factor, frequencies.slope, frequencies.period);
-  cosine[at] = static_cast<float>(std::cos(angle) * factor);
-  sine[at] = static_cast<float>(std::sin(angle) * factor);
+  const std::size_t to = row * frequencies.pairs + pair;
+  cosine[to] = static_cast<float>(std::cos(angle) * factor);
+  sine[to] = static_cast<float>(std::sin(angle) * factor);
 }
 
 /// Returns the offset of the angles for this block's row.
@@ -132,30 +136,42 @@ __global__ void turn_pairs(T* x, std::size_t stride, Rotation rotation) {
   }
 }
 
+Frequencies frequencies_of(const Rotary& rotary, std::size_t first, std::size_t count) {
+  Frequencies some = {.values = {},
+                      .of_long_documents = {},
+                      .first = first,
+                      .count = count,
+                      .pairs = rotary.frequencies.size(),
+                      .factor = rotary.factor,
+                      .trained_length = rotary.trained_length,
+                      .growth = rotary.growth,
+                      .slope = rotary.slope,
+                      .period = rotary.period};
+  std::copy_n(rotary.frequencies.begin() + static_cast<std::ptrdiff_t>(first), count, some.values);
+  if (!rotary.long_frequencies.empty()) {
+    std::copy_n(rotary.long_frequencies.begin() + static_cast<std::ptrdiff_t>(first), count,
+                some.of_long_documents);
+  }
+  return some;
+}
+
 }  // namespace
 
 cudaError_t fill_angles(cudaStream_t stream, const Rotary& rotary, const AngleRows& rows,
                         float* cosine, float* sine) {
   const std::size_t pairs = rotary.frequencies.size();
-  const std::size_t size = rows.count * pairs;
-  if (pairs > kMostPairs) return cudaErrorInvalidValue;
-  if (size == 0) return cudaSuccess;
-  Frequencies given = {.values = {},
-                       .of_long_documents = {},
-                       .count = pairs,
-                       .factor = rotary.factor,
-                       .trained_length = rotary.trained_length,
-                       .growth = rotary.growth,
-                       .slope = rotary.slope,
-                       .period = rotary.period};
-  std::copy(rotary.frequencies.begin(), rotary.frequencies.end(), given.values);
-  std::copy(rotary.long_frequencies.begin(), rotary.long_frequencies.end(),
-            given.of_long_documents);
-  return device::launch(
-      {.stream = stream,
-       .blocks = static_cast<unsigned>((size + kRotationThreads - 1) / kRotationThreads),
-       .threads = kRotationThreads},
-      &find_angles, given, rows, cosine, sine);
+  if (rows.count == 0) return cudaSuccess;
+  for (std::size_t first = 0; first < pairs; first += kMostPairs) {
+    const Frequencies some = frequencies_of(rotary, first, std::min(kMostPairs, pairs - first));
+    const std::size_t size = rows.count * some.count;
+    const cudaError_t code = device::launch(
+        {.stream = stream,
+         .blocks = static_cast<unsigned>((size + kRotationThreads - 1) / kRotationThreads),
+         .threads = kRotationThreads},
+        &find_angles, some, rows, cosine, sine);
+    if (code != cudaSuccess) return code;
+  }
+  return cudaSuccess;
 }
 
 template <class T>

@@ -145,11 +145,11 @@ struct AngleRows {
   /// True: rows have the frequencies of their documents. False: Rotary::frequencies.
   bool by_document = false;
 };
-/// Maximum number of rotated pairs per head. Kernel arguments have at most 4 KiB, here two
+/// Pairs of a head whose angles one kernel computes. Kernel arguments have at most 4 KiB, here two
 /// frequencies per pair.
 inline constexpr std::size_t kMostPairs = 128;
 /// Writes cosine and sine [rows, pairs] of position * frequency, times the factor, computed in
-/// double and rounded once. Returns cudaErrorInvalidValue for more than kMostPairs frequencies.
+/// double and rounded once.
 cudaError_t fill_angles(cudaStream_t stream, const Rotary& rotary, const AngleRows& rows,
                         float* cosine, float* sine);
 /// Rotates x [rows.count, stride] in place. rows.width is heads * head_dim.

@@ -50,7 +50,6 @@ struct AttentionReference {
   /// Gradient of qkv, given that of `out`; uses the given values of `out`.
   [[nodiscard]] Result backward(const Values& qkv, const Values& out, const Values& dout) const {
     Result result(shape.tokens() * shape.row());
-    const double scale = 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
     for_rows([&](const Row& row) {
       const Values scores = scores_of(row, qkv);
       const double log_sum = log_sum_of(row, scores);
@@ -64,7 +63,7 @@ struct AttentionReference {
         const double p = std::exp(scores[j] - log_sum);
         double dp = 0.0;
         for (std::size_t i = 0; i < shape.head_dim; ++i) dp += dout[row.out + i] * qkv[value + i];
-        const double ds = p * (dp - delta) * scale;
+        const double ds = p * (dp - delta) * slope(scores[j]);
         for (std::size_t i = 0; i < shape.head_dim; ++i) {
           result.add(row.query + i, ds * qkv[key + i]);
           result.add(key + i, ds * qkv[row.query + i]);
@@ -88,6 +87,16 @@ struct AttentionReference {
   }
 
  private:
+  [[nodiscard]] double scale() const {
+    return shape.scale != 0.0 ? shape.scale : 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
+  }
+  /// Returns the derivative of a score with respect to the product of query and key. 0 for a hidden
+  /// key.
+  [[nodiscard]] double slope(double score) const {
+    if (shape.cap == 0.0) return scale();
+    if (std::isinf(score)) return 0.0;
+    return scale() * (1.0 - score * score / (shape.cap * shape.cap));
+  }
   /// One query: its sequence and position, offsets of the query, of the first key and value that it
   /// sees, and of its results.
   struct Row {
@@ -121,7 +130,8 @@ struct AttentionReference {
       for (std::size_t i = 0; i < shape.head_dim; ++i) {
         scores[j] += qkv[row.query + i] * qkv[row.key + j * shape.row() + i];
       }
-      scores[j] /= std::sqrt(static_cast<double>(shape.head_dim));
+      scores[j] *= scale();
+      if (shape.cap > 0.0) scores[j] = shape.cap * std::tanh(scores[j] / shape.cap);
       if (j < shape.mask.of(row.sequence, shape.length).first_key(row.position)) {
         scores[j] = -std::numeric_limits<double>::infinity();
       }

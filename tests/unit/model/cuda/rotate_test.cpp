@@ -71,9 +71,20 @@ TEST_F(CudaRotation, AnglesHaveTheFactor) {
     ASSERT_EQ(twice.cosine[i], 2.0F * once.cosine[i]) << i;
     ASSERT_EQ(twice.sine[i], 2.0F * once.sine[i]) << i;
   }
-  const Rotary too_many = {.frequencies = std::vector<double>(kMostPairs + 1, 1.0)};
-  EXPECT_EQ(fill_angles(nullptr, too_many, {.count = 5, .length = 5}, nullptr, nullptr),
-            cudaErrorInvalidValue);
+}
+
+/// Heads of Gemma 4 have 256 pairs, which two kernels compute.
+TEST_F(CudaRotation, AnglesOfManyPairsAreThoseOfEachFrequency) {
+  constexpr std::size_t kLength = 3;
+  constexpr std::size_t kPairs = 2 * kMostPairs + 5;
+  const Angles found = angles_of(kLength, 2 * kPairs);
+  ASSERT_EQ(found.cosine.size(), kLength * kPairs);
+  for (std::size_t i = 0; i < found.cosine.size(); ++i) {
+    const double angle = static_cast<double>(i / kPairs) *
+                         std::pow(kTheta, -static_cast<double>(i % kPairs) / double{kPairs});
+    ASSERT_NEAR(found.cosine[i], std::cos(angle), 0x1.01p-25) << i;
+    ASSERT_NEAR(found.sine[i], std::sin(angle), 0x1.01p-25) << i;
+  }
 }
 
 /// Documents of 4, 3 and 2, then of 9 rows. Those of more than 3 rows have other frequencies.
