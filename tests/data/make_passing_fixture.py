@@ -12,6 +12,7 @@ to OUTPUT_FOLDER, or to passing/ in the folder of this script:
     glm_moe_dsa/   indexers of sparse attention
     mistral3/      Mistral Small 4: stacked experts
     kimi_k25/      the text model is DeepSeek-V3
+    gemma4/        Gemma 4 E2B in small, with keys and values that no layer reads, as published
     qwen2_5_vl/    the text model's keys are outside text_config, as in folders before transformers 5
     tokens.u16     tokens of one sequence
     losses.json    cross-entropy of its tokens after the first, in fp32, by folder
@@ -94,6 +95,28 @@ def kimi_k25():
     return transformers.Kimi_K25ForConditionalGeneration(config)
 
 
+def gemma4():
+    text = {**TEXT, "num_hidden_layers": 3, "head_dim": 16, "global_head_dim": 24, "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "num_kv_shared_layers": 1, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCABULARY, "final_logit_softcapping": 30.0}
+    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8,
+             "num_attention_heads": 2, "num_key_value_heads": 2, "patch_size": 4,
+             "position_embedding_size": 16}
+    config = transformers.Gemma4Config(text_config=text, vision_config=tower, audio_config=None)
+    return transformers.Gemma4ForConditionalGeneration(config)
+
+
+def add_unread_keys(folder):
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    attention = "model.language_model.layers.2.self_attn."
+    for name in ("k_proj", "v_proj", "k_norm"):
+        given = tensors[f"model.language_model.layers.1.self_attn.{name}.weight"]
+        tensors[f"{attention}{name}.weight"] = torch.randn(given.shape).to(given.dtype)
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+
+
 def loss_of(folder, tokens):
     kind = json.loads((folder / "config.json").read_text())["model_type"]
     make = (transformers.AutoModelForCausalLM if kind == "glm_moe_dsa" else
@@ -157,7 +180,7 @@ def main():
     out = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else here / "passing"
     tokens = torch.randint(0, VOCABULARY, (LENGTH + 1,))
     losses = {}
-    for make in (gemma3, qwen3_vl, qwen2_5_vl, glm_moe_dsa, mistral3, kimi_k25):
+    for make in (gemma3, qwen3_vl, qwen2_5_vl, glm_moe_dsa, mistral3, kimi_k25, gemma4):
         folder = out / make.__name__
         model = make().to(torch.bfloat16)
         for parameter in model.parameters():
@@ -169,6 +192,8 @@ def main():
         (folder / "generation_config.json").unlink(missing_ok=True)
         if make is kimi_k25:
             name_as_published(folder)
+        if make is gemma4:
+            add_unread_keys(folder)
         losses[make.__name__] = loss_of(folder, tokens)
     split(out / "qwen3_vl")
     flatten(out / "qwen2_5_vl")

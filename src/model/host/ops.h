@@ -21,6 +21,7 @@
 #include "src/model/host/attention.h"
 #include "src/model/host/factories.h"
 #include "src/model/host/kernel_tables.h"
+#include "src/model/host/link_ops.h"
 #include "src/model/host/mixer_ops.h"
 #include "src/model/host/products.h"
 #include "src/model/host/router.h"
@@ -42,6 +43,8 @@ class Ops {
 
   /// Whether mixers() exists.
   static constexpr bool kHasMixers = true;
+  /// Whether links() exists.
+  static constexpr bool kHasLinks = true;
 
   /// `threads`: size of the team.
   Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads,
@@ -124,6 +127,8 @@ class Ops {
 
   /// The operations of gated delta nets and of gated attention.
   [[nodiscard]] MixerOps<T>& mixers() { return mixers_; }
+  /// The operations of values that layers share besides the residual stream.
+  [[nodiscard]] LinkOps<T> links() const { return LinkOps<T>(kernels_); }
 
   /// y = x W (+ bias), with rows of y `y_row` apart.
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
