@@ -138,6 +138,12 @@ void check_sequence_parallel(const Config& c, const Document& document, std::uin
                     "to 1",
                     c.model.family));
   }
+  if (model::links_layers(c.model)) {
+    fail(
+        fmt::format("layers of this {} model share keys and values or have embeddings, for which "
+                    "ranks need whole sequences; set it to 1",
+                    c.model.family));
+  }
   if (model::family(c.model.family).depends_on_documents(c.model, length)) {
     fail(
         "the rope_scaling of this model depends on the length of each document, of which a rank "

@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include "ballast/model/family.h"
+
 #include "src/config/sections.h"
 
 namespace ballast::config {
@@ -36,6 +38,11 @@ void check_pairs(Config& config, const model::Architecture& model, const Documen
   if (std::any_of(model.blocks.begin(), model.blocks.end(), routes)) {
     document.fail("data.pairs",
                   "models with experts cannot be trained on pairs; use data.documents");
+  }
+  if (model::links_layers(config.model)) {
+    document.fail("data.pairs",
+                  "models whose layers share keys and values or have embeddings (Gemma 4 E2B, E4B) "
+                  "cannot be trained on pairs; use data.documents");
   }
   if (config.ballast.adapters->path.empty()) return;
   config.notes.emplace_back(

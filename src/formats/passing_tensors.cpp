@@ -3,9 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <charconv>
+#include <filesystem>
+#include <system_error>
 
 #include <fmt/format.h>
 
+#include "ballast/config/checkpoint_config.h"
+#include "ballast/formats/model_folder.h"
+#include "ballast/text/json.h"
 #include "ballast/text/words.h"
 
 #include "src/config/stored_names.h"
@@ -28,10 +34,43 @@ constexpr std::array<FirstWords, 4> kFirstWords = {{
      "embed_audio"},
 }};
 
+constexpr std::string_view kLayers = "layers.";
+
+/// The number of the layer that tensor `name` is in.
+std::optional<std::uint64_t> layer_of(std::string_view name) {
+  const auto at = name.find(kLayers);
+  if (at == std::string_view::npos) return {};
+  const char* const begin = name.data() + at + kLayers.size();
+  std::uint64_t layer = 0;
+  const auto [end, error] = std::from_chars(begin, name.data() + name.size(), layer);
+  return error == std::errc() && end != begin ? std::optional(layer) : std::nullopt;
+}
+
+/// Returns whether the tensor makes keys or values of a layer that reads those of another layer.
+bool makes_unread_keys(const WeightFiles& files, const std::string& name) {
+  constexpr std::array<std::string_view, 4> kParts = {".self_attn.k_proj.", ".self_attn.v_proj.",
+                                                      ".self_attn.k_norm.", ".self_attn.v_norm."};
+  const bool keys = std::any_of(kParts.begin(), kParts.end(), [&](std::string_view part) {
+    return name.find(part) != std::string::npos;
+  });
+  const auto layer = layer_of(name);
+  const std::filesystem::path config = files.path().parent_path() / config::kCheckpointConfig;
+  std::error_code ignored;
+  if (!keys || !layer || !std::filesystem::exists(config, ignored)) return false;
+  const text::Json all =
+      text::parse_json(read_small_file(config), config.string(), {.comments = true});
+  const text::Json* const nested = all.find("text_config");
+  const text::Json& text_model = nested == nullptr ? all : *nested;
+  const text::Json* const shared = text_model.find("num_kv_shared_layers");
+  const text::Json* const layers = text_model.find("num_hidden_layers");
+  if (shared == nullptr || layers == nullptr) return false;
+  const std::uint64_t count = shared->whole().value_or(0);
+  return count > 0 && *layer + count >= layers->whole().value_or(0);
+}
+
 /// The name of the eh_proj that marks the layer of tensor `name` as one for multi-token prediction:
 /// "model.layers.61.eh_proj.weight"; "" if the tensor is in no numbered layer.
 std::string mtp_mark(const std::string& name) {
-  constexpr std::string_view kLayers = "layers.";
   const auto at = name.find(kLayers);
   if (at == std::string::npos || (at > 0 && name[at - 1] != '.')) return "";
   std::size_t end = at + kLayers.size();
@@ -54,9 +93,11 @@ std::string_view to_string(PassingPart part) {
     case PassingPart::projector:
       return "projector";
     case PassingPart::indexer:
+      return "indexers";
+    case PassingPart::unread_keys:
       break;
   }
-  return "indexers";
+  return "unread keys and values";
 }
 
 std::optional<PassingPart> passing_part(const WeightFiles& files, const std::string& name) {
@@ -71,6 +112,7 @@ std::optional<PassingPart> passing_part(const WeightFiles& files, const std::str
   const std::string mark = mtp_mark(name);
   if (!mark.empty() && files.find(mark) != nullptr) return PassingPart::mtp;
   if (name.find(".self_attn.indexer.") != std::string::npos) return PassingPart::indexer;
+  if (makes_unread_keys(files, in_text_model)) return PassingPart::unread_keys;
   return {};
 }
 

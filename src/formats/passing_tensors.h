@@ -23,14 +23,17 @@ enum class PassingPart : std::uint8_t {
   vision,     ///< encoders of images and videos
   audio,      ///< encoders of audio
   projector,  ///< maps from these encoders to the text model
-  indexer     ///< the choice of tokens for sparse attention (DeepSeek, "DeepSeek-V3.2", 2025)
+  indexer,    ///< the choice of tokens for sparse attention (DeepSeek, "DeepSeek-V3.2", 2025)
+  /// maps and norms of keys and values in layers that attend to those of other layers (Gemma 4)
+  unread_keys
 };
 
-/// Returns "MTP layers", "vision", "audio", "projector" or "indexers".
+/// Returns "MTP layers", "vision", "audio", "projector", "indexers" or "unread keys and values".
 std::string_view to_string(PassingPart part);
 
 /// The part that tensor `name` of the files belongs to; nothing if it belongs to the text model, or
-/// to nothing that is known. A layer is one for multi-token prediction if it has an eh_proj.
+/// to nothing that is known. A layer is one for multi-token prediction if it has an eh_proj. Which
+/// layers do not read their own keys follows from num_kv_shared_layers in the folder's config.json.
 std::optional<PassingPart> passing_part(const WeightFiles& files, const std::string& name);
 
 struct TensorTotals {

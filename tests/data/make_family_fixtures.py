@@ -86,6 +86,8 @@ GEMMA4 = {"type": "gemma4_text", "hidden_size": 40, "num_hidden_layers": 3, "hea
           "layer_types": ["sliding_attention", "full_attention", "full_attention"],
           "rope": GEMMA4_ROPE, "own_rope": {"rope_scaling": GEMMA4_ROPE["full_attention"],
                                             "rope_local_base_freq": 100.0}}
+SHARED_TYPES = ["full_attention", "sliding_attention", "sliding_attention", "full_attention",
+                "sliding_attention", "full_attention", "full_attention"]
 NEOX = {"type": "gpt_neox", "hidden_size": 48, "num_attention_heads": 3, "layer_norm_eps": 1e-5,
         "without": ["num_key_value_heads", "head_dim", "rms_norm_eps"]}
 YARN = {"rope_type": "yarn", "rope_theta": 1500.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
@@ -165,6 +167,17 @@ CASES = {
                        "num_global_key_value_heads": 2, "global_head_dim": 6,
                        "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 7,
                        "top_k_experts": 3, "moe_intermediate_size": 20, "seed": 4},
+    # The keys of layers 2 and 3, the last of their types before layer 4, are those of layers 4 to 6.
+    "gemma4_shared_keys": {**GEMMA4, "num_hidden_layers": 7, "layer_types": SHARED_TYPES,
+                           "hidden_size": 28, "num_attention_heads": 4, "num_key_value_heads": 2,
+                           "num_global_key_value_heads": 1, "global_head_dim": 14,
+                           "attention_k_eq_v": True, "num_kv_shared_layers": 3,
+                           "hidden_size_per_layer_input": 5, "vocab_size_per_layer_input": VOCAB},
+    "gemma4_layer_inputs": {**GEMMA4, "num_hidden_layers": 5, "layer_types": SHARED_TYPES[2:],
+                            "num_attention_heads": 4, "num_key_value_heads": 2,
+                            "global_head_dim": 6, "num_kv_shared_layers": 2, "hidden_size": 28,
+                            "use_double_wide_mlp": True, "hidden_size_per_layer_input": 9,
+                            "vocab_size_per_layer_input": 67, "final_logit_softcapping": 3.0},
     "gpt_neox": {**NEOX, "rope": {"rope_type": "default", "rope_theta": 1000.0,
                                   "partial_rotary_factor": 0.5},
                  "own_rope": {"rope_theta": 1000.0, "partial_rotary_factor": 0.5}},
@@ -309,7 +322,7 @@ def randomise(model, centre, seed):
             values = centre + 0.2 * values
         parameter.data.copy_(values)
     for i, (name, scale) in enumerate(scales_of_layers(model).items()):
-        scale.fill_((0.75, 1.25, 0.875)[i])  # values that bf16 represents
+        scale.fill_((0.75, 1.25, 0.875)[i % 3])  # values that bf16 represents
     if uses_sigmoids(model.config):
         make_corrections(model, generator)
 
@@ -405,11 +418,17 @@ def forward(model, batch):
     return logits, Losses(model, logits.reshape(-1, VOCAB), batch[:, 1:].reshape(-1), router_logits)
 
 
-def of_each(name, tensor):
-    """Parts of a tensor that are blocks of their own: of stacked experts."""
-    if ".mlp.experts." not in name or name.rpartition(".")[2] == "weight":
-        return {name: (0, tensor)}
-    return {f"{name}[{e}]": (e * part.numel(), part) for e, part in enumerate(tensor)}
+def of_each(name, tensor, width=0):
+    """Parts of a tensor that are in blocks of their own, with the numbers of their elements in the whole:
+    of stacked experts, and each layer's columns of the embeddings of all layers (`width`)."""
+    numbers = torch.arange(tensor.numel(), dtype=torch.float64).reshape(tensor.shape)
+    if name.endswith("embed_tokens_per_layer.weight"):
+        parts = zip(numbers.split(width, dim=1), tensor.split(width, dim=1))
+    elif ".mlp.experts." in name and name.rpartition(".")[2] != "weight":
+        parts = zip(numbers, tensor)
+    else:
+        return {name: (numbers, tensor)}
+    return {f"{name}[{i}]": part for i, part in enumerate(parts)}
 
 
 def in_bf16(config, attention, tensors, batch):
@@ -419,10 +438,11 @@ def in_bf16(config, attention, tensors, batch):
     logits, losses = forward(model, batch)
     losses.trained.backward()
     errors = {}
+    width = getattr(config, "hidden_size_per_layer_input", 0)
     for name, gradient in gradients(model).items():
-        exact = of_each(name, tensors["gradient." + name])
+        exact = of_each(name, tensors["gradient." + name], width)
         errors[name] = max(relative_error(part, exact[own][1])
-                           for own, (_, part) in of_each(name, gradient).items())
+                           for own, (_, part) in of_each(name, gradient, width).items())
     return losses, relative_error(logits, tensors["logits"]), errors
 
 
@@ -462,11 +482,9 @@ def make_optimizer(model):
         eps=OPTIMIZER["eps"], weight_decay=OPTIMIZER["weight_decay"], foreach=False)
 
 
-def project(gradient, first):
-    """A number on which every element has an influence. `first`: number of the first one."""
-    values = gradient.double().flatten()
-    numbers = torch.arange(first, first + values.numel(), dtype=torch.float64)
-    return (values * torch.cos(0.7 * numbers + 0.3)).sum()
+def project(gradient, numbers):
+    """A number on which every element has an influence. `numbers`: those of the elements."""
+    return (gradient.double() * torch.cos(0.7 * numbers + 0.3)).sum()
 
 
 def forward_documents(model, inputs, lengths):
@@ -507,10 +525,11 @@ def run_packed(config, tensors, tokens, documents):
         losses.trained.backward()
         if step == 0:
             tensors["packed.logits"] = logits.detach().clone()
+            width = getattr(config, "hidden_size_per_layer_input", 0)
             for name, gradient in gradients(model).items():
-                for own, (first, part) in of_each(name, gradient).items():
+                for own, (numbers, part) in of_each(name, gradient, width).items():
                     record["norm"][own] = part.double().norm().item()
-                    record["projection"][own] = project(part, first).item()
+                    record["projection"][own] = project(part, numbers).item()
         losses.append_to(record)
         optimizer.step()
     return record

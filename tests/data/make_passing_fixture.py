@@ -14,6 +14,7 @@ to OUTPUT_FOLDER, or to passing/ in the folder of this script:
     kimi_k25/      the text model is DeepSeek-V3
     qwen3_5_moe/   stacked experts of a class that is also saved with a tensor per expert; gated delta
                    nets, and a layer for multi-token prediction with stacked experts
+    gemma4/        Gemma 4 E2B in small, with keys and values that no layer reads, as published
     qwen2_5_vl/    the text model's keys are outside text_config, as in folders before transformers 5
     tokens.u16     tokens of one sequence
     losses.json    cross-entropy of its tokens after the first, in fp32, by folder
@@ -117,6 +118,29 @@ def add_stacked_prediction_layer(folder):
     safetensors.torch.save_file(tensors, path, {"format": "pt"})
 
 
+def gemma4():
+    text = {**TEXT, "num_hidden_layers": 3, "head_dim": 16, "global_head_dim": 24, "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "num_kv_shared_layers": 1, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCABULARY, "final_logit_softcapping": 30.0,
+            "pad_token_id": 0}
+    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8,
+             "num_attention_heads": 2, "num_key_value_heads": 2, "patch_size": 4,
+             "position_embedding_size": 16}
+    config = transformers.Gemma4Config(text_config=text, vision_config=tower, audio_config=None)
+    return transformers.Gemma4ForConditionalGeneration(config)
+
+
+def add_unread_keys(folder):
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    attention = "model.language_model.layers.2.self_attn."
+    for name in ("k_proj", "v_proj", "k_norm"):
+        given = tensors[f"model.language_model.layers.1.self_attn.{name}.weight"]
+        tensors[f"{attention}{name}.weight"] = torch.randn(given.shape).to(given.dtype)
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+
+
 def loss_of(folder, tokens):
     kind = json.loads((folder / "config.json").read_text())["model_type"]
     make = (transformers.AutoModelForCausalLM if kind == "glm_moe_dsa" else
@@ -174,7 +198,9 @@ def flatten(folder):
     path.write_text(json.dumps({**text, **config}, indent=1) + "\n")
 
 
-def save_random(make, folder):
+def make_folder(make, out, tokens):
+    """Returns the loss."""
+    folder = out / make.__name__
     model = make().to(torch.bfloat16)
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.3)
@@ -184,6 +210,11 @@ def save_random(make, folder):
     # transformers saves stacked experts if it has loaded them.
     model.save_pretrained(folder, save_original_format=make is not qwen3_5_moe)
     (folder / "generation_config.json").unlink(missing_ok=True)
+    if make is kimi_k25:
+        name_as_published(folder)
+    if make is gemma4:
+        add_unread_keys(folder)
+    return loss_of(folder, tokens)
 
 
 def main():
@@ -191,18 +222,14 @@ def main():
     here = pathlib.Path(__file__).resolve().parent
     out = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else here / "passing"
     tokens = torch.randint(0, VOCABULARY, (LENGTH + 1,))
-    losses = {}
-    for make in (gemma3, qwen3_vl, qwen2_5_vl, glm_moe_dsa, mistral3, kimi_k25):
-        folder = out / make.__name__
-        save_random(make, folder)
-        if make is kimi_k25:
-            name_as_published(folder)
-        losses[make.__name__] = loss_of(folder, tokens)
+    losses = {make.__name__: make_folder(make, out, tokens)
+              for make in (gemma3, qwen3_vl, qwen2_5_vl, glm_moe_dsa, mistral3, kimi_k25)}
     split(out / "qwen3_vl")
     flatten(out / "qwen2_5_vl")
-    save_random(qwen3_5_moe, out / "qwen3_5_moe")
-    losses["qwen3_5_moe"] = loss_of(out / "qwen3_5_moe", tokens)
+    losses["qwen3_5_moe"] = make_folder(qwen3_5_moe, out, tokens)
     add_stacked_prediction_layer(out / "qwen3_5_moe")
+    torch.manual_seed(6)
+    losses["gemma4"] = make_folder(gemma4, out, tokens)
     (out / "qwen3_vl/preprocessor_config.json").write_text('{"size":  16}\n')
     (out / "qwen3_vl/video_preprocessor_config.json").write_text('{"fps":  2}\n')
     (out / "gemma3/processor_config.json").write_text('{"image_seq_length":  4}\n')

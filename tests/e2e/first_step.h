@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -155,6 +156,7 @@ class FirstStep {
       totals_ = view_as<double>(b.device->allocate(totals * sizeof(double), "totals"));
       router_losses_ = view_as<double>(b.device->allocate(2 * sizeof(double), "losses"));
     }
+    tokens_of_layers_ = inputs;
     inputs_.push_back(b.activation());
     b.kernels().embedding_forward(*b.stream, 0, weights_[0], inputs, positions_, inputs_[0]);
     for (std::size_t i = 1; i < head; ++i) forward(i);
@@ -196,8 +198,35 @@ class FirstStep {
         inputs_.push_back(b.activation());
         b.kernels().layer_forward(*b.stream, i, weights_[i], positions_,
                                   inputs_[inputs_.size() - 2], inputs_.back(), kept_[i], {},
-                                  port_of_kept_);
+                                  port_of_kept_, shared_by(i));
     }
+  }
+
+  /// Returns the values that the layer of block `i` shares with others.
+  test::SharedValues shared_by(std::size_t i) {
+    auto& b = bench_;
+    const model::ModelConfig& config = b.architecture.config;
+    const model::Family& family = model::family(config.family);
+    const std::uint64_t layer = b.architecture.blocks[i].layer;
+    const std::uint64_t source = family.keys_of(config, layer);
+    const std::uint64_t width = config.num_layers * family.layer_input_width(config);
+    if (width > 0 && layer_inputs_.inputs.empty()) {
+      layer_inputs_ = {.tokens = tokens_of_layers_,
+                       .inputs = b.upload(std::vector<float>(tokens_ * width)),
+                       .inputs_gradient = b.upload(std::vector<float>(tokens_ * width))};
+    }
+    test::SharedValues values = layer_inputs_;
+    if (model::last_reader_of_keys(config, source) == source) return values;
+    auto& own = keys_values_[source];
+    if (own.keys_values.empty()) {
+      const model::HeadExtents heads = family.heads(config, source);
+      const std::vector<float> zeros(tokens_ * 2 * heads.kv_heads * heads.head_dim);
+      own.keys_values = b.upload(zeros);
+      own.keys_values_gradient = b.device->allocate(zeros.size() * sizeof(float), "gradient");
+    }
+    values.keys_values = own.keys_values;
+    values.keys_values_gradient = own.keys_values_gradient;
+    return values;
   }
 
   void route(std::size_t i) {
@@ -237,7 +266,8 @@ class FirstStep {
       return;
     }
     b.kernels().layer_backward(*b.stream, i, weights_[i], positions_, in, flow_, gradients_[i],
-                               model::Accumulation::later, kept_[i], {}, port_of_kept_);
+                               model::Accumulation::later, kept_[i], {}, port_of_kept_,
+                               shared_by(i));
   }
 
   test::Bench bench_;
@@ -253,6 +283,9 @@ class FirstStep {
   std::vector<Routed> routed_;       ///< buffers of these blocks' experts
   std::vector<DeviceBytes> kept_;    ///< kept intermediates by block
   model::Port port_of_kept_ = model::Port::kept;
+  DeviceView<const std::int32_t> tokens_of_layers_;
+  test::SharedValues layer_inputs_;
+  std::map<std::uint64_t, test::SharedValues> keys_values_;  ///< by layer that computes them
   DeviceBytes flow_;
   DeviceView<double> totals_;
   DeviceView<double> router_losses_;

@@ -309,6 +309,14 @@ TEST(Invariance, PackedGemma4InBf16) {
   expect_some_invariance(kGemma4, true, 0, {test::kPacked});
 }
 
+TEST(Invariance, PackedSharedKeysAndLayerInputsInBf16) {
+  expect_some_invariance(cut(kLinks, 3), true, 0, {test::kPacked});
+  expect_some_invariance(training(kLinks, R"(["model.layers.[123].*"])"), false, 2);
+  const std::string adapters = R"(ballast.adapters={"targets": "all-linear", "rank": 4})";
+  expect_some_invariance(training(kLinks, "adapters"), true, 1,
+                         {adapters, "ballast.quantized_base=nf4", test::kPacked});
+}
+
 /// Includes dropout, and modules that are trained in full.
 TEST(Invariance, AdaptersInBf16) {
   Model model = training(kLlama, "adapters");
@@ -371,7 +379,7 @@ TEST(Invariance, ComputeThreads) {
   same(kGpt2, false, {}, 10);  // with an evaluation
   same(kGpt2, true, {test::kPacked});
   same(cut_everywhere(kTiedLlama, 3), false, {test::kPacked});
-  for (const Model& model : {kDelta, kGemma4}) same(model, true, {test::kPacked});
+  for (const Model& model : {kDelta, kGemma4, kLinks}) same(model, true, {test::kPacked});
   for (const bool bf16 : {true, false}) same(kExperts, bf16);
   same(kAllExperts, false, {test::kPacked});
   same(kAllExperts, false, test::kFp16);
@@ -402,6 +410,9 @@ TEST(Invariance, DevicesOfLlamaWithACutVocabularyInFp32) {
 }
 TEST(Invariance, DevicesOfExpertsInBf16) {
   for (const Model& model : {kExperts, kLatentExperts}) expect_invariance_of_devices(model, true);
+}
+TEST(Invariance, DevicesOfSharedKeysAndLayerInputsInBf16) {
+  expect_invariance_of_devices(kLinks, true);
 }
 TEST(Invariance, DevicesOfPackedExpertsInFp32) {
   expect_invariance_of_devices(kAllExperts, false, {test::kPacked});

@@ -101,6 +101,10 @@ std::string role_name(const Operation& operation, const plan::Use& use) {
                                                 "router_totals",
                                                 "losses",
                                                 "pairs",
+                                                "keys_values",
+                                                "keys_values_gradient",
+                                                "layer_inputs",
+                                                "layer_inputs_gradient",
                                                 "accumulator",
                                                 "output_accumulator",
                                                 "workspace"};

@@ -29,6 +29,15 @@ struct RouterResults {
   DeviceView<double> losses;
 };
 
+/// Values that a layer shares with others, and the tokens of its inputs; empty if there are none.
+struct SharedValues {
+  DeviceView<const std::int32_t> tokens;
+  DeviceBytes keys_values;
+  DeviceBytes keys_values_gradient;
+  DeviceBytes inputs;
+  DeviceBytes inputs_gradient;
+};
+
 /// Calls the kernels of a model one by one, with a function per kernel that takes its arguments in
 /// order. Compute::run() describes the arguments. `gradient`, `out`, `kept` and `positions` may be
 /// empty.
@@ -56,20 +65,24 @@ class KernelCalls {
 
   void layer_forward(Stream& stream, std::size_t block, ConstDeviceBytes weights, Ids positions,
                      ConstDeviceBytes in, DeviceBytes out, DeviceBytes kept,
-                     model::Dropout dropout = {}, model::Port port_of_kept = model::Port::kept) {
+                     model::Dropout dropout = {}, model::Port port_of_kept = model::Port::kept,
+                     const SharedValues& shared = {}) {
     Call call(Kernel::layer, block);
     call.weights(weights).positions(positions).needs(Port::input, written(in));
-    call.needs(Port::output, out).takes(port_of_kept, kept);
+    call.needs(Port::output, out).takes(port_of_kept, kept).shares(shared);
     call.arguments.scalars.dropout = dropout;
     run(stream, call);
   }
   void layer_backward(Stream& stream, std::size_t block, ConstDeviceBytes weights, Ids positions,
                       ConstDeviceBytes in, DeviceBytes dy, DeviceView<float> gradient,
                       model::Accumulation accumulation, DeviceBytes kept,
-                      model::Dropout dropout = {}, model::Port port_of_kept = model::Port::kept) {
+                      model::Dropout dropout = {}, model::Port port_of_kept = model::Port::kept,
+                      const SharedValues& shared = {}) {
     Call call(Kernel::layer_backward, block);
     call.weights(weights).positions(positions).needs(Port::input, written(in));
     call.needs(Port::activation_gradient, dy).gradient(gradient).takes(port_of_kept, kept);
+    call.shares(shared).takes(Port::keys_values_gradient, shared.keys_values_gradient);
+    call.takes(Port::layer_inputs_gradient, shared.inputs_gradient);
     call.arguments.scalars.accumulation = accumulation;
     call.arguments.scalars.dropout = dropout;
     run(stream, call);
@@ -239,6 +252,10 @@ class KernelCalls {
     Call& positions(Ids ids) {
       arguments.batch.positions = ids;
       return binds(Port::batch, true);
+    }
+    Call& shares(const SharedValues& values) {
+      arguments.batch.tokens = values.tokens;
+      return takes(Port::keys_values, values.keys_values).takes(Port::layer_inputs, values.inputs);
     }
     Call& counts(std::span<const std::int32_t> starts) {
       arguments.routing_counts = starts;

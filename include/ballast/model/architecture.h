@@ -108,6 +108,7 @@ struct TensorSpec {
   StoredRows stored;
   bool frozen = false;     ///< not trained, see freeze()
   bool buffer = false;     ///< never trained: it has no gradient
+  bool table = false;      ///< each token reads one row, see BlockBuilder::table()
   bool quantized = false;  ///< stored quantised, see quantize()
   bool adapter = false;    ///< part of an adapter (see adapt()), not of the base model
   bool undecayed = false;  ///< exempt from weight decay, see exempt_from_decay()

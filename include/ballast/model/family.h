@@ -30,6 +30,8 @@ class BlockBuilder {
   /// Counts elements that each token is multiplied by, for tensors that are not matrices. The
   /// backward pass always recomputes their products.
   BlockBuilder& add_repeated_products(Elems elements);
+  /// Declares that the backward pass always recomputes the product of the last tensor, a matrix.
+  BlockBuilder& repeated();
   /// Declares how the last matrix, and its bias if one follows it, is stored in files. `index`: its
   /// number among stacked tensors.
   BlockBuilder& stored_by(const StoredRows& rows, std::uint64_t index = 0);
@@ -37,6 +39,11 @@ class BlockBuilder {
   BlockBuilder& rows_of(std::uint64_t rows_in_all, std::uint64_t first_row);
   /// Declares the last tensor, a matrix, to be columns of a larger one, starting at `first_column`.
   BlockBuilder& columns_of(std::uint64_t columns_in_all, std::uint64_t first_column);
+  /// Declares the last tensor, a matrix, to be a table of which each token reads one row. No token
+  /// is multiplied by it.
+  BlockBuilder& table();
+  /// Removes the prefix from the name of the last tensor.
+  BlockBuilder& without_prefix();
   /// Declares the block to be a part of a layer.
   BlockBuilder& part(LayerPart part);
   /// Declares the block to be expert `number`, which computes `token_share` of the tokens.
@@ -179,6 +186,16 @@ class Family {
                                           std::uint64_t /*index*/) const {
     return {config.num_heads, config.num_kv_heads, config.head_dim};
   }
+  /// Returns the number of the layer whose keys and values layer `index` attends to: `index`, or an
+  /// earlier layer with the same heads.
+  [[nodiscard]] virtual std::uint64_t keys_of(const ModelConfig& /*config*/,
+                                              std::uint64_t index) const {
+    return index;
+  }
+  /// Values per token that each layer reads besides the residual stream (LayerInputsSpec); 0: none.
+  [[nodiscard]] virtual std::uint64_t layer_input_width(const ModelConfig& /*config*/) const {
+    return 0;
+  }
   /// Factor of attention scores; 0: 1 / sqrt(head_dim).
   [[nodiscard]] virtual double score_scale(const ModelConfig& /*config*/) const { return 0.0; }
   /// Soft cap of attention scores, see AttentionShape::cap; 0: none.
@@ -211,6 +228,13 @@ void add_family(std::unique_ptr<const Family> family);
 const Family& family(std::string_view name);
 /// Names of all families, in order of registration.
 std::vector<std::string> family_names();
+
+/// Returns the last layer that attends to the keys of layer `index` of a complete config: `index`
+/// if no other layer does.
+std::uint64_t last_reader_of_keys(const ModelConfig& config, std::uint64_t index);
+/// Returns whether layers of a complete config read values of earlier ones besides the residual
+/// stream: keys and values, or layer inputs.
+bool links_layers(const ModelConfig& config);
 
 /// Config with the family's defaults. Throws like family().
 ModelConfig default_config(std::string_view family_name);

@@ -19,10 +19,13 @@ constexpr PortNumbers numbers_of(Port port) {
   switch (port) {
     case Port::output:
     case Port::activation_gradient:
+    case Port::keys_values:
+    case Port::layer_inputs:
       return PortNumbers::of_training;
     case Port::gradient:
     case Port::output_gradient:
     case Port::partial_sums:
+    case Port::keys_values_gradient:
       return PortNumbers::f32;
     case Port::losses:
       return PortNumbers::f64;

@@ -89,11 +89,15 @@ enum class Port : std::uint8_t {
   router_totals,    ///< sums over all routers
   losses,           ///< losses of the micro-batch
   pairs,            ///< reference losses and row weights of preference pairs
-  gradient,         ///< fp32 gradient sum of the block
+  keys_values,      ///< [N, keys | values] of a layer whose keys others read, written by it
+  keys_values_gradient,   ///< fp32 sums of its readers' gradients
+  layer_inputs,           ///< [N, layers x width], the projected part of LayerInputsSpec
+  layer_inputs_gradient,  ///< each layer writes its columns
+  gradient,               ///< fp32 gradient sum of the block
   output_gradient,  ///< fp32 gradient sum of a tile of the output matrix; one operand per tile
   workspace
 };
-inline constexpr std::size_t kPortCount = 23;
+inline constexpr std::size_t kPortCount = 27;
 std::string_view to_string(Port port) noexcept;
 
 /// The way in which values of a class get their buffers.

@@ -209,18 +209,19 @@ class ComputeBy final : public Compute {
     const T* const in = as<T>(args[Port::input]);
     T* const out = as<T>(args[Port::output]);
     const KeptValues kept = kept_of(args);
-    enqueue(stream,
-            [=, this, &stream] { layer_->forward(stream, about, sequences, in, out, kept); });
+    enqueue(stream, [=, this, &stream, links = views_.links_of(args)] {
+      layer_->forward(stream, about, sequences, in, out, kept, links);
+    });
   }
   void layer_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     BlockWeights<T> about = views_.weights_of_layer(pass, args);
     about.dropout = args.scalars.dropout;
     const T* const in = as<T>(args[Port::input]);
     T* const dy = as<T>(args[Port::activation_gradient]);
-    enqueue(stream,
-            [=, this, &stream, kept = kept_of(args), sequences = views_.sequences_of(args)] {
-              layer_->backward(stream, about, sequences, in, dy, kept);
-            });
+    enqueue(stream, [=, this, &stream, kept = kept_of(args), sequences = views_.sequences_of(args),
+                     links = views_.links_of(args)] {
+      layer_->backward(stream, about, sequences, in, dy, kept, links);
+    });
   }
 
   void norm(device::Stream& stream, const Pass& pass, const PassArguments& args) {

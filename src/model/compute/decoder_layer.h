@@ -36,6 +36,9 @@ class DecoderLayer final : public Layer<Ops> {
         latent_(shape, ops, maps_),
         experts_(decoder_family(model.config).decoder(model.config, 0).layer_experts,
                  shape.tokens(), model.config.hidden_size, ops),
+        inputs_(decoder_family(model.config).decoder(model.config, 0).inputs, model.config,
+                this->rows_, this->mlp_rows_, ops, maps_),
+        shared_keys_(ops),
         value_norms_(this->shapes_, ops),
         delta_(this->arrays_.delta, ops, maps_),
         gate_(shape, ops) {}
@@ -59,6 +62,9 @@ class DecoderLayer final : public Layer<Ops> {
   [[nodiscard]] Mixer mixer_of(std::size_t layer) const override {
     return bound_[layer].delta ? Mixer::delta_net : Mixer::attention;
   }
+  [[nodiscard]] std::size_t mlp_width_of(std::size_t layer) const override {
+    return bound_[layer].mlp_out.in;
+  }
   void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override;
   void differentiate_mlp(const BlockWeights<T>& block, const T* in, T* dy);
   void differentiate_attention(const BlockWeights<T>& block, const T* in, T* dy);
@@ -72,6 +78,9 @@ class DecoderLayer final : public Layer<Ops> {
   void project_qkv(const BlockWeights<T>& block, const T* x);
   /// Writes the residual stream after attention. `in`: the stream before the layer.
   void project_attention(const BlockWeights<T>& block, const T* in);
+  /// Adds the results of the MLP and of its experts to rows of the residual stream. `out`: the first
+  /// of these rows.
+  void add_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk, T* out);
   /// Computes the intermediates of the MLP.
   void compute_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk, const T* x);
   /// `dout`: gradient of the output of attention's last map.
@@ -112,7 +121,8 @@ class DecoderLayer final : public Layer<Ops> {
   }
   /// Rotates queries and keys by their positions; `direction` -1 rotates back.
   void rotate(const Bound& b, T* qkv, float direction) {
-    const RotaryAt at = {b.rotary, b.query_rotary, b.query_growth, b.latent ? b.latent->plain : 0};
+    const RotaryAt at = {b.rotary, b.query_rotary, b.query_growth, b.latent ? b.latent->plain : 0,
+                         b.shared_keys.reads};
     rotation_.rotate(this->shape_, at, qkv, this->sequences_.positions, direction);
   }
   /// Returns the residual stream before the MLP.
@@ -149,6 +159,8 @@ class DecoderLayer final : public Layer<Ops> {
   AdaptedMaps<Ops> maps_;
   LatentAttention<Ops> latent_;
   LayerExperts<Ops> experts_;
+  LayerInputs<Ops> inputs_;
+  SharedKeys<Ops> shared_keys_;
   ValueNorms<Ops> value_norms_;
   DeltaNet<Ops> delta_;
   AttentionGate<Ops> gate_;
@@ -203,11 +215,17 @@ void DecoderLayer<Ops>::take_memory(Bump& bump) {
       }
     }
     most.add(b.attention_out, this->rows_);
+    if (b.inputs) {
+      most.add(b.inputs->gate, this->mlp_rows_);
+      most.add(b.inputs->out, this->mlp_rows_);
+      if (b.inputs->projection) most.add(b.inputs->projection->map, this->rows_);
+    }
     for (const LinearAt& map : b.mlp_in) most.add(map, this->mlp_rows_);
     most.add(b.mlp_out, this->mlp_rows_);
   }
   maps_.take_memory(bump, most);
   experts_.take_memory(bump);
+  inputs_.take_memory(bump);
   delta_.take_memory(bump);
 }
 
@@ -232,11 +250,14 @@ void DecoderLayer<Ops>::project_qkv(const BlockWeights<T>& block, const T* x) {
     const BlockWeights<T> norms = head_norm_weights(block, x);
     ops.norm_groups(norms[*b.query_norm], heads(b, this->shape_.heads), m.projected,
                     projected_row(), m.qkv, row);
-    ops.norm_groups(norms[*b.key_norm], heads(b, this->shape_.kv_heads),
-                    m.projected + projected_keys(b), projected_row(), m.qkv + keys, row);
-    if (b.norms_values) value_norms_.forward(this->shape_, b.keys_are_values, m);
+    if (b.key_norm) {
+      ops.norm_groups(norms[*b.key_norm], heads(b, this->shape_.kv_heads),
+                      m.projected + projected_keys(b), projected_row(), m.qkv + keys, row);
+    }
+    if (b.key_norm && b.norms_values) value_norms_.forward(this->shape_, b.keys_are_values, m);
   }
   if (b.rotates) rotate(b, m.qkv, 1.0F);
+  shared_keys_.forward(this->shape_, b.shared_keys, this->links_, m);
 }
 
 template <class Ops>
@@ -307,21 +328,33 @@ void DecoderLayer<Ops>::project(const BlockWeights<T>& block, const T* in, T* ou
     maps_.linear_onto(block, b.attention_out, attention_results(block), in, out, all_rows());
     return;
   }
+  if (b.inputs && this->links_.inputs != nullptr) {
+    inputs_.project(block, *b.inputs, in, this->links_.inputs);
+  }
   if (b.experts) experts_.forward(block, *b.experts, this->memory_.middle);
   this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
     compute_mlp(block, chunk, mlp_x(b));
-    const std::size_t at = chunk.first * this->width_;
-    const T* const residual = this->memory_.middle + at;
-    if (b.experts) {
-      experts_.join(block, *b.experts, block[*b.norm_after_mlp], {chunk.first, chunk.rows},
-                    chunk.mlp_out, residual, out + at);
-    } else if (b.norm_after_mlp) {
-      this->ops_.norm(block[*b.norm_after_mlp], chunk.mlp_out, out + at, chunk.rows, residual);
-    } else {
-      maps_.linear_onto(block, b.mlp_out, chunk.activated, residual, out + at, rows_of(chunk));
-    }
+    T* const to = out + chunk.first * this->width_;
+    add_mlp(block, chunk, to);
+    if (!b.inputs) return;
+    inputs_.forward(block, *b.inputs, rows_of(chunk), this->sequences_.tokens, this->links_.inputs,
+                    to);
   });
   scale_result(block, out);
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::add_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk, T* out) {
+  const Bound& b = bound_[block.layer];
+  const T* const residual = this->memory_.middle + chunk.first * this->width_;
+  if (b.experts) {
+    experts_.join(block, *b.experts, block[*b.norm_after_mlp], rows_of(chunk), chunk.mlp_out,
+                  residual, out);
+  } else if (b.norm_after_mlp) {
+    this->ops_.norm(block[*b.norm_after_mlp], chunk.mlp_out, out, chunk.rows, residual);
+  } else {
+    maps_.linear_onto(block, b.mlp_out, chunk.activated, residual, out, rows_of(chunk));
+  }
 }
 
 template <class Ops>
@@ -329,6 +362,8 @@ void DecoderLayer<Ops>::differentiate(const BlockWeights<T>& block, const T* in,
   scale_result(block, dy);
   if (bound_[block.layer].part == LayerPart::whole) differentiate_mlp(block, in, dy);
   differentiate_attention(block, in, dy);
+  const Bound& b = bound_[block.layer];
+  if (b.inputs) inputs_.project_backward(block, *b.inputs, in, this->links_.inputs_gradient, dy);
 }
 
 template <class Ops>
@@ -341,7 +376,13 @@ void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const T*
   if (b.experts) experts_.forward(block, *b.experts, m.middle);
   this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
     if (!this->kept_) compute_mlp(weights, chunk, mlp_x(b));
-    const T* dout = dy + chunk.first * this->width_;
+    T* const dresult = dy + chunk.first * this->width_;
+    const T* dout = dresult;
+    if (b.inputs) {
+      add_mlp(block, chunk, inputs_.stream());
+      inputs_.backward(weights, *b.inputs, rows_of(chunk), this->sequences_.tokens, this->links_,
+                       inputs_.stream(), dresult);
+    }
     if (b.experts) {
       experts_.join_backward(block, *b.experts, block[*b.norm_after_mlp], {chunk.first, chunk.rows},
                              chunk.mlp_out, dout);
@@ -439,15 +480,19 @@ void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T
   if (b.latent) latent_.pad_results_gradient(*b.latent, m);
   if (b.output_gate) gate_.backward(m);
   this->attend_backward(b.window, block.sinks(b.sinks));
+  shared_keys_.backward(this->shape_, b.shared_keys, this->links_, m);
   if (b.rotates) rotate(b, m.dqkv, -1.0F);
   if (b.query_norm) {
     const std::size_t keys = this->shape_.width();
     const BlockWeights<T> norms = head_norm_weights(block, x);
     ops.norm_groups_backward(norms[*b.query_norm], heads(b, this->shape_.heads), m.projected,
                              projected_row(), m.dqkv, row);
-    ops.norm_groups_backward(norms[*b.key_norm], heads(b, this->shape_.kv_heads),
-                             m.projected + projected_keys(b), projected_row(), m.dqkv + keys, row);
-    if (b.norms_values) value_norms_.backward(this->shape_, b.keys_are_values, m);
+    if (b.key_norm) {
+      ops.norm_groups_backward(norms[*b.key_norm], heads(b, this->shape_.kv_heads),
+                               m.projected + projected_keys(b), projected_row(), m.dqkv + keys,
+                               row);
+    }
+    if (b.key_norm && b.norms_values) value_norms_.backward(this->shape_, b.keys_are_values, m);
   }
   if (b.latent) latent_.backward(block, *b.latent, x, m, dx, add_to_dx);
   const T* from = m.dqkv;

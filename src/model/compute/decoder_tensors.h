@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ballast/core/error.h"
@@ -12,8 +14,10 @@
 #include "src/model/compute/head_norms.h"
 #include "src/model/compute/latent_tensors.h"
 #include "src/model/compute/layer_experts.h"
+#include "src/model/compute/layer_inputs.h"
 #include "src/model/compute/layer_memory.h"
 #include "src/model/compute/mlp_rule.h"
+#include "src/model/compute/shared_keys.h"
 #include "src/model/compute/tensor_offsets.h"
 #include "src/model/spec/families/decoder.h"
 
@@ -37,6 +41,8 @@ struct DecoderTensors {
   bool keys_are_values = false;  ///< qkv has no map of values
   std::optional<Elems> result_scale;
   std::optional<LayerExpertsAt> experts;
+  std::optional<LayerInputsAt> inputs;
+  SharedKeysAt shared_keys;
   bool parallel = false;
   bool rotates = false;
   // Indices in rotaries_of(), of keys and of queries.
@@ -70,7 +76,7 @@ inline void complete_qkv(DecoderTensors& b, const DecoderSpec& spec, const Model
     b.key_norm = NormAt{.weight = HeadNorms::keys_at(config.head_dim), .offset = spec.norm_offset};
   }
   if (b.query_norm && block.part != LayerPart::norm) {
-    expects(b.qkv.size() == 3 || b.keys_are_values,
+    expects(b.qkv.size() == 3 || b.keys_are_values || spec.reads_keys,
             "queries and keys with norms need separate maps");
     expects(!b.keys_are_values || b.norms_values, "values that are keys need norms");
   } else {
@@ -132,6 +138,8 @@ inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const Bloc
       .mlp_in = linears(spec.mlp_in),
       .mlp_out = linear(spec.mlp_out)};
   if (spec.layer_experts.count > 0) b.experts = find_layer_experts(block, spec.layer_experts);
+  if (spec.inputs.width > 0) b.inputs = find_layer_inputs(block, spec.inputs, config);
+  b.shared_keys = find_shared_keys(config, block.layer);
   complete_qkv(b, spec, config, block);
   expects(!b.parallel || (b.norm_before_attention && b.norm_before_mlp),
           "a parallel MLP needs norms before it and before attention");
@@ -145,12 +153,16 @@ inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const Bloc
 inline LayerArrays decoder_arrays(const Architecture& model, const AttentionShape& shape) {
   const DecoderFamily& family = decoder_family(model.config);
   DecoderSpec spec = family.decoder(model.config, 0);
-  for (std::uint64_t i = 1; i < model.config.num_layers && spec.delta.key_heads > 0; ++i) {
-    spec = family.decoder(model.config, i);
+  std::uint64_t wide = spec.mlp_width;
+  for (std::uint64_t i = 1; i < model.config.num_layers; ++i) {
+    DecoderSpec next = family.decoder(model.config, i);
+    wide = std::max(wide, next.mlp_width);
+    if (spec.delta.key_heads > 0) spec = std::move(next);
   }
   const bool tiles = model.config.layer_tiles > 1;
   const std::size_t heads = model.config.num_heads;
-  return {.mlp = spec.gated ? 3U : 2U,
+  return {.wide = wide,
+          .mlp = spec.gated ? 3U : 2U,
           .cuts_mlp = true,
           .norm1 = !spec.norm_before_attention.empty() && !tiles,
           .projected = !spec.query_norm.empty(),

@@ -124,8 +124,20 @@ struct BlockWeights {
   }
 };
 
+/// Values that layers share besides the residual stream (null: not there), see the ports of these
+/// names.
+template <class T>
+struct LayerLinks {
+  T* keys_values = nullptr;  ///< the forward pass of their layer writes them
+  float* keys_values_gradient = nullptr;
+  T* inputs = nullptr;  ///< the forward pass of the first layer writes them
+  T* inputs_gradient = nullptr;
+  bool backward = false;  ///< whether the call is a backward pass
+};
+
 /// The sequences of a micro-batch for layers.
 struct LayerSequences {
+  const std::int32_t* tokens = nullptr;     ///< may be null in models without layer inputs
   const std::int32_t* positions = nullptr;  ///< arguments of rotate(); may be null
   const std::int32_t* documents = nullptr;  ///< AttentionMask::positions
   SequencePart part;
@@ -160,7 +172,7 @@ class Layer {
         shape_(shape),
         rows_(shape.tokens()),
         width_(model.config.hidden_size),
-        wide_(config_of_tile(model.config).intermediate_size),
+        wide_(std::max<std::size_t>(arrays.wide, config_of_tile(model.config).intermediate_size)),
         arrays_(arrays),
         mlp_rows_(arrays.cuts_mlp
                       ? chunk_rows(rows_, arrays.mlp * wide_ * sizeof(T), ops.mlp_rule().bytes)
@@ -186,13 +198,13 @@ class Layer {
   /// Takes the memory for one call.
   virtual void take_memory(Bump& bump) {
     std::size_t most = 0;
-    const auto count = [&](const FirstHalf& half) {
+    const auto count = [&](const Extents& layer) {
       Bump counting;
-      take_intermediates(counting, false, LayerPart::whole, half);
+      take_intermediates(counting, false, LayerPart::whole, layer);
       most = std::max(most, counting.used());
     };
-    for (const AttentionShape& shape : shapes_) count({Mixer::attention, shape});
-    if (arrays_.delta.key_heads > 0) count({Mixer::delta_net, shapes_.front()});
+    for (const AttentionShape& shape : shapes_) count({Mixer::attention, shape, wide_});
+    if (arrays_.delta.key_heads > 0) count({Mixer::delta_net, shapes_.front(), wide_});
     shared_ = bump.take<std::byte>(most);
     attention_scratch_ = bump.take<std::byte>(ops_.attention_scratch_bytes());
     exchange_.take_memory(bump);
@@ -201,7 +213,7 @@ class Layer {
   /// Bytes of the kept intermediates of a layer or of its first half. `layer` as in BlockWeights.
   [[nodiscard]] std::size_t intermediate_bytes(LayerPart part, std::size_t layer) const {
     Bump counting;
-    take_intermediates(counting, true, part, first_half(layer));
+    take_intermediates(counting, true, part, extents_of(layer));
     return counting.used();
   }
 
@@ -211,12 +223,14 @@ class Layer {
     if (!arrays_.keeps_attention || arrays_.tiles) return 0;
     Bump counting;
     LayerMemory<T> memory;
-    take_attention(counting, memory, part, first_half(layer));
+    take_attention(counting, memory, part, extents_of(layer));
     return counting.used();
   }
 
   /// Returns the first half of layer `layer`, an index as in BlockWeights.
   [[nodiscard]] virtual Mixer mixer_of(std::size_t /*layer*/) const { return Mixer::attention; }
+  /// Returns the width of the MLP of layer `layer`, an index as in BlockWeights.
+  [[nodiscard]] virtual std::size_t mlp_width_of(std::size_t /*layer*/) const { return wide_; }
 
   /// Takes memory that lasts between calls. Other blocks use the memory of take_memory() in
   /// between.
@@ -224,18 +238,23 @@ class Layer {
 
   /// Views as in Kernel::layer. Runs on `stream`.
   void forward(device::Stream& stream, const BlockWeights<T>& block,
-               const LayerSequences& sequences, const T* in, T* out, const KeptValues& kept) {
+               const LayerSequences& sequences, const T* in, T* out, const KeptValues& kept,
+               const LayerLinks<T>& links = {}) {
     select_heads(block.layer);
-    use(sequences, kept, part_of(block), mixer_of(block.layer));
+    links_ = links;
+    use(sequences, kept, part_of(block), extents_of(block.layer));
     exchange_.use(sequences.part, stream);
     compute(block, in);
     project(block, in, out);
   }
   /// Views as in Kernel::layer_backward. Runs on `stream`.
   void backward(device::Stream& stream, const BlockWeights<T>& block,
-                const LayerSequences& sequences, const T* in, T* dy, const KeptValues& kept) {
+                const LayerSequences& sequences, const T* in, T* dy, const KeptValues& kept,
+                const LayerLinks<T>& links = {}) {
     select_heads(block.layer);
-    use(sequences, kept, part_of(block), mixer_of(block.layer));
+    links_ = links;
+    links_.backward = true;
+    use(sequences, kept, part_of(block), extents_of(block.layer));
     exchange_.use(sequences.part, stream);
     knows_attention_ = kept.attention != nullptr;
     if (kept.all == nullptr) compute(block, in);
@@ -258,7 +277,7 @@ class Layer {
   /// Writes the tile's part of the output [N, H]. `x` [N, H]: result of the norm.
   void forward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
                     float* part) {
-    use(sequences, {}, LayerPart::whole, Mixer::attention);
+    use(sequences, {}, LayerPart::whole, {Mixer::attention, shape_, wide_});
     head_gradient_ = nullptr;
     compute_tile(block, x, part);
   }
@@ -266,16 +285,17 @@ class Layer {
   /// head_norms(), if there are any.
   void backward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
                      const T* dy, float* part, float* slice) {
-    use(sequences, {}, LayerPart::whole, Mixer::attention);
+    use(sequences, {}, LayerPart::whole, {Mixer::attention, shape_, wide_});
     head_gradient_ = slice;
     differentiate_tile(block, x, dy, part);
   }
 
  protected:
-  /// The kind of first half that a layer has, which decides its intermediates.
-  struct FirstHalf {
+  /// The extents of a layer that decide its intermediates.
+  struct Extents {
     Mixer mixer = Mixer::attention;
     AttentionShape heads;
+    std::size_t wide = 0;  ///< width of the MLP
   };
 
   /// Computes the intermediates except those of MlpChunks: everything before the last product, or
@@ -318,14 +338,14 @@ class Layer {
   }
 
   void take_attention(Bump& bump, LayerMemory<T>& memory, LayerPart part,
-                      const FirstHalf& first) const {
+                      const Extents& own) const {
     const bool half = part == LayerPart::attention_half;
-    if (first.mixer == Mixer::delta_net) {
+    if (own.mixer == Mixer::delta_net) {
       take_recurrence(bump, memory);
     } else {
-      memory.attention = bump.take<T>(rows_ * first.heads.width());
-      if (exchange_.is_needed()) memory.attended = bump.take<T>(rows_ * first.heads.width());
-      memory.log_sums = bump.take<float>(first.heads.log_sums());
+      memory.attention = bump.take<T>(rows_ * own.heads.width());
+      if (exchange_.is_needed()) memory.attended = bump.take<T>(rows_ * own.heads.width());
+      memory.log_sums = bump.take<float>(own.heads.log_sums());
     }
     memory.attention_out = arrays_.attention_out ? bump.take<T>(rows_ * width_) : nullptr;
     memory.middle = half ? nullptr : bump.take<T>(rows_ * width_);
@@ -336,16 +356,16 @@ class Layer {
     memory.states = bump.take<float>(arrays_.delta.states());
   }
   /// Takes the arrays before the last map of attention or of a delta net.
-  void take_mixer(Bump& bump, LayerMemory<T>& memory, const FirstHalf& first) const {
+  void take_mixer(Bump& bump, LayerMemory<T>& memory, const Extents& own) const {
     const auto take_if = [&](bool wanted, std::size_t width) {
       return wanted ? bump.take<T>(rows_ * width) : nullptr;
     };
-    if (first.mixer == Mixer::delta_net) {
+    if (own.mixer == Mixer::delta_net) {
       memory.mixed = bump.take<T>(rows_ * arrays_.delta.row());
       memory.channels = bump.take<T>(rows_ * arrays_.delta.channels());
       return take_recurrence(bump, memory);
     }
-    const AttentionShape& heads = first.heads;
+    const AttentionShape& heads = own.heads;
     memory.projected = take_if(arrays_.projected, projected_row(heads));
     memory.low_queries = take_if(arrays_.query_rank > 0, arrays_.query_rank);
     memory.low_queries_normed = take_if(arrays_.query_rank > 0, arrays_.query_rank);
@@ -360,7 +380,7 @@ class Layer {
   /// Memory for the intermediates of a layer or of its first half. If they are not kept, those of
   /// the MLP exist for one chunk of rows at a time.
   LayerMemory<T> take_intermediates(Bump& bump, bool kept, LayerPart part,
-                                    const FirstHalf& first) const {
+                                    const Extents& own) const {
     LayerMemory<T> memory;
     const bool half = part == LayerPart::attention_half;
     const std::size_t mlp_rows = half ? 0 : (kept ? rows_ : mlp_rows_);
@@ -368,21 +388,21 @@ class Layer {
       return wanted ? bump.take<T>(rows_ * width) : nullptr;
     };
     memory.norm1 = take_if(arrays_.norm1, width_);
-    const bool recurs = first.mixer == Mixer::delta_net;
-    const std::size_t results = recurs ? arrays_.delta.values() : first.heads.width();
-    const std::size_t inputs = recurs ? arrays_.delta.row() : first.heads.row();
-    take_mixer(bump, memory, first);
+    const bool recurs = own.mixer == Mixer::delta_net;
+    const std::size_t results = recurs ? arrays_.delta.values() : own.heads.width();
+    const std::size_t inputs = recurs ? arrays_.delta.row() : own.heads.row();
+    take_mixer(bump, memory, own);
     memory.attention_out = take_if(arrays_.attention_out, width_);
     memory.middle = take_if(!arrays_.tiles && !half, width_);
     memory.gradient =
-        bump.take<T>(rows_ * (arrays_.tiles ? first.heads.width()
+        bump.take<T>(rows_ * (arrays_.tiles ? own.heads.width()
                                             : std::max({width_, results, arrays_.expanded})));
     memory.norm2 = arrays_.tiles ? nullptr : memory.gradient;
     memory.mlp_out = arrays_.mlp_out && !half ? bump.take<T>(mlp_rows * width_) : nullptr;
-    memory.dqkv = bump.take<T>(std::max(mlp_rows * arrays_.mlp * wide_, rows_ * inputs));
+    memory.dqkv = bump.take<T>(std::max(mlp_rows * arrays_.mlp * own.wide, rows_ * inputs));
     if (memory.dqkv == nullptr) return memory;  // only counted
     memory.hidden = memory.dqkv;
-    memory.activated = memory.dqkv + (arrays_.mlp - 1) * mlp_rows * wide_;
+    memory.activated = memory.dqkv + (arrays_.mlp - 1) * mlp_rows * own.wide;
     return memory;
   }
 
@@ -439,6 +459,7 @@ class Layer {
   bool kept_ = false;             ///< whether the current call keeps its intermediates
   bool knows_attention_ = false;  ///< see attention_is_known()
   LayerSequences sequences_;      ///< sequences of the current call
+  LayerLinks<T> links_;           ///< values of the current call
   HeadExchange<Ops> exchange_;
   HeadNorms head_norms_;
   float* head_gradient_ = nullptr;  ///< slice of the current call's tile; null in a forward pass
@@ -447,8 +468,8 @@ class Layer {
   [[noreturn]] static void refuse_tiles() {
     throw Error(ErrorCategory::state, "layers of this family are not cut into tiles");
   }
-  [[nodiscard]] FirstHalf first_half(std::size_t layer) const {
-    return {mixer_of(layer), shapes_[shape_of_[layer]]};
+  [[nodiscard]] Extents extents_of(std::size_t layer) const {
+    return {mixer_of(layer), shapes_[shape_of_[layer]], mlp_width_of(layer)};
   }
   void select_heads(std::size_t layer) {
     if (shapes_.size() == 1) return;
@@ -456,16 +477,16 @@ class Layer {
     ops_.use_heads(shape_of_[layer]);
     exchange_.use_heads(shape_);
   }
-  void use(const LayerSequences& sequences, const KeptValues& kept, LayerPart part, Mixer mixer) {
+  void use(const LayerSequences& sequences, const KeptValues& kept, LayerPart part,
+           const Extents& own) {
     sequences_ = sequences;
     kept_ = kept.all != nullptr;
     knows_attention_ = false;
     Bump bump(kept_ ? kept.all : shared_);
-    const FirstHalf first = {mixer, shape_};
-    memory_ = take_intermediates(bump, kept_, part, first);
+    memory_ = take_intermediates(bump, kept_, part, own);
     if (kept.attention == nullptr) return;
     Bump attention(kept.attention);
-    take_attention(attention, memory_, part, first);
+    take_attention(attention, memory_, part, own);
   }
 
   std::vector<std::size_t> shape_of_;  ///< index in shapes_ by block of layers

@@ -11,7 +11,8 @@ enum class Mixer { attention, delta_net };
 
 /// Optional arrays that a family's layers need, and their form.
 struct LayerArrays {
-  std::size_t mlp = 2;  ///< arrays [N, I] for hidden and activated together, 2 or 3
+  std::size_t wide = 0;  ///< width of the widest MLP; 0: intermediate_size
+  std::size_t mlp = 2;   ///< arrays [N, I] for hidden and activated together, 2 or 3
   /// True: the layer runs its MLP with Layer::by_chunks(). False: on all rows at once.
   bool cuts_mlp = false;
   bool norm1 = true;

@@ -18,8 +18,9 @@ namespace ballast::model {
 struct RotaryAt {
   std::size_t keys = 0;
   std::size_t queries = 0;
-  std::size_t growth = 0;  ///< multiplies whole queries; 0: none
-  std::size_t plain = 0;   ///< values at the start of each head that do not rotate
+  std::size_t growth = 0;     ///< multiplies whole queries; 0: none
+  std::size_t plain = 0;      ///< values at the start of each head that do not rotate
+  bool without_keys = false;  ///< true: only queries rotate
 };
 
 /// Rotates queries and keys. Owns the tables of cosines and sines of all rotary positions of a
@@ -59,7 +60,7 @@ class LayerRotation {
       if (stale) ops_.fill_angles(rotaries_[i], angles_[i], positions);
     }
     filled_ = true;
-    const std::size_t all = shape.heads + shape.kv_heads;
+    const std::size_t all = shape.heads + (at.without_keys ? 0 : shape.kv_heads);
     const std::size_t apart = at.queries == at.keys ? 0 : shape.heads;
     if (at.growth > 0) ops_.rotate(qkv, shape.heads, angles_[at.growth], positions, direction);
     qkv += at.plain;

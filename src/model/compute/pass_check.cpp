@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/model/family.h"
 #include "ballast/model/preference.h"
 
 namespace ballast::model {
@@ -44,6 +45,12 @@ Bytes given(const PassArguments& arguments, Port port, std::size_t place) {
 [[noreturn]] void refuse(const Pass& pass, std::string_view what) {
   throw Error(ErrorCategory::state,
               fmt::format("{} of block {}: {}", to_string(pass.kernel), pass.block, what));
+}
+
+/// Returns the width of the keys and values of a layer together.
+std::uint64_t keys_and_values(const ModelConfig& config, std::uint64_t layer) {
+  const HeadExtents heads = family(config.family).heads(config, layer);
+  return 2 * heads.kv_heads * heads.head_dim;
 }
 
 bool is_head_kernel(Kernel kernel) {
@@ -152,6 +159,14 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
       return min_loss_bytes(pass);
     case Port::pairs:
       return shape_.sequences * sizeof(double) + tokens * sizeof(float);
+    case Port::keys_values:
+      return tokens * keys_and_values(model_.config, block.layer) * size_of(type_);
+    case Port::keys_values_gradient:
+      return tokens * keys_and_values(model_.config, block.layer) * sizeof(float);
+    case Port::layer_inputs:
+    case Port::layer_inputs_gradient:
+      return tokens * model_.config.num_layers *
+             family(model_.config.family).layer_input_width(model_.config) * size_of(type_);
     case Port::gradient:
       return block.own_trained_elements() * sizeof(float);
     case Port::output_gradient:

@@ -59,7 +59,14 @@ class PassViews {
   [[nodiscard]] LayerSequences sequences_of(const PassArguments& args) const {
     const BatchViews& batch = args.batch;
     const auto& documents = shape_.parts > 1 ? batch.whole_positions : batch.positions;
-    return {batch.positions.raw(), documents.raw(), args.sequence_part};
+    return {batch.tokens.raw(), batch.positions.raw(), documents.raw(), args.sequence_part};
+  }
+  /// Returns what the layer of the pass shares with others.
+  [[nodiscard]] LayerLinks<T> links_of(const PassArguments& args) const {
+    return {.keys_values = as<T>(args[Port::keys_values]),
+            .keys_values_gradient = as<float>(args[Port::keys_values_gradient]),
+            .inputs = as<T>(args[Port::layer_inputs]),
+            .inputs_gradient = as<T>(args[Port::layer_inputs_gradient])};
   }
   /// Returns the tile of the pass.
   [[nodiscard]] OutputRows<T> output_tile(const Pass& pass, const PassArguments& args) const {

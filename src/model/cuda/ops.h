@@ -37,6 +37,7 @@ class Ops {
  public:
   using Value = T;
   static constexpr Bytes kLogitBytes = 512 * kMiB;
+  static constexpr bool kHasLinks = false;  // see host::Ops
   /// See in_whole_eights().
   static constexpr bool sums_in_parts(std::size_t extent) {
     return sizeof(T) == 2 && whole_eights(extent) < extent;

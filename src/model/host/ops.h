@@ -21,6 +21,7 @@
 #include "src/model/host/attention.h"
 #include "src/model/host/factories.h"
 #include "src/model/host/kernel_tables.h"
+#include "src/model/host/link_ops.h"
 #include "src/model/host/mixer_ops.h"
 #include "src/model/host/products.h"
 #include "src/model/host/router.h"
@@ -39,6 +40,9 @@ class Ops {
   /// Returns whether a product that sums over `extent` elements does so in parts. Each part then
   /// adds to the result, which must be fp32.
   static constexpr bool sums_in_parts(std::size_t /*extent*/) { return false; }
+
+  /// Whether links() exists.
+  static constexpr bool kHasLinks = true;
 
   /// `threads`: size of the team.
   Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads,
@@ -121,6 +125,8 @@ class Ops {
 
   /// The operations of gated delta nets and of gated attention.
   [[nodiscard]] MixerOps<T>& mixers() { return mixers_; }
+  /// The operations of values that layers share besides the residual stream.
+  [[nodiscard]] LinkOps<T> links() const { return LinkOps<T>(kernels_); }
 
   /// y = x W (+ bias), with rows of y `y_row` apart.
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);

@@ -38,7 +38,7 @@ bool names(std::string_view target, std::string_view module) {
 /// Returns whether the tensor is a linear map of attention or of an MLP.
 bool can_be_adapted(const BlockSpec& block, const TensorSpec& tensor) {
   const bool map = tensor.shape.size() == 2 && tensor.name.ends_with(kWeight);
-  return map && !is_layer_router(tensor) && block.kind == BlockKind::layer &&
+  return map && !tensor.table && !is_layer_router(tensor) && block.kind == BlockKind::layer &&
          (block.part == LayerPart::whole || block.part == LayerPart::attention_half);
 }
 
@@ -46,6 +46,7 @@ bool can_be_adapted(const BlockSpec& block, const TensorSpec& tensor) {
 std::string_view kind_of(const BlockSpec& block, const TensorSpec& tensor) {
   if (tensor.shape.size() == 1) return "a norm";
   if (block.kind == BlockKind::embedding) return "the embedding";
+  if (tensor.table) return "an embedding";
   if (block.kind == BlockKind::head) return "the output matrix";
   if (block.part == LayerPart::router || is_layer_router(tensor)) return "a router";
   return "a map of experts";

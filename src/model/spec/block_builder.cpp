@@ -62,6 +62,11 @@ BlockBuilder& BlockBuilder::add_repeated_products(Elems elements) {
   return *this;
 }
 
+BlockBuilder& BlockBuilder::repeated() {
+  block_.repeated_product_elements += block_.tensors.back().size;
+  return *this;
+}
+
 BlockBuilder& BlockBuilder::attend(std::uint64_t width, std::uint64_t window) {
   block_.attention_width = width;
   block_.attention_window = window;
@@ -103,6 +108,19 @@ BlockBuilder& BlockBuilder::columns_of(std::uint64_t columns_in_all, std::uint64
   expects(tensor.shape.size() == 2, "only matrices have columns");
   tensor.columns_in_all = columns_in_all;
   tensor.first_column = first_column;
+  return *this;
+}
+
+BlockBuilder& BlockBuilder::table() {
+  TensorSpec& tensor = block_.tensors.back();
+  tensor.table = true;
+  block_.product_elements -= tensor.size;
+  return *this;
+}
+
+BlockBuilder& BlockBuilder::without_prefix() {
+  TensorSpec& tensor = block_.tensors.back();
+  tensor.name = tensor.name.substr(block_.prefix.size());
   return *this;
 }
 

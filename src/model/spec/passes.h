@@ -31,6 +31,10 @@ class ProgramDraft {
   std::vector<ValueId> rows_gradient;  ///< gradients of the norm results of halves and of the head
   std::vector<ValueId> routing;        ///< written by routers
   std::vector<ValueId> reference;      ///< written by a reference model's pass through the block
+  std::vector<ValueId> keys_values;    ///< written by layers whose keys others read
+  std::vector<ValueId> keys_values_gradient;
+  ValueId layer_inputs = kNone;
+  ValueId layer_inputs_gradient = kNone;
   ValueId router_totals = kNone;
   ValueId router_losses = kNone;
   ValueId losses = kNone;
@@ -55,6 +59,10 @@ class ProgramDraft {
   /// Returns the activation that the reference model's pass through `id` reads. Both models compute
   /// the same before the first differentiated block.
   [[nodiscard]] ValueId reference_input(BlockId id) const;
+  /// Returns the block of the layer whose keys and values the layer `id`, in one piece, reads.
+  [[nodiscard]] BlockId source_of_keys(BlockId id) const;
+  /// Returns whether the layer is the last one that reads keys and values of another.
+  [[nodiscard]] bool is_last_reader(BlockId id) const;
 
   PassId add(Pass pass);
   /// Adds a recipe and lets it recompute `value`.
@@ -69,6 +77,7 @@ class ProgramDraft {
   void add_routing();
   void add_head();
   void add_reference();
+  void add_links();
   void add_sums();
   void add_exchanges();
 

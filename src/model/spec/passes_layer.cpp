@@ -3,6 +3,10 @@
 namespace ballast::model::passes {
 namespace {
 
+bool reads_batch(const ProgramShape& shape) {
+  return shape.positions || shape.layer_inputs > 0;
+}
+
 /// The forward pass of a layer, with the arguments for both models.
 Pass forward_through(const ProgramDraft& draft, BlockId block, ValueId in, ValueId out) {
   Pass pass = {.kernel = Kernel::layer,
@@ -11,9 +15,40 @@ Pass forward_through(const ProgramDraft& draft, BlockId block, ValueId in, Value
                .cost = draft.block(block).forward_cost(),
                .operands = {weights_of(block), reads(Port::input, in), writes(Port::output, out),
                             workspace()}};
-  // for the tokens' positions in their documents
-  if (draft.shape.positions) pass.operands.push_back(reads(Port::batch, draft.batch));
+  // for the tokens, and their positions in their documents
+  if (reads_batch(draft.shape)) pass.operands.push_back(reads(Port::batch, draft.batch));
+  const BlockId source = draft.source_of_keys(block);
+  if (draft.keys_values[source] != kNone) {
+    const auto access = source == block ? OperandAccess::writes : OperandAccess::reads;
+    pass.operands.push_back(value(Port::keys_values, draft.keys_values[source], access));
+  }
+  if (draft.layer_inputs != kNone) {
+    const bool first = block == draft.shape.first_layer();
+    pass.operands.push_back(value(Port::layer_inputs, draft.layer_inputs,
+                                  first ? OperandAccess::writes : OperandAccess::reads));
+  }
   return pass;
+}
+
+/// Adds what layers share besides the residual stream to a backward pass. The last layer that
+/// reads a value begins its gradient.
+void add_links(Pass& pass, const ProgramDraft& draft, BlockId block) {
+  const BlockId source = draft.source_of_keys(block);
+  const ValueId sums = draft.keys_values_gradient[source];
+  if (source != block && draft.keys_values[source] != kNone) {
+    pass.operands.push_back(reads(Port::keys_values, draft.keys_values[source]));
+    const auto access =
+        draft.is_last_reader(block) ? OperandAccess::writes : OperandAccess::updates;
+    if (sums != kNone) pass.operands.push_back(value(Port::keys_values_gradient, sums, access));
+  } else if (sums != kNone) {
+    pass.operands.push_back(reads(Port::keys_values_gradient, sums));
+  }
+  if (draft.layer_inputs == kNone) return;
+  pass.operands.push_back(reads(Port::layer_inputs, draft.layer_inputs));
+  if (draft.layer_inputs_gradient == kNone) return;
+  const bool last = block + 1 == draft.program.head;
+  pass.operands.push_back(value(Port::layer_inputs_gradient, draft.layer_inputs_gradient,
+                                last ? OperandAccess::writes : OperandAccess::updates));
 }
 
 }  // namespace
@@ -49,7 +84,8 @@ PassId layer_backward(ProgramDraft& draft, BlockId block) {
                .operands = {weights_of(block), reads(Port::input, draft.input[block]),
                             updates(Port::activation_gradient, draft.flow), workspace()}};
   pass.cost.traffic = layer.norm_traffic;
-  if (draft.shape.positions) pass.operands.push_back(reads(Port::batch, draft.batch));
+  if (reads_batch(draft.shape)) pass.operands.push_back(reads(Port::batch, draft.batch));
+  add_links(pass, draft, block);
   add_gradient(pass, draft, block);
   PassCost again = layer.recomputation_cost();
   again.traffic = layer.norm_traffic;

@@ -18,6 +18,8 @@ ProgramDraft::ProgramDraft(const ProgramShape& model)
       rows_gradient(model.blocks.size(), kNone),
       routing(model.blocks.size(), kNone),
       reference(model.blocks.size(), kNone),
+      keys_values(model.blocks.size(), kNone),
+      keys_values_gradient(model.blocks.size(), kNone),
       normed_gradient(model.blocks.size(), kNone),
       gradient(model.blocks.size(), kNone),
       tied_gradient(model.blocks.size(), kNone) {
@@ -37,6 +39,7 @@ ProgramDraft::ProgramDraft(const ProgramShape& model)
   add_routing();
   add_head();
   add_reference();
+  add_links();
   add_sums();
   if (shape.tensor > 1) add_exchanges();
 }
@@ -218,6 +221,28 @@ void ProgramDraft::add_reference() {
        .owner = program.head});
 }
 
+/// Adds the values that layers share besides the residual stream.
+void ProgramDraft::add_links() {
+  const auto add = [this](std::string name, Bytes bytes, BlockId owner) {
+    const ClassId of = add_class({.name = name, .word = "values of layers", .bytes = bytes});
+    return add_value({.name = std::move(name), .of = of, .owner = owner});
+  };
+  for (BlockId b = shape.first_layer(); b < program.head; ++b) {
+    const Bytes bytes = block(b).keys_values;
+    if (bytes == 0) continue;
+    expects(!shape.pairs, "step program: pairs with shared keys and values");
+    keys_values[b] = add(fmt::format("keys and values of {}", block(b).name), bytes, b);
+    if (!shape.is_differentiated(b)) continue;
+    keys_values_gradient[b] = add(fmt::format("gradient of keys and values of {}", block(b).name),
+                                  block(b).keys_values_gradient, b);
+  }
+  if (shape.layer_inputs == 0) return;
+  const BlockId first = shape.first_layer();
+  layer_inputs = add("layer inputs", shape.layer_inputs, first);
+  if (!shape.trains_layer_inputs) return;
+  layer_inputs_gradient = add("gradient of layer inputs", shape.layer_inputs, first);
+}
+
 /// Adds the values that tensor places exchange.
 void ProgramDraft::add_exchanges() {
   embedded = add_value(
@@ -270,6 +295,19 @@ void ProgramDraft::add_sums() {
 ValueId ProgramDraft::reference_input(BlockId id) const {
   const bool same = id <= shape.first_layer() || reference[id - 1] == kNone;
   return same ? input[id] : reference[id - 1];
+}
+
+BlockId ProgramDraft::source_of_keys(BlockId id) const {
+  BlockId source = id;
+  while (block(source).layer > block(id).keys_of) --source;
+  return source;
+}
+
+bool ProgramDraft::is_last_reader(BlockId id) const {
+  for (BlockId later = id + 1; later < program.head; ++later) {
+    if (block(later).keys_of == block(id).keys_of) return false;
+  }
+  return true;
 }
 
 ClassId ProgramDraft::add_class(ValueClass one) {

@@ -92,7 +92,12 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
     const BlockSpec& block = model.blocks[b];
     const double more = more_attention(model, b, batch);
-    const HeadExtents own = family(model.config.family).heads(model.config, block.layer);
+    const Family& described = family(model.config.family);
+    const HeadExtents own = described.heads(model.config, block.layer);
+    const bool layer = block.kind == BlockKind::layer;
+    const bool shares = layer && block.part == LayerPart::whole &&
+                        last_reader_of_keys(model.config, block.layer) != block.layer;
+    const std::uint64_t shared = shares ? batch.tokens() * 2 * own.kv_heads * own.head_dim : 0;
     const std::uint64_t projected = own.heads + 2 * own.kv_heads;
     blocks.push_back(
         {.name = block.name,
@@ -108,6 +113,10 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
          .norm_traffic = 2 * block.norm_elements * size_of(type),
          .intermediates = of_block(sizes.intermediates, model, b),
          .kept_attention = of_block(sizes.attention, model, b),
+         .keys_values = shared * size_of(type),
+         .keys_values_gradient = shared * size_of(DType::f32),
+         .keys_of =
+             layer ? static_cast<std::uint32_t>(described.keys_of(model.config, block.layer)) : 0,
          .gradient = block.own_trained_elements() * size_of(DType::f32),
          .cleared = of_block(sizes.cleared, model, b),
          .token_share = block.token_share,
@@ -116,6 +125,17 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
          .alike = likeness.number_of(block, b)});
   }
   return blocks;
+}
+
+/// Returns whether a pass needs the gradient of the layer inputs: the embedding is trained, or
+/// their projection, which is in the first layer.
+bool trains_layer_inputs(const Architecture& model) {
+  if (model.first_differentiated() < model.first_layer()) return true;
+  const auto& tensors = model.blocks[model.first_layer()].tensors;
+  return std::any_of(tensors.begin(), tensors.end(), [&](const TensorSpec& tensor) {
+    return !tensor.frozen && !tensor.table &&
+           !tensor.name.starts_with(model.blocks[model.first_layer()].prefix);
+  });
 }
 
 Bytes losses_of_head(const StepShape& shape) {
@@ -195,6 +215,11 @@ ProgramShape shape_of(const Architecture& model, DType type, const StepShape& sh
       .ranks = shape.ranks,
       .tensor = static_cast<std::uint32_t>(model.split.tensor),
       .sum_scratch = shape.sum_scratch};
+  if (const std::uint64_t inputs = family(model.config.family).layer_input_width(model.config);
+      inputs > 0) {
+    program.layer_inputs = tokens * model.config.num_layers * inputs * size_of(type);
+    program.trains_layer_inputs = trains_layer_inputs(model);
+  }
   if (program.tensor > 1) {
     program.row_sums =
         round_up(program.tiles() * tokens * kRowSumBytes, kPage);  // gathers move whole pages

@@ -40,11 +40,15 @@ struct BlockShape {
   /// of attention. The backward pass receives their gradients, which have the same size.
   Bytes exchanged_projections = 0;
   Bytes exchanged_results = 0;
-  Bytes norm_traffic = 0;    ///< weights that each pass reads for DoRA's norms
-  Bytes intermediates = 0;   ///< KernelSizes::intermediates
-  Bytes kept_attention = 0;  ///< KernelSizes::attention
-  Bytes gradient = 0;        ///< fp32 sums; 0: frozen
-  Bytes cleared = 0;         ///< KernelSizes::cleared
+  Bytes norm_traffic = 0;          ///< weights that each pass reads for DoRA's norms
+  Bytes intermediates = 0;         ///< KernelSizes::intermediates
+  Bytes kept_attention = 0;        ///< KernelSizes::attention
+  Bytes keys_values = 0;           ///< keys and values that other layers read; 0: none do
+  Bytes keys_values_gradient = 0;  ///< their fp32 sums
+  std::uint32_t keys_of =
+      0;               ///< number of the layer whose keys it attends to, see Family::keys_of()
+  Bytes gradient = 0;  ///< fp32 sums; 0: frozen
+  Bytes cleared = 0;   ///< KernelSizes::cleared
   double token_share = 1.0;  ///< share of an expert, assuming balanced routing
   std::uint32_t expert = 0;  ///< number of the (first) expert in its layer
   std::uint32_t layer = 0;   ///< number of its layer, which may have several blocks
@@ -97,6 +101,9 @@ struct ProgramShape {
   Bytes losses = 0;                  ///< losses of the head
   Bytes router_losses = 0;
   Bytes pair_results = 0;  ///< reference losses and row weights
+  Bytes layer_inputs = 0;  ///< Port::layer_inputs; 0: none
+  /// Whether the gradient of layer inputs is wanted: for their projection, or for the embedding.
+  bool trains_layer_inputs = false;
   std::uint32_t ranks = 1;
   std::uint32_t tensor = 1;  ///< tensor places; the blocks have the tiles of one of them
   Bytes row_sums = 0;        ///< softmax sums of the rows for this place's vocabulary tiles

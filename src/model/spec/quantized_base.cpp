@@ -17,8 +17,8 @@ bool is_shared_gate(const BlockSpec& block, const TensorSpec& tensor) {
 /// A frozen linear map of a layer, except a router's.
 bool can_be_quantized(const BlockSpec& block, const TensorSpec& tensor) {
   return !is_shared_gate(block, tensor) && block.kind == BlockKind::layer &&
-         block.part != LayerPart::router && !is_layer_router(tensor) && tensor.frozen &&
-         tensor.shape.size() == 2 && tensor.name.ends_with(".weight");
+         block.part != LayerPart::router && !is_layer_router(tensor) && !tensor.table &&
+         tensor.frozen && tensor.shape.size() == 2 && tensor.name.ends_with(".weight");
 }
 
 }  // namespace

@@ -148,6 +148,33 @@ TEST(TextPart, OfGemma4HasHeadsByTypeOfLayer) {
   EXPECT_EQ(Folder(saved).parse().model.family, "gemma4");
 }
 
+TEST(TextPart, OfGemma4HasLayersThatShareKeysAndHaveInputs) {
+  json small = gemma4();
+  json& text = small["text_config"];
+  text["num_kv_shared_layers"] = 1;
+  text["use_double_wide_mlp"] = true;
+  text["hidden_size_per_layer_input"] = 16;
+  const Config c = Folder(small).parse();
+  const model::Family& family = model::family("gemma4");
+  EXPECT_EQ(family.keys_of(c.model, 1), 1U);
+  EXPECT_EQ(family.keys_of(c.model, 2), 1U);  // transformers makes the last layer a full one
+  EXPECT_EQ(model::last_reader_of_keys(c.model, 1), 2U);
+  EXPECT_EQ(model::last_reader_of_keys(c.model, 0), 0U);
+  const model::BlockSpec first = family.layer(c.model, 0);
+  const model::BlockSpec last = family.layer(c.model, 2);
+  EXPECT_EQ(last.find("self_attn.k_proj.weight"), nullptr);
+  EXPECT_EQ(last.find("self_attn.k_norm.weight"), nullptr);
+  EXPECT_EQ(last.tensor("mlp.up_proj.weight").shape, (std::vector<std::uint64_t>{192, 64}));
+  EXPECT_EQ(first.tensor("mlp.up_proj.weight").shape, (std::vector<std::uint64_t>{96, 64}));
+  EXPECT_EQ(first.tensor("model.per_layer_model_projection.weight").shape,
+            (std::vector<std::uint64_t>{48, 64}));
+  EXPECT_EQ(last.find("model.per_layer_model_projection.weight"), nullptr);
+  const model::TensorSpec& table = last.tensor("model.embed_tokens_per_layer.weight");
+  EXPECT_EQ(table.shape, (std::vector<std::uint64_t>{300, 16}));
+  EXPECT_EQ(table.whole_shape(), (std::vector<std::uint64_t>{300, 48}));
+  EXPECT_EQ(model::run_in_files(table, 17).first, 48U + 32 + 1);
+}
+
 TEST(TextPart, OfGemma4IsRefusedIfBallastLacksAPart) {
   const json experts = {{"enable_moe_block", true},
                         {"num_experts", 6},
@@ -164,15 +191,20 @@ TEST(TextPart, OfGemma4IsRefusedIfBallastLacksAPart) {
   const Config c = Folder(complete).parse();
   const model::BlockSpec layer = model::family("gemma4").layer(c.model, 0);
   EXPECT_EQ(layer.tensor("experts.gate_up_proj").shape, (std::vector<std::uint64_t>{6, 48, 64}));
-  refused("num_kv_shared_layers", 1, "share keys and values (E2B, E4B)");
-  refused("hidden_size_per_layer_input", 16, "embeddings per layer (E2B, E4B)");
+  refused("num_kv_shared_layers", 3, "must be a whole number below num_layers (3), got 3");
+  refused("num_kv_shared_layers", 2, "none of the first 1 layers has the type of layer 1");
+  refused("hidden_size_per_layer_input", 1.5, "must be a whole number of at most 65536, got 1.5");
   refused("num_experts", nullptr, "must be a number of at least 1");
   refused("top_k_experts", 7, "7 is above num_experts (6)");
   refused("global_head_dim", 31, "must be an even number of values, got 31");
   refused("num_global_key_value_heads", 3, "must divide num_heads (8), got 3");
   json other = gemma4();
-  other["text_config"].erase("hidden_size_per_layer_input");  // its default is 256
-  Folder(other).expect_refused({"hidden_size_per_layer_input", "got 256"});
+  other["text_config"].erase("hidden_size_per_layer_input");
+  EXPECT_EQ(Folder(other).parse().model.number("hidden_size_per_layer_input"), 256.0);
+  other = gemma4();
+  other["text_config"].update(
+      {{"hidden_size_per_layer_input", 8}, {"vocab_size_per_layer_input", 0}});
+  Folder(other).expect_refused({"vocab_size_per_layer_input", "must be a number of tokens, got 0"});
 }
 
 TEST(TextPart, MayBeOutsideTextConfig) {

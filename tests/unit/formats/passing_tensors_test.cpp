@@ -33,7 +33,7 @@ namespace fs = std::filesystem;
 using test::expect_error;
 
 constexpr std::array kFixtures = {"gemma3",   "qwen3_vl", "qwen2_5_vl", "glm_moe_dsa",
-                                  "mistral3", "kimi_k25", "qwen3_5_moe"};
+                                  "mistral3", "kimi_k25", "qwen3_5_moe", "gemma4"};
 
 fs::path fixture(const std::string& name) {
   return test::fixture("passing") / name;
@@ -147,6 +147,19 @@ TEST(PassingTensors, IncludeIndexersOfModelsWithSparseAttention) {
   dir.write("config.json", dense.dump());
   expect_error(ErrorCategory::data, {"has 10 tensors that this model does not use"},
                [&] { train::check_initial_weights(config_of(dir.path())); });
+}
+
+TEST(PassingTensors, IncludeKeysThatNoLayerReads) {
+  const auto totals = passing_totals(WeightFiles(fixture("gemma4")));
+  EXPECT_EQ(totals.at(PassingPart::unread_keys).tensors, 3U);
+  EXPECT_EQ(totals.at(PassingPart::unread_keys).elements, 2U * 24 * 32 + 24);
+  // Without shared keys, the layer reads them.
+  const test::TempDir dir;
+  fs::copy(fixture("gemma4") / kSingleWeights, dir.path() / kSingleWeights);
+  auto other = nlohmann::json::parse(read_small_file(fixture("gemma4") / "config.json"));
+  other["text_config"]["num_kv_shared_layers"] = 0;
+  dir.write("config.json", other.dump());
+  EXPECT_FALSE(passing_totals(WeightFiles(dir.path())).contains(PassingPart::unread_keys));
 }
 
 TEST(PassingTensors, AreCopiedByteByByte) {

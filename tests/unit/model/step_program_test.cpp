@@ -84,6 +84,18 @@ Case quantised() {
   return one;
 }
 
+/// The last layer attends to the keys of the first one, and all have inputs.
+Case linked_layers() {
+  ModelConfig c = config_of("gemma4", 3);
+  c.details["layer_types"] =
+      text::Json::array({"full_attention", "sliding_attention", "full_attention"});
+  c.details["global_head_dim"] = std::uint64_t{16};
+  c.details["num_kv_shared_layers"] = std::uint64_t{1};
+  c.details["hidden_size_per_layer_input"] = std::uint64_t{8};
+  c.details["vocab_size_per_layer_input"] = std::uint64_t{96};
+  return {"shared_keys_and_layer_inputs", build_architecture(c)};
+}
+
 Case shared_experts() {
   Case one = {"experts_of_two_ranks", build_architecture(with_experts(), {.experts = 2})};
   one.shape.ranks = 2;
@@ -114,7 +126,8 @@ std::vector<Case> cases() {
           tensor_places(false),
           tensor_places(true),
           pairs(),
-          quantised()};
+          quantised(),
+          linked_layers()};
 }
 
 /// Sizes as a device might need them: round numbers, so that the texts do not depend on kernels.

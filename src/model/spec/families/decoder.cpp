@@ -147,6 +147,26 @@ class Tensors {
     block_.add_repeated_products(experts.per_token * 3 * wide * h);
     norm(experts.norm_after, h, false);
   }
+  /// Adds the tensors of LayerInputsSpec of layer `index`.
+  void layer_inputs(const ModelConfig& c, std::uint64_t index) {
+    const LayerInputsSpec& inputs = spec_.inputs;
+    if (inputs.width == 0) return;
+    const std::uint64_t h = c.hidden_size;
+    const std::uint64_t all = c.num_layers * inputs.width;
+    if (index == 0) {
+      linear(inputs.projection, h, all, false);
+      block_.without_prefix().repeated();
+      norm(inputs.projection_norm, inputs.width, false);
+      block_.without_prefix();
+    }
+    block_.add(inputs.table + ".weight", {inputs.vocabulary, inputs.width}, Init::normal, stddev_);
+    block_.table().without_prefix().columns_of(all, index * inputs.width);
+    linear(inputs.gate, h, inputs.width, false);
+    block_.repeated();
+    linear(inputs.out, inputs.width, h, false, spec_.residual_factor);
+    block_.repeated();
+    norm(inputs.norm, h, false);
+  }
   /// Adds queries, keys and values with their norms, and the norm before them.
   void attention_inputs(const ModelConfig& c) {
     const std::uint64_t h = c.hidden_size;
@@ -156,7 +176,7 @@ class Tensors {
     if (spec_.delta.key_heads > 0) return delta_inputs(h);
     if (spec_.latent.rank > 0) {
       latent_inputs(c);
-    } else if (spec_.qkv.size() == 1) {
+    } else if (spec_.qkv.size() == 1 && !spec_.reads_keys) {
       linear(spec_.qkv.front(), h, q + 2 * kv, spec_.qkv_bias);
       if (spec_.interleaved_qkv) block_.stored_by({3, c.num_heads});
     } else {
@@ -246,7 +266,7 @@ CheckpointKey checkpoint_key(const DetailKey& detail) {
 BlockSpec DecoderFamily::layer(const ModelConfig& c, std::uint64_t index) const {
   const DecoderSpec spec = decoder(c, index);
   const std::uint64_t h = c.hidden_size;
-  const std::uint64_t wide = c.intermediate_size;
+  const std::uint64_t wide = spec.mlp_width > 0 ? spec.mlp_width : c.intermediate_size;
   BlockBuilder block(BlockKind::layer, fmt::format("layer {}", index), prefix(index));
   const HeadExtents extents = heads(c, index);
   Tensors tensors(block, spec, extents, c.init_stddev);
@@ -265,6 +285,7 @@ BlockSpec DecoderFamily::layer(const ModelConfig& c, std::uint64_t index) const 
   }
   tensors.norm(spec.norm_after_mlp, h, spec.layer_norm);
   tensors.layer_experts(h);
+  tensors.layer_inputs(c, index);
   if (!spec.result_scale.empty()) block.add_buffer(spec.result_scale, 1, Init::ones);
   return block.finish();
 }

@@ -117,6 +117,23 @@ struct DeltaSpec {
   [[nodiscard]] std::uint64_t channels() const { return 2 * keys() + values(); }
 };
 
+/// Inputs of a layer besides the residual stream. For a token with the embedding e (scaled), layer
+/// l gets p = (n(P e / sqrt(H))_l + sqrt(width) T_l[token]) / sqrt(2). After its MLP it computes x
+/// + norm(out(gelu(gate(x)) * p)). P and n belong to the block of the first layer, and each layer
+/// has its columns of the table T. Source: the class Gemma4TextModel of transformers.
+struct LayerInputsSpec {
+  std::uint64_t width = 0;       ///< 0: none
+  std::uint64_t vocabulary = 0;  ///< rows of the table
+  // Names with their prefix.
+  std::string table;            ///< [vocabulary, layers x width]
+  std::string projection;       ///< P [layers x width, H]
+  std::string projection_norm;  ///< n [width]
+  // Names in the layer.
+  std::string gate;  ///< [width, H]
+  std::string out;   ///< [H, width]
+  std::string norm;  ///< [H]
+};
+
 /// One layer of a decoder: residual stream -> attention -> residual stream -> MLP -> residual
 /// stream. Tensors are named without the layer's prefix and without ".weight"; an empty name means
 /// no such tensor.
@@ -133,6 +150,9 @@ struct DecoderSpec {
   /// Queries, keys and values: one map with rows in that order, or three maps. Two maps: the
   /// results of the second one are keys, before their norm and rotation, and values.
   std::vector<std::string> qkv;
+  /// Keys and values are those of the layer keys_of(), after norms and rotation. `qkv` is the map
+  /// of queries.
+  bool reads_keys = false;
   LatentSpec latent;       ///< replaces three maps
   std::string query_norm;  ///< RMSNorms before rotary positions
   std::string key_norm;
@@ -160,9 +180,11 @@ struct DecoderSpec {
   Activation activation = Activation::silu;
   std::vector<std::string> mlp_in;
   std::string mlp_out;
+  std::uint64_t mlp_width = 0;  ///< 0: intermediate_size
 
   ExpertsSpec experts;  ///< replace mlp_in and mlp_out
   LayerExpertsSpec layer_experts;
+  LayerInputsSpec inputs;
 
   bool conv1d = false;           ///< weights of linear maps are [in, out]; false: [out, in]
   bool interleaved_qkv = false;  ///< TensorSpec::stored of a joined map: grouped by head

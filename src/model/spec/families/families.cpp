@@ -66,6 +66,24 @@ const Family& family(std::string_view name) {
                           listed(names), did_you_mean(name, names)));
 }
 
+std::uint64_t last_reader_of_keys(const ModelConfig& config, std::uint64_t index) {
+  const Family& described = family(config.family);
+  std::uint64_t last = index;
+  for (std::uint64_t layer = index + 1; layer < config.num_layers; ++layer) {
+    if (described.keys_of(config, layer) == index) last = layer;
+  }
+  return last;
+}
+
+bool links_layers(const ModelConfig& config) {
+  const Family& described = family(config.family);
+  if (described.layer_input_width(config) > 0) return true;
+  for (std::uint64_t layer = 0; layer < config.num_layers; ++layer) {
+    if (described.keys_of(config, layer) != layer) return true;
+  }
+  return false;
+}
+
 ModelConfig default_config(std::string_view family_name) {
   const Family& described = family(family_name);
   ModelConfig config;

@@ -61,10 +61,11 @@ class Gemma : public Llama {
   }
 };
 
-/// The text models of Gemma 4 without layers that share keys and values (31B, 26B-A4B). Layers
-/// without a window have other heads: wider ones, whose keys may be values, too, and whose rotary
-/// positions turn a part of each head. Heads of queries, keys and values have norms instead of a
-/// factor of the scores. A stored number multiplies the result of each layer.
+/// The text models of Gemma 4. Layers without a window have other heads: wider ones, whose keys may
+/// be values, too, and whose rotary positions turn a part of each head. Heads of queries, keys and
+/// values have norms instead of a factor of the scores. A stored number multiplies the result of
+/// each layer. In E2B and E4B the last layers attend to keys and values of earlier layers, and each
+/// layer has an embedding.
 class Gemma4 final : public Gemma {
  public:
   Gemma4()
@@ -81,7 +82,9 @@ class Gemma4 final : public Gemma {
                            {"attention_k_eq_v", false},
                            {"final_logit_softcapping", {}},
                            {"num_kv_shared_layers", 0},
+                           {"use_double_wide_mlp", false},
                            {"hidden_size_per_layer_input", 0},
+                           {"vocab_size_per_layer_input", 262144},
                            {"enable_moe_block", false},
                            {"num_experts", {}},
                            {"top_k_experts", {}},
@@ -90,8 +93,7 @@ class Gemma4 final : public Gemma {
                                   .by_layer_type = true,
                                   .local_theta = "",
                                   .standard = usual_scaling()},
-                         .without_effect = {"hidden_act", "vocab_size_per_layer_input",
-                                            "use_double_wide_mlp"},
+                         .without_effect = {"hidden_act"},
                          .of_full_layers = {{"head_dim", "global_head_dim"},
                                             {"num_key_value_heads", "num_global_key_value_heads"}}},
                .standards = {{"num_key_value_heads", 4},
@@ -114,19 +116,11 @@ class Gemma4 final : public Gemma {
     const bool counts = c.flag("attention_k_eq_v") && own.whole().has_value();
     return {c.num_heads, counts ? *own.whole() : c.num_kv_heads, whole(c, "global_head_dim")};
   }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
-    DecoderSpec spec = Gemma::decoder(c, index);
-    const bool full = !slides(c, index);
-    if (full) spec.window = 0;
-    spec.query_norm = "self_attn.q_norm";
-    spec.key_norm = "self_attn.k_norm";
-    spec.norms_values = true;
-    if (full && c.flag("attention_k_eq_v")) spec.qkv.pop_back();
-    spec.rotary = full ? 0 : 1;
-    spec.result_scale = "layer_scalar";
-    if (c.flag("enable_moe_block")) spec.layer_experts = experts(c);
-    return spec;
+  std::uint64_t keys_of(const ModelConfig& c, std::uint64_t index) const override;
+  std::uint64_t layer_input_width(const ModelConfig& c) const override {
+    return whole(c, "hidden_size_per_layer_input");
   }
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override;
   std::vector<CheckpointKey> checkpoint_keys() const override {
     std::vector<CheckpointKey> keys = Gemma::checkpoint_keys();
     for (CheckpointKey& key : keys) {
@@ -143,18 +137,10 @@ class Gemma4 final : public Gemma {
   }
 
  private:
-  static LayerExpertsSpec experts(const ModelConfig& c) {
-    return {.count = whole(c, "num_experts"),
-            .per_token = whole(c, "top_k_experts"),
-            .width = whole(c, "moe_intermediate_size"),
-            .router = "router.proj",
-            .router_scale = "router.scale",
-            .factors = "router.per_expert_scale",
-            .in = "experts.gate_up_proj",
-            .out = "experts.down_proj",
-            .norm_before = "pre_feedforward_layernorm_2",
-            .norm_after = "post_feedforward_layernorm_2",
-            .norm_after_mlp = "post_feedforward_layernorm_1"};
+  void check_sharing(const ModelConfig& c, const Refuse& refuse) const;
+  /// Returns the number of the first layer that attends to keys of another one.
+  static std::uint64_t first_sharing(const ModelConfig& c) {
+    return c.num_layers - whole(c, "num_kv_shared_layers");
   }
   static text::Json usual_scaling() {
     return text::Json::object({{"rope_type", "proportional"}, {"partial_rotary_factor", 0.25}});
