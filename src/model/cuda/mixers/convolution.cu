@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kConvolutionThreads)
 
 /// A channel while a thread goes through the rows of a stretch.
 struct Channel {
-  float weight[kTaps] = {};  ///< of the row itself, then of those before it
+  float weight[kTaps] = {};  ///< weight of the row itself, then weights of the rows before it
   float sum[kTaps] = {};     ///< gradients of the weights
   float before[kTaps] = {};  ///< x of the row and of those before it
   float open[kTaps] = {};    ///< gradients of these rows

@@ -21,7 +21,7 @@ inline constexpr unsigned kRowsAtOnce = kDeltaChunkRows / kDeltaWarps;
 /// Gates and decays of the rows of a chunk. Rows after the end of the sequence change nothing.
 struct DeltaScratch::Gates {
   float beta[kDeltaChunkRows];
-  float sums[kDeltaChunkRows];  ///< of g since the start of the chunk or document
+  float sums[kDeltaChunkRows];  ///< sums of g since the start of the chunk or document
   /// Decay of the chunk's first state before the row; 0: another document.
   float carried[kDeltaChunkRows];
   float left[kDeltaChunkRows];  ///< decay from the row to the end of the chunk; 0: another document
@@ -59,7 +59,7 @@ struct DeltaChunk {
   unsigned rows;       ///< before the end of the sequence
   std::size_t head;
   std::size_t key_head;
-  std::size_t head_of_all;  ///< of all heads in the scratch memory
+  std::size_t head_of_all;  ///< number among all heads in the scratch memory
   std::size_t unit;
   std::size_t unit_of_keys;
 };

@@ -12,12 +12,12 @@ using Square = float[kRows][kRows + 1];
 
 /// Gradients of a chunk in shared memory.
 struct ChunkGradients {
-  Square keys;     ///< of decayed products of keys, then of the products
-  Square queries;  ///< of decayed products of queries with keys, then of the products
+  Square keys;     ///< gradients of decayed products of keys, then of the products
+  Square queries;  ///< gradients of decayed products of queries with keys, then of the products
   float beta[kRows];
-  float sums[kRows];        ///< of Gates::sums
+  float sums[kRows];        ///< gradients of Gates::sums
   float of_keys[kRows];     ///< unit keys times the gradients of what they read
-  float of_queries[kRows];  ///< the same for queries
+  float of_queries[kRows];  ///< unit queries times the gradients of what they read
   float of_left[kRows];     ///< unit keys times the gradients of keys that leave the chunk
   float of_values[kRows];   ///< values times the gradients of what is written
   float of_state;           ///< state times its gradient

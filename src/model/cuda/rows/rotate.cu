@@ -24,7 +24,7 @@ struct Frequencies {
   double of_long_documents[kMostPairs];
   std::size_t first;  ///< number of the first pair
   std::size_t count;
-  std::size_t pairs;  ///< of the whole head
+  std::size_t pairs;  ///< pairs of the whole head
   double factor;
   double trained_length;
   double growth;
