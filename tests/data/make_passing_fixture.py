@@ -14,6 +14,7 @@ to OUTPUT_FOLDER, or to passing/ in the folder of this script:
     kimi_k25/      the text model is DeepSeek-V3
     qwen3_5_moe/   stacked experts of a class that is also saved with a tensor per expert; gated delta
                    nets, and a layer for multi-token prediction with stacked experts
+    gemma4/        experts beside the MLP of a layer, heads by type of layer
     qwen2_5_vl/    the text model's keys are outside text_config, as in folders before transformers 5
     tokens.u16     tokens of one sequence
     losses.json    cross-entropy of its tokens after the first, in fp32, by folder
@@ -107,6 +108,20 @@ def qwen3_5_moe():
         text_config=text, vision_config={**TOWER, "num_position_embeddings": 16},
         tie_word_embeddings=False)
     return transformers.Qwen3_5MoeForConditionalGeneration(config)
+
+
+def gemma4():
+    text = {**TEXT, "pad_token_id": 0, "head_dim": 8, "global_head_dim": 16, "sliding_window": 8,
+            "num_global_key_value_heads": 1, "attention_k_eq_v": True, "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": VOCABULARY,
+            "layer_types": ["sliding_attention", "full_attention"], "enable_moe_block": True,
+            "num_experts": 3, "top_k_experts": 2, "moe_intermediate_size": 8,
+            "final_logit_softcapping": 5.0}
+    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8,
+             "num_attention_heads": 2, "num_key_value_heads": 2, "patch_size": 4,
+             "position_embedding_size": 16}
+    config = transformers.Gemma4Config(text_config=text, vision_config=tower, audio_config=None)
+    return transformers.Gemma4ForConditionalGeneration(config)
 
 
 def add_stacked_prediction_layer(folder):
@@ -203,6 +218,8 @@ def main():
     save_random(qwen3_5_moe, out / "qwen3_5_moe")
     losses["qwen3_5_moe"] = loss_of(out / "qwen3_5_moe", tokens)
     add_stacked_prediction_layer(out / "qwen3_5_moe")
+    save_random(gemma4, out / "gemma4")
+    losses["gemma4"] = loss_of(out / "gemma4", tokens)
     (out / "qwen3_vl/preprocessor_config.json").write_text('{"size":  16}\n')
     (out / "qwen3_vl/video_preprocessor_config.json").write_text('{"fps":  2}\n')
     (out / "gemma3/processor_config.json").write_text('{"image_seq_length":  4}\n')

@@ -66,6 +66,14 @@ inline const Model kDelta = {"gated delta nets",
                          "full_attention_interval": 2, "linear_num_key_heads": 2,
                          "linear_num_value_heads": 4, "linear_key_head_dim": 12,
                          "linear_value_head_dim": 8)"};
+/// Heads differ by layer, and all experts of a layer are in its block.
+inline const Model kGemmaExperts = {"layers with experts",
+                                    R"("family": "gemma4", "vocab_size": 131, "hidden_size": 48,
+    "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 12, "global_head_dim": 16,
+    "attention_k_eq_v": true, "num_global_key_value_heads": 1, "sliding_window": 7,
+    "intermediate_size": 64, "layer_types": ["sliding_attention", "full_attention"],
+    "enable_moe_block": true, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 20,
+    "final_logit_softcapping": 5.0)"};
 inline const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
 /// Rotary positions scaled for documents of more than 7 tokens.
 inline Model with_dynamic_scaling(Model model) {

@@ -305,6 +305,13 @@ TEST(Invariance, PackedGatedDeltaNetsInBf16) {
                          {adapters, "ballast.quantized_base=nf4", test::kPacked});
 }
 
+/// The codes of a layer include those of its experts.
+TEST(Invariance, AdaptersOfPackedLayersWithExpertsInFourBits) {
+  expect_some_invariance(training(kGemmaExperts, "adapters"), true, 1,
+                         {R"(ballast.adapters={"targets": "all-linear", "rank": 4})",
+                          "ballast.quantized_base=nf4", test::kPacked});
+}
+
 /// Includes dropout, and modules that are trained in full.
 TEST(Invariance, AdaptersInBf16) {
   Model model = training(kLlama, "adapters");
