@@ -50,7 +50,11 @@ void Document::fail(const std::string& path, const std::string& message) const {
 }
 
 void Document::replace_section(const std::string& name, Json section, const std::string& origin) {
-  for (const auto& member : section.members()) origins_[name + "." + member.key] = origin;
+  const Json* const before = root_.find(name);
+  for (const auto& member : section.members()) {
+    const bool kept = before != nullptr && before->find(member.key) != nullptr;
+    if (!kept) origins_[name + "." + member.key] = origin;
+  }
   root_[name] = std::move(section);
 }
 

@@ -25,7 +25,8 @@ class Document {
   [[nodiscard]] const Json& root() const { return root_; }
   /// The absolute directory of relative paths.
   [[nodiscard]] const std::filesystem::path& base() const { return base_; }
-  /// Replaces the section `name`. Errors about its keys name `origin`.
+  /// Replaces the section `name`. Errors about its keys name `origin`, except for keys that the
+  /// section had before.
   void replace_section(const std::string& name, Json section, const std::string& origin);
   /// Throws Error(config) "NAME: PATH: MESSAGE", with the override or other origin of the value, if
   /// any.

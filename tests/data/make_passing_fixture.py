@@ -15,6 +15,7 @@ to OUTPUT_FOLDER, or to passing/ in the folder of this script:
     qwen3_5_moe/   stacked experts of a class that is also saved with a tensor per expert; gated delta
                    nets, and a layer for multi-token prediction with stacked experts
     gemma4/        Gemma 4 E2B in small, with keys and values that no layer reads, as published
+    gemma4_experts/ experts beside the MLP of a layer, heads by type of layer
     qwen2_5_vl/    the text model's keys are outside text_config, as in folders before transformers 5
     tokens.u16     tokens of one sequence
     losses.json    cross-entropy of its tokens after the first, in fp32, by folder
@@ -110,6 +111,24 @@ def qwen3_5_moe():
     return transformers.Qwen3_5MoeForConditionalGeneration(config)
 
 
+def gemma4_of(text):
+    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8,
+             "num_attention_heads": 2, "num_key_value_heads": 2, "patch_size": 4,
+             "position_embedding_size": 16}
+    config = transformers.Gemma4Config(text_config=text, vision_config=tower, audio_config=None)
+    return transformers.Gemma4ForConditionalGeneration(config)
+
+
+def gemma4_experts():
+    text = {**TEXT, "pad_token_id": 0, "head_dim": 8, "global_head_dim": 16, "sliding_window": 8,
+            "num_global_key_value_heads": 1, "attention_k_eq_v": True, "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": VOCABULARY,
+            "layer_types": ["sliding_attention", "full_attention"], "enable_moe_block": True,
+            "num_experts": 3, "top_k_experts": 2, "moe_intermediate_size": 8,
+            "final_logit_softcapping": 5.0}
+    return gemma4_of(text)
+
+
 def add_stacked_prediction_layer(folder):
     path = folder / "model.safetensors"
     tensors = safetensors.torch.load_file(path)
@@ -124,11 +143,7 @@ def gemma4():
             "num_kv_shared_layers": 1, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8,
             "vocab_size_per_layer_input": VOCABULARY, "final_logit_softcapping": 30.0,
             "pad_token_id": 0}
-    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8,
-             "num_attention_heads": 2, "num_key_value_heads": 2, "patch_size": 4,
-             "position_embedding_size": 16}
-    config = transformers.Gemma4Config(text_config=text, vision_config=tower, audio_config=None)
-    return transformers.Gemma4ForConditionalGeneration(config)
+    return gemma4_of(text)
 
 
 def add_unread_keys(folder):
@@ -228,6 +243,7 @@ def main():
     flatten(out / "qwen2_5_vl")
     losses["qwen3_5_moe"] = make_folder(qwen3_5_moe, out, tokens)
     add_stacked_prediction_layer(out / "qwen3_5_moe")
+    losses["gemma4_experts"] = make_folder(gemma4_experts, out, tokens)
     torch.manual_seed(6)
     losses["gemma4"] = make_folder(gemma4, out, tokens)
     (out / "qwen3_vl/preprocessor_config.json").write_text('{"size":  16}\n')

@@ -315,10 +315,12 @@ class Folder(RunTest):
                                    data=self.few_tokens(61))
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.run_well("export", "run", "--out", name)
+                shares = json.loads(self.run_well("inspect", "run", "--json"))["shares"]
                 stored = {}
                 for file in (passing / name).glob("*.safetensors"):
                     stored.update(read_file(file, aligned=False))
                 self.assertEqual(read_folder(self.path / name), stored)
+                self.assertEqual(sum(share["tensors"] for share in shares), len(stored))
                 files = {file.name for file in (passing / name).iterdir()}
                 self.assertEqual({file.name for file in (self.path / name).iterdir()}, files)
                 for file in files - {INDEX}:

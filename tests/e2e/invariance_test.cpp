@@ -305,16 +305,20 @@ TEST(Invariance, PackedGatedDeltaNetsInBf16) {
                          {adapters, "ballast.quantized_base=nf4", test::kPacked});
 }
 
-TEST(Invariance, PackedGemma4InBf16) {
-  expect_some_invariance(kGemma4, true, 0, {test::kPacked});
-}
-
 TEST(Invariance, PackedSharedKeysAndLayerInputsInBf16) {
   expect_some_invariance(cut(kLinks, 3), true, 0, {test::kPacked});
   expect_some_invariance(training(kLinks, R"(["model.layers.[123].*"])"), false, 2);
   const std::string adapters = R"(ballast.adapters={"targets": "all-linear", "rank": 4})";
   expect_some_invariance(training(kLinks, "adapters"), true, 1,
                          {adapters, "ballast.quantized_base=nf4", test::kPacked});
+}
+
+/// The codes of a layer include those of its experts.
+TEST(Invariance, PackedLayersWithExpertsInBf16) {
+  expect_some_invariance(kGemma4, true, 0, {test::kPacked});
+  expect_some_invariance(training(kGemma4, "adapters"), true, 1,
+                         {R"(ballast.adapters={"targets": "all-linear", "rank": 4})",
+                          "ballast.quantized_base=nf4", test::kPacked});
 }
 
 /// Includes dropout, and modules that are trained in full.

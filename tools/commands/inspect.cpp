@@ -71,12 +71,11 @@ Totals totals_of(const formats::WeightFiles& weights) {
 
 using Shares = std::vector<std::pair<std::string, formats::TensorTotals>>;
 
-/// The tensors of a run that are trained and those that are frozen; none if its config cannot be
-/// read.
+/// The tensors of a run that are trained, at least in part, and those that are frozen; none if its
+/// config cannot be read.
 Shares shares_of_run(const std::filesystem::path& run, const formats::WeightFiles& weights) {
   constexpr std::uint64_t kAnyWorld = 0;
-  formats::TensorTotals trained;
-  formats::TensorTotals frozen;
+  std::map<const formats::WeightPlace*, bool> is_trained;
   try {
     const config::Config config = config::load(run / train::kConfig, {}, kAnyWorld);
     const model::Architecture model = inputs::model_of(config);
@@ -85,13 +84,15 @@ Shares shares_of_run(const std::filesystem::path& run, const formats::WeightFile
         const std::string name =
             model.adapters ? config::kAdapterPrefix + tensor.name : tensor.name;
         const formats::WeightPlace* const place = weights.find(name);
-        if (place == nullptr || tensor.first_element() > 0) continue;
-        (tensor.frozen ? frozen : trained).add(*place);
+        if (place != nullptr) is_trained[&place->whole()] |= !tensor.frozen;
       }
     }
   } catch (const Error&) {
     return {};
   }
+  formats::TensorTotals trained;
+  formats::TensorTotals frozen;
+  for (const auto& [place, any] : is_trained) (any ? trained : frozen).add(*place);
   return {{"trained", trained}, {"frozen", frozen}};
 }
 

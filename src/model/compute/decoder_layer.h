@@ -78,8 +78,8 @@ class DecoderLayer final : public Layer<Ops> {
   void project_qkv(const BlockWeights<T>& block, const T* x);
   /// Writes the residual stream after attention. `in`: the stream before the layer.
   void project_attention(const BlockWeights<T>& block, const T* in);
-  /// Adds the results of the MLP and of its experts to rows of the residual stream. `out`: the first
-  /// of these rows.
+  /// Adds the results of the MLP and of its experts to rows of the residual stream. `out`: the
+  /// first of these rows.
   void add_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk, T* out);
   /// Computes the intermediates of the MLP.
   void compute_mlp(const BlockWeights<T>& block, const MlpChunk<T>& chunk, const T* x);

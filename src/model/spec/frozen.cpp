@@ -49,6 +49,18 @@ std::vector<std::string> possible_patterns(const Architecture& model) {
   return {all.begin(), all.end()};
 }
 
+/// Returns advice on a pattern for stacks of experts that the model has one by one; "" for others.
+std::string_view advice_on_stacks(const std::string& pattern, const Architecture& model) {
+  const bool stack = pattern.find("experts.gate_up_proj") != std::string::npos ||
+                     pattern.find("experts.down_proj") != std::string::npos;
+  const bool separate = std::ranges::any_of(model.blocks, [](const BlockSpec& block) {
+    return block.part == LayerPart::expert && block.tensors.front().stored.stacked == 0;
+  });
+  if (!stack || !separate) return "";
+  return "; experts that a folder stacks have their own names: \"*.experts.*.down_proj.weight\" is "
+         "for those of all experts, \"*.experts.0.*\" for all maps of the first one";
+}
+
 /// Returns why a pattern matches nothing that can be trained.
 std::string unmatched(const std::string& pattern, const Architecture& model) {
   for (const BlockSpec& block : model.blocks) {
@@ -61,8 +73,9 @@ std::string unmatched(const std::string& pattern, const Architecture& model) {
                            ? ", and set model.router_bias_update_speed to move correction biases"
                            : "");
   }
+  const std::string advice(advice_on_stacks(pattern, model));
   return fmt::format("'{}' matches no tensor of the model{}", pattern,
-                     did_you_mean(pattern, possible_patterns(model)));
+                     advice.empty() ? did_you_mean(pattern, possible_patterns(model)) : advice);
 }
 
 /// Returns whether only some of the block's tensors are trained.

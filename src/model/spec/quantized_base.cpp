@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include "ballast/model/architecture.h"
 
 #include "src/model/spec/block_steps.h"
@@ -14,11 +12,19 @@ bool is_shared_gate(const BlockSpec& block, const TensorSpec& tensor) {
   return block.part == LayerPart::shared_expert && tensor.shape.front() == 1;
 }
 
+/// A linear map. Names of maps in stacks of experts do not end with ".weight". Transposed stacks,
+/// those of gpt-oss, stay in the training type.
+bool is_map(const BlockSpec& block, const TensorSpec& tensor) {
+  if (is_layer_experts(tensor)) return true;
+  const bool of_stack = block.part == LayerPart::expert && !tensor.stored.as_columns;
+  return tensor.shape.size() == 2 && (of_stack || tensor.name.ends_with(".weight"));
+}
+
 /// A frozen linear map of a layer, except a router's.
 bool can_be_quantized(const BlockSpec& block, const TensorSpec& tensor) {
-  return !is_shared_gate(block, tensor) && block.kind == BlockKind::layer &&
+  return tensor.frozen && block.kind == BlockKind::layer && is_map(block, tensor) &&
          block.part != LayerPart::router && !is_layer_router(tensor) && !tensor.table &&
-         tensor.frozen && tensor.shape.size() == 2 && tensor.name.ends_with(".weight");
+         !is_shared_gate(block, tensor);
 }
 
 }  // namespace
@@ -32,14 +38,6 @@ void quantize(Architecture& model, const Quantization& how,
   for (BlockSpec& block : model.blocks) {
     bool any = false;
     for (TensorSpec& tensor : block.tensors) {
-      const bool stacks =
-          tensor.shape.size() > 2 && tensor.name.find(".experts.") != tensor.name.npos;
-      if (tensor.frozen && stacks) {
-        refuse(fmt::format(
-            "{} holds all experts of a layer, which Ballast does not quantise; set it to "
-            "\"none\"",
-            tensor.name));
-      }
       tensor.quantized = can_be_quantized(block, tensor);
       any = any || tensor.quantized;
     }

@@ -111,16 +111,16 @@ TEST(ModelPath, IsFrozenAsKeysAndWeights) {
 
 TEST(ModelPath, LeavesTilesToTheConfig) {
   const Folder folder(llama());
-  const std::string path = folder.dir.path() / "m";
   const auto tiles = [&](const json& model) {
     const Config c = folder.parse(model);
     return std::pair(c.model.vocabulary_tiles, c.model.layer_tiles);
   };
-  EXPECT_EQ(tiles({{"path", path}}), std::pair(1UL, 1UL));
-  EXPECT_EQ(tiles({{"path", path}, {"vocabulary_tiles", 2}}), std::pair(2UL, 1UL));
-  EXPECT_EQ(tiles({{"path", path}, {"layer_tiles", 3}}), std::pair(1UL, 3UL));
-  EXPECT_EQ(tiles({{"path", path}, {"vocabulary_tiles", "auto"}, {"layer_tiles", 4}}),
+  EXPECT_EQ(tiles({{"path", "m"}}), std::pair(1UL, 1UL));
+  EXPECT_EQ(tiles({{"path", "m"}, {"vocabulary_tiles", 2}}), std::pair(2UL, 1UL));
+  EXPECT_EQ(tiles({{"path", "m"}, {"layer_tiles", 3}}), std::pair(1UL, 3UL));
+  EXPECT_EQ(tiles({{"path", "m"}, {"vocabulary_tiles", "auto"}, {"layer_tiles", 4}}),
             std::pair(1UL, 4UL));
+  EXPECT_EQ(folder.error({{"path", "m"}, {"layer_tiles", 99}}).find("model.layer_tiles: "), 8U);
 }
 
 TEST(ModelPath, ReadsBothFormsOfRopeTheta) {

@@ -32,8 +32,9 @@ namespace {
 namespace fs = std::filesystem;
 using test::expect_error;
 
-constexpr std::array kFixtures = {"gemma3",   "qwen3_vl", "qwen2_5_vl", "glm_moe_dsa",
-                                  "mistral3", "kimi_k25", "qwen3_5_moe", "gemma4"};
+constexpr std::array kFixtures = {"gemma3",      "qwen3_vl",       "qwen2_5_vl",
+                                  "glm_moe_dsa", "mistral3",       "kimi_k25",
+                                  "qwen3_5_moe", "gemma4_experts", "gemma4"};
 
 fs::path fixture(const std::string& name) {
   return test::fixture("passing") / name;

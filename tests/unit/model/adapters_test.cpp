@@ -118,25 +118,6 @@ ModelConfig small_experts() {
   return experts;
 }
 
-/// Matrices that choose experts or weigh a shared expert are not quantised.
-TEST(QuantizedBase, LeavesRoutersAndTheGateOfASharedExpert) {
-  Architecture model = adapted(small_experts(), {.targets = {"all-linear"}});
-  quantize(model, {.format = Quantization::Format::nf4},
-           [](const std::string& rule) { FAIL() << rule; });
-  std::vector<std::string> plain;
-  std::size_t quantized = 0;
-  for (const BlockSpec& block : model.blocks) {
-    for (const TensorSpec& tensor : block.tensors) {
-      const bool map = tensor.shape.size() == 2 && block.kind == BlockKind::layer;
-      if (map && !tensor.quantized && !tensor.adapter) plain.push_back(tensor.name);
-      quantized += tensor.quantized ? 1 : 0;
-    }
-  }
-  EXPECT_EQ(plain, (std::vector<std::string>{"model.layers.0.mlp.gate.weight",
-                                             "model.layers.0.mlp.shared_expert_gate.weight"}));
-  EXPECT_EQ(quantized, 4U + 3U + 4U * 3U);
-}
-
 TEST(Adapters, OfAllMapsAreNamed) {
   const auto targets = [](const ModelConfig& config) {
     return adapted(config, {.targets = {"all-linear"}}).adapters->targets;

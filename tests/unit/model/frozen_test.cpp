@@ -251,9 +251,10 @@ TEST(Freeze, JoinsOnlyMapsThatAreAllTrainedOrAllFrozen) {
   EXPECT_EQ(maps({"*.input_layernorm.weight", "*.q_proj.weight"}), 2U);
 }
 
-std::string error_of(const std::vector<std::string>& patterns) {
+std::string error_of(const std::vector<std::string>& patterns,
+                     const ModelConfig& config = test::small_llama()) {
   try {
-    frozen(test::small_llama(), patterns);
+    frozen(config, patterns);
   } catch (const Error& error) {
     return error.what();
   }
@@ -269,6 +270,12 @@ TEST(Freeze, NamesAPatternWithoutATensorAndTheNearestOne) {
   EXPECT_EQ(error_of({"lm_head"}),
             "0: 'lm_head' matches no tensor of the model (did you mean 'lm_head.*'?)");
   EXPECT_EQ(error_of({"xyz"}), "0: 'xyz' matches no tensor of the model");
+  EXPECT_EQ(error_of({"*experts.down_proj"}),
+            "0: '*experts.down_proj' matches no tensor of the model");
+  EXPECT_TRUE(
+      error_of({"*.experts.gate_up_proj"}, small_glm())
+          .starts_with("0: '*.experts.gate_up_proj' matches no tensor of the model; experts "
+                       "that a folder stacks have their own names"));
 }
 
 }  // namespace

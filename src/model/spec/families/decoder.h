@@ -68,6 +68,10 @@ struct LayerExpertsSpec {
   std::string norm_after;      ///< norm of the experts' sum
   std::string norm_after_mlp;  ///< norm of the MLP's result before both are added
 };
+/// Returns whether the tensor has the maps of all experts of a LayerExpertsSpec.
+inline bool is_layer_experts(const TensorSpec& tensor) {
+  return tensor.shape.size() == 3 && tensor.name.find(".experts.") != std::string::npos;
+}
 /// Returns whether the tensor is the router of a LayerExpertsSpec, which is neither adapted nor
 /// quantised.
 inline bool is_layer_router(const TensorSpec& tensor) {
