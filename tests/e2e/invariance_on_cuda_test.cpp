@@ -36,9 +36,10 @@ const std::string kLlama = R"("family": "llama", "vocab_size": 131, "hidden_size
                               "intermediate_size": 72)";
 
 /// Gated delta nets and gated attention.
-const std::string kDelta = R"("family": "qwen3_5", "vocab_size": 131, "hidden_size": 32,
+const std::string kDelta = R"("family": "qwen3_5", "vocab_size": 131, "hidden_size": 48,
                               "num_layers": 2, "num_heads": 2, "head_dim": 16,
-                              "intermediate_size": 40, "full_attention_interval": 2,
+                              "intermediate_size": 72, "full_attention_interval": 2,
+                              "init_stddev": 0.1,
                               "linear_num_key_heads": 4, "linear_num_value_heads": 8,
                               "linear_key_head_dim": 8, "linear_value_head_dim": 8)";
 
