@@ -86,8 +86,6 @@ GEMMA4 = {"type": "gemma4_text", "hidden_size": 40, "num_hidden_layers": 3, "hea
           "layer_types": ["sliding_attention", "full_attention", "full_attention"],
           "rope": GEMMA4_ROPE, "own_rope": {"rope_scaling": GEMMA4_ROPE["full_attention"],
                                             "rope_local_base_freq": 100.0}}
-SHARED_TYPES = ["full_attention", "sliding_attention", "sliding_attention", "full_attention",
-                "sliding_attention", "full_attention", "full_attention"]
 NEOX = {"type": "gpt_neox", "hidden_size": 48, "num_attention_heads": 3, "layer_norm_eps": 1e-5,
         "without": ["num_key_value_heads", "head_dim", "rms_norm_eps"]}
 YARN = {"rope_type": "yarn", "rope_theta": 1500.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
@@ -167,17 +165,19 @@ CASES = {
                        "num_global_key_value_heads": 2, "global_head_dim": 6,
                        "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 7,
                        "top_k_experts": 3, "moe_intermediate_size": 20, "seed": 4},
-    # The keys of layers 2 and 3, the last of their types before layer 4, are those of layers 4 to 6.
-    "gemma4_shared_keys": {**GEMMA4, "num_hidden_layers": 7, "layer_types": SHARED_TYPES,
-                           "hidden_size": 28, "num_attention_heads": 4, "num_key_value_heads": 2,
-                           "num_global_key_value_heads": 1, "global_head_dim": 14,
-                           "attention_k_eq_v": True, "num_kv_shared_layers": 3,
-                           "hidden_size_per_layer_input": 5, "vocab_size_per_layer_input": VOCAB},
-    "gemma4_layer_inputs": {**GEMMA4, "num_hidden_layers": 5, "layer_types": SHARED_TYPES[2:],
+    # The last layer reads keys of the one before it.
+    "gemma4_shared_keys": {**GEMMA4, "layer_types": ["sliding_attention", *2 * ["full_attention"]],
+                           "num_attention_heads": 6, "num_key_value_heads": 3,
+                           "num_global_key_value_heads": 2, "global_head_dim": 14,
+                           "attention_k_eq_v": True, "num_kv_shared_layers": 1,
+                           "hidden_size_per_layer_input": 5, "vocab_size_per_layer_input": VOCAB,
+                           "final_logit_softcapping": 3.0},
+    "gemma4_layer_inputs": {**GEMMA4, "layer_types": ["sliding_attention", *2 * ["full_attention"]],
                             "num_attention_heads": 4, "num_key_value_heads": 2,
-                            "global_head_dim": 6, "num_kv_shared_layers": 2, "hidden_size": 28,
+                            "global_head_dim": 6, "num_kv_shared_layers": 1,
                             "use_double_wide_mlp": True, "hidden_size_per_layer_input": 9,
-                            "vocab_size_per_layer_input": 67, "final_logit_softcapping": 3.0},
+                            "vocab_size_per_layer_input": 67, "final_logit_softcapping": 3.0,
+                            "seed": 2},
     "gpt_neox": {**NEOX, "rope": {"rope_type": "default", "rope_theta": 1000.0,
                                   "partial_rotary_factor": 0.5},
                  "own_rope": {"rope_theta": 1000.0, "partial_rotary_factor": 0.5}},

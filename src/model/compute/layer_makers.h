@@ -11,7 +11,7 @@
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 
-#include "src/model/compute/decoder_layer.h"
+#include "src/model/compute/decoder_tiles.h"
 #include "src/model/compute/layer.h"
 #include "src/model/spec/families/decoder.h"
 

@@ -160,6 +160,15 @@ TEST(TextPart, OfGemma4HasLayersThatShareKeysAndHaveInputs) {
   EXPECT_EQ(family.keys_of(c.model, 2), 1U);  // transformers makes the last layer a full one
   EXPECT_EQ(model::last_reader_of_keys(c.model, 1), 2U);
   EXPECT_EQ(model::last_reader_of_keys(c.model, 0), 0U);
+  // The last earlier layer of a type counts.
+  text["num_hidden_layers"] = 5;
+  text["layer_types"] = {"full_attention", "sliding_attention", "sliding_attention",
+                         "sliding_attention", "full_attention"};
+  text["num_kv_shared_layers"] = 2;
+  const model::ModelConfig deep = Folder(small).parse().model;
+  EXPECT_EQ(family.keys_of(deep, 3), 2U);
+  EXPECT_EQ(family.keys_of(deep, 4), 0U);
+  EXPECT_EQ(model::last_reader_of_keys(deep, 1), 1U);
   const model::BlockSpec first = family.layer(c.model, 0);
   const model::BlockSpec last = family.layer(c.model, 2);
   EXPECT_EQ(last.find("self_attn.k_proj.weight"), nullptr);
