@@ -84,6 +84,12 @@ inline void complete_qkv(DecoderTensors& b, const DecoderSpec& spec, const Model
   }
 }
 
+/// Returns the place of a tensor; nothing if the block does not have it or `name` is empty.
+inline std::optional<Elems> find_offset(const BlockSpec& block, const std::string& name) {
+  const TensorSpec* const tensor = name.empty() ? nullptr : block.find(name);
+  return tensor == nullptr ? std::nullopt : std::optional(tensor->offset);
+}
+
 /// Finds the tensors of a layer that a DecoderSpec describes, or of a part of one.
 inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const BlockSpec& block,
                                            const MlpRule& rule) {
@@ -108,35 +114,31 @@ inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const Bloc
     }
     return maps;
   };
-  const TensorSpec* const scale =
-      spec.result_scale.empty() ? nullptr : block.find(spec.result_scale);
-  const TensorSpec* const sinks = spec.sinks.empty() ? nullptr : block.find(spec.sinks);
-  DecoderTensors b = {
-      .part = block.part,
-      .norm_before_attention = norm(spec.norm_before_attention),
-      .norm_after_attention = norm(spec.norm_after_attention),
-      .norm_before_mlp = norm(spec.norm_before_mlp),
-      .norm_after_mlp = norm(spec.norm_after_mlp),
-      .qkv = linears(spec.qkv),
-      .output_gate = spec.output_gate,
-      .query_norm = norm(spec.query_norm),
-      .key_norm = norm(spec.key_norm),
-      .norms_whole_rows = spec.norms_whole_rows,
-      .norms_values = spec.norms_values,
-      .keys_are_values = spec.qkv.size() == 2,
-      .result_scale = scale == nullptr ? std::nullopt : std::optional(scale->offset),
-      .parallel = spec.parallel,
-      .rotates = spec.rotates,
-      .rotary = spec.rotary,
-      .query_rotary = spec.query_rotary == 0 ? spec.rotary : spec.query_rotary,
-      .query_growth = spec.query_growth,
-      .window = spec.window,
-      .sinks = sinks == nullptr ? std::nullopt : std::optional(sinks->offset),
-      .attention_out = linear(spec.attention_out),
-      .gated = spec.gated,
-      .activation = spec.activation,
-      .mlp_in = linears(spec.mlp_in),
-      .mlp_out = linear(spec.mlp_out)};
+  DecoderTensors b = {.part = block.part,
+                      .norm_before_attention = norm(spec.norm_before_attention),
+                      .norm_after_attention = norm(spec.norm_after_attention),
+                      .norm_before_mlp = norm(spec.norm_before_mlp),
+                      .norm_after_mlp = norm(spec.norm_after_mlp),
+                      .qkv = linears(spec.qkv),
+                      .output_gate = spec.output_gate,
+                      .query_norm = norm(spec.query_norm),
+                      .key_norm = norm(spec.key_norm),
+                      .norms_whole_rows = spec.norms_whole_rows,
+                      .norms_values = spec.norms_values,
+                      .keys_are_values = spec.qkv.size() == 2,
+                      .result_scale = find_offset(block, spec.result_scale),
+                      .parallel = spec.parallel,
+                      .rotates = spec.rotates,
+                      .rotary = spec.rotary,
+                      .query_rotary = spec.query_rotary == 0 ? spec.rotary : spec.query_rotary,
+                      .query_growth = spec.query_growth,
+                      .window = spec.window,
+                      .sinks = find_offset(block, spec.sinks),
+                      .attention_out = linear(spec.attention_out),
+                      .gated = spec.gated,
+                      .activation = spec.activation,
+                      .mlp_in = linears(spec.mlp_in),
+                      .mlp_out = linear(spec.mlp_out)};
   if (spec.layer_experts.count > 0) b.experts = find_layer_experts(block, spec.layer_experts);
   if (spec.inputs.width > 0) b.inputs = find_layer_inputs(block, spec.inputs, config);
   b.shared_keys = find_shared_keys(config, block.layer);

@@ -47,10 +47,14 @@ Bytes given(const PassArguments& arguments, Port port, std::size_t place) {
               fmt::format("{} of block {}: {}", to_string(pass.kernel), pass.block, what));
 }
 
-/// Returns the width of the keys and values of a layer together.
-std::uint64_t keys_and_values(const ModelConfig& config, std::uint64_t layer) {
-  const HeadExtents heads = family(config.family).heads(config, layer);
-  return 2 * heads.kv_heads * heads.head_dim;
+/// Returns the bytes per token of a value that `layer` shares with others.
+Bytes bytes_of_links(const ModelConfig& config, std::uint64_t layer, Port port, DType type) {
+  const Family& own = family(config.family);
+  const HeadExtents heads = own.heads(config, layer);
+  const std::uint64_t keys_and_values = 2 * heads.kv_heads * heads.head_dim;
+  if (port == Port::keys_values) return keys_and_values * size_of(type);
+  if (port == Port::keys_values_gradient) return keys_and_values * sizeof(float);
+  return config.num_layers * own.layer_input_width(config) * size_of(type);
 }
 
 bool is_head_kernel(Kernel kernel) {
@@ -130,6 +134,7 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
     case Port::input:
     case Port::output:
     case Port::activation_gradient:
+    case Port::normed_gradient:
       return tokens * width * size_of(type_);
     case Port::kept:
       return sizes_.intermediates[pass.block];
@@ -139,8 +144,6 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
       return sizes_.rows;
     case Port::partial_sums:
       return (model_.split.tensor > 1 ? pass.number + 1 : 1) * sizes_.sums;
-    case Port::normed_gradient:
-      return tokens * width * size_of(type_);
     case Port::row_sums:
       return model_.own_vocabulary_tiles() * tokens * kRowSumBytes;
     case Port::all_row_sums:
@@ -160,13 +163,10 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
     case Port::pairs:
       return shape_.sequences * sizeof(double) + tokens * sizeof(float);
     case Port::keys_values:
-      return tokens * keys_and_values(model_.config, block.layer) * size_of(type_);
     case Port::keys_values_gradient:
-      return tokens * keys_and_values(model_.config, block.layer) * sizeof(float);
     case Port::layer_inputs:
     case Port::layer_inputs_gradient:
-      return tokens * model_.config.num_layers *
-             family(model_.config.family).layer_input_width(model_.config) * size_of(type_);
+      return tokens * bytes_of_links(model_.config, block.layer, port, type_);
     case Port::gradient:
       return block.own_trained_elements() * sizeof(float);
     case Port::output_gradient:
