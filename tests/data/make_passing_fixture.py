@@ -15,7 +15,7 @@ to OUTPUT_FOLDER, or to passing/ in the folder of this script:
     qwen3_5_moe/   stacked experts of a class that is also saved with a tensor per expert; gated delta
                    nets, and a layer for multi-token prediction with stacked experts
     gemma4/        Gemma 4 E2B in small, with keys and values that no layer reads, as published
-    gemma4_experts/ experts beside the MLP of a layer, heads by type of layer
+    gemma4_experts/ layers with experts in addition to an MLP; the two layers have different heads
     qwen2_5_vl/    the text model's keys are outside text_config, as in folders before transformers 5
     tokens.u16     tokens of one sequence
     losses.json    cross-entropy of its tokens after the first, in fp32, by folder
