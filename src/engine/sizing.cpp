@@ -34,23 +34,33 @@ void number_elements(Blueprint& blueprint) {
   blueprint.first_elements.clear();
   std::vector<ElementRange>& ranges = blueprint.undecayed;
   ranges.clear();
+  // model::whole_blocks(), without a copy of ten thousands of experts.
+  struct Piece {
+    std::uint64_t number;
+    const model::BlockSpec* block;
+    Elems begin;
+  };
+  std::vector<Piece> pieces;
+  for (const model::BlockSpec& block : blueprint.model.blocks) {
+    for (std::uint64_t p = 0; p < block.pieces; ++p) {
+      pieces.push_back({block.number + p * block.number_step, &block, p * block.own_elements()});
+    }
+  }
+  std::ranges::sort(pieces, {}, &Piece::number);
   Elems start = 0;
-  const std::vector<model::BlockSpec>& blocks = blueprint.model.blocks;
-  const bool shared =
-      std::ranges::any_of(blocks, [](const model::BlockSpec& block) { return block.pieces > 1; });
-  // A model without pieces is not copied, since it may have ten thousands of experts.
-  const auto cut = shared ? model::whole_blocks(blueprint.model) : std::vector<model::BlockSpec>();
-  for (const model::BlockSpec& block : shared ? cut : blocks) {
+  for (const auto& [number, block, begin] : pieces) {
+    const Elems elements = block->own_elements();
     blueprint.first_elements.push_back(start);
     std::vector<ElementRange> own;
-    for (const model::TensorSpec& tensor : block.tensors) {
-      if (!tensor.undecayed || tensor.frozen) continue;
-      const Elems end = tensor.offset + round_up(tensor.size, cpu_adam::Shard::kDecayStep);
-      own.push_back({start + tensor.offset, start + end});
+    for (const model::TensorSpec& tensor : block->tensors) {
+      const bool there = tensor.offset >= begin && tensor.offset < begin + elements;
+      if (!there || !tensor.undecayed || tensor.frozen) continue;
+      const Elems first = start + tensor.offset - begin;
+      own.push_back({first, first + round_up(tensor.size, cpu_adam::Shard::kDecayStep)});
     }
     std::ranges::sort(own, {}, &ElementRange::first);
     ranges.insert(ranges.end(), own.begin(), own.end());
-    start += round_up(block.elements, cpu_adam::Codes::kBlock);
+    start += round_up(elements, cpu_adam::Codes::kBlock);
   }
 }
 

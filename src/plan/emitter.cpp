@@ -29,14 +29,14 @@ Emitter::Emitter(std::string name, std::size_t buffer_count, std::uint32_t micro
 OpId Emitter::emit(Operation operation) {
   const auto id = static_cast<OpId>(plan_.operations.size());
   operation.lane = lane_of(operation.action);
+  edges_.clear();
   for (const Use& use : operation.uses) {
     const Boundary& past = history_[use.buffer];
-    sources_.add_edge(operation.after, past.last_writer, id, operation);
+    sources_.add_edge(edges_, past.last_writer, id, operation);
     if (!use.writes) continue;
-    for (const OpId reader : past.last_readers) {
-      sources_.add_edge(operation.after, reader, id, operation);
-    }
+    for (const OpId reader : past.last_readers) sources_.add_edge(edges_, reader, id, operation);
   }
+  operation.after = edges_;
   for (const Use& use : operation.uses) {
     Boundary& past = history_[use.buffer];
     past.buffer = use.buffer;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -111,7 +112,6 @@ class Simulation {
       : options_(options),
         total_(std::size_t{options.warm_up} + options.measured),
         devices_(schedule.devices),
-        first_(first_plan(schedule), schedule, rates),
         steady_(schedule.steady, schedule, rates),
         sharing_(rates, schedule.devices),
         lanes_(lane_count(schedule.devices)),
@@ -119,8 +119,11 @@ class Simulation {
         busy_(lanes_.size(), 0.0),
         stalled_seconds_(lanes_.size(), 0.0) {
     runs_.reserve(total_);
-    if (total_ > 1) behind_first_ = join(first_, steady_);
-    if (total_ > 2) behind_steady_ = join(steady_, steady_);
+    if (!schedule.first.operations.empty()) {
+      first_.emplace(schedule.first, schedule, rates);
+      if (total_ > 1) behind_first_ = join(*first_, steady_);
+    }
+    if (total_ > (first_ ? 2 : 1)) behind_steady_ = join(steady_, steady_);
   }
 
   void play() {
@@ -155,10 +158,6 @@ class Simulation {
   }
 
  private:
-  static const Plan& first_plan(const Schedule& schedule) {
-    return schedule.first.operations.empty() ? schedule.steady : schedule.first;
-  }
-
   static Followers join(const PlanTable& before, const PlanTable& next) {
     const auto edges = seam(*before.plan, *next.plan);
     return {before.inputs.size(), edges.size(), [&](OpId id, auto visit) {
@@ -173,10 +172,10 @@ class Simulation {
       const std::size_t number = runs_.size();
       if (number >= 1 && !runs_[number - 1].passed_gate()) return;
       if (number >= 2 && runs_[number - 2].remaining > 0) return;
-      runs_.emplace_back(number == 0 ? first_ : steady_);
+      runs_.emplace_back(number == 0 && first_ ? *first_ : steady_);
       if (number == 0) continue;
       SimulatedRun& before = runs_[number - 1];
-      before.next = number == 1 ? &behind_first_ : &behind_steady_;
+      before.next = number == 1 && first_ ? &behind_first_ : &behind_steady_;
       for (OpId id = 0; id < before.done.size(); ++id) {
         if (before.done[id] != 0) continue;
         before.next->of(id, [&](OpId waiting) { ++runs_[number].missing[waiting]; });
@@ -310,7 +309,7 @@ class Simulation {
   SimulationOptions options_;
   std::size_t total_;
   std::uint32_t devices_;
-  PlanTable first_;
+  std::optional<PlanTable> first_;  ///< empty if the first step is like the others
   PlanTable steady_;
   Sharing sharing_;
   Followers behind_first_;
@@ -333,7 +332,7 @@ class Simulation {
 /// Returns the lower bound of each lane. The largest user of a shared resource stands for the total
 /// time of all lanes on it, if that is longer.
 std::vector<Prediction::Bound> Simulation::bounds() const {
-  const PlanTable& table = total_ > 1 ? steady_ : first_;
+  const PlanTable& table = total_ > 1 || !first_ ? steady_ : *first_;
   std::vector<double> alone(lanes_.size(), 0.0);
   std::vector<double> work(lanes_.size(), 0.0);
   for (OpId id = 0; id < table.costs.size(); ++id) {

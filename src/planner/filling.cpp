@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "ballast/engine/blueprint.h"
 
 namespace ballast::planner {
@@ -17,6 +19,19 @@ bool takes_weights(TensorClass kind) {
 
 bool takes_optimizer(TensorClass kind) {
   return kind == TensorClass::optimizer || kind == TensorClass::both;
+}
+
+/// Describes what the search of one config varies.
+std::string describe(const step::Options& options) {
+  const step::BufferCounts& buffers = options.buffers;
+  return fmt::format("{} {} {} {} {} {} {}", static_cast<int>(options.order), buffers.weight_slots,
+                     buffers.gradient_slots, buffers.weight_staging, buffers.state_staging,
+                     buffers.activation_staging, buffers.gradient_staging);
+}
+
+std::string describe(const PlacementStep& step) {
+  return fmt::format(", {} {} {} {}", static_cast<int>(step.kind), static_cast<int>(step.tier),
+                     static_cast<int>(step.order), step.limit);
 }
 
 bool keeps(TensorClass kind) {
@@ -106,35 +121,37 @@ Bytes TierFiller::excess(const Placement& placement, const step::Options& option
   return ledger(placement, options).excess(budgets_);
 }
 
-std::int64_t TierFiller::room(const Placement& placement, const step::Options& options) const {
+TierFiller::Fit TierFiller::fit(const Placement& placement, const step::Options& options) const {
   const memory::Ledger sums = ledger(placement, options);
   const auto left = [&](Tier tier, Bytes budget) {
     return static_cast<std::int64_t>(budget) - static_cast<std::int64_t>(sums.needed(tier));
   };
-  return std::min(left(Tier::device, budgets_.device), left(Tier::host, budgets_.host));
+  return {std::min(left(Tier::device, budgets_.device), left(Tier::host, budgets_.host)),
+          sums.excess(budgets_)};
 }
 
-/// Searches between `most` blocks, which exceed a budget by `lacking`, and none, which leave
-/// `left`. Memory grows nearly in proportion to the number of blocks, so it interpolates, and
+/// Searches between `most` blocks, which exceed a budget by `lacking`, and none, which leave the
+/// room of `now`. Memory grows nearly in proportion to the number of blocks, so it interpolates, and
 /// halves every second time.
 std::size_t TierFiller::max_that_fit(const Placement& placement, const PlacementStep& step,
                                      const std::vector<std::size_t>& blocks, std::size_t most,
-                                     double left, double lacking,
+                                     Fit& now, std::int64_t lacking,
                                      const step::Options& options) const {
   std::size_t fits = 0;
   std::size_t too_many = most;
   for (bool halves = false; too_many - fits > 1; halves = !halves) {
     const std::size_t between = too_many - fits;
-    const double part = halves ? 0.5 : left / (left + lacking);
+    const auto left = static_cast<double>(now.room);
+    const double part = halves ? 0.5 : left / (left + static_cast<double>(lacking));
     const auto guess = static_cast<std::size_t>(part * static_cast<double>(between));
     const std::size_t count = fits + std::clamp<std::size_t>(guess, 1, between - 1);
-    const auto here = static_cast<double>(room(moved_to(placement, step, blocks, count), options));
-    if (here >= 0.0) {
+    const Fit here = fit(moved_to(placement, step, blocks, count), options);
+    if (here.room >= 0) {
       fits = count;
-      left = here;
+      now = here;
     } else {
       too_many = count;
-      lacking = -here;
+      lacking = -here.room;
     }
   }
   return fits;
@@ -182,18 +199,19 @@ std::vector<std::size_t> TierFiller::blocks_to_place(const Placement& placement,
   return blocks;
 }
 
-/// Returns the number of blocks with the least excess, if even the start does not fit.
+/// Returns the number of blocks with the least excess, if even the start does not fit. `all`: with
+/// `most` blocks.
 std::size_t TierFiller::min_excess(const Placement& placement, const PlacementStep& step,
                                    const std::vector<std::size_t>& blocks, std::size_t most,
-                                   const step::Options& options) const {
+                                   Fit& now, const Fit& all, const step::Options& options) const {
   constexpr std::size_t kTries = 4;
   std::size_t best = 0;
-  Bytes least = excess(placement, options);
   const std::size_t stride = std::max<std::size_t>(1, most / kTries);
   for (std::size_t count = stride; count <= most; count += stride) {
-    const Bytes above = excess(moved_to(placement, step, blocks, count), options);
-    if (above > least || (above == least && above > 0)) continue;
-    least = above;
+    const Fit here =
+        count == most ? all : fit(moved_to(placement, step, blocks, count), options);
+    if (here.excess > now.excess || (here.excess == now.excess && here.excess > 0)) continue;
+    now = here;
     best = count;
   }
   return best;
@@ -296,26 +314,41 @@ Placement TierFiller::nearest(const step::Options& options, Tier gradients) cons
   return std::min_element(starts.begin(), starts.end(), by_excess)->second;
 }
 
+std::size_t TierFiller::count_to_place(const Placement& placement, const PlacementStep& step,
+                                       const std::vector<std::size_t>& blocks, std::size_t most,
+                                       std::optional<Fit>& now,
+                                       const step::Options& options) const {
+  // All blocks are tried first, because moving all may save a staging buffer.
+  const Fit all = fit(moved_to(placement, step, blocks, most), options);
+  if (all.room >= 0) {
+    now = all;
+    return most;
+  }
+  if (!now) now = fit(placement, options);
+  if (now->room < 0) return min_excess(placement, step, blocks, most, *now, all, options);
+  return max_that_fit(placement, step, blocks, most, *now, -all.room, options);
+}
+
 std::size_t TierFiller::apply(Placement& placement, const PlacementStep& step,
-                              const step::Options& options, bool swapping) const {
+                              const step::Options& options, bool swapping,
+                              const std::string& moves, std::optional<Fit>& now) const {
   if (step.kind == TensorClass::all) {
     placement = nearest(options, swapping ? Tier::nvme : Tier::host);
+    now.reset();
     return 0;
   }
   const std::vector<std::size_t> blocks = blocks_to_place(placement, step);
   const std::size_t most = std::min(step.limit, blocks.size());
   if (most == 0) return 0;
-  std::size_t count = most;
-  // All blocks are tried first, because moving all may save a staging buffer.
-  const std::int64_t lacking = -room(moved_to(placement, step, blocks, most), options);
-  if (lacking > 0) {
-    const std::int64_t left = room(placement, options);
-    count = left < 0 ? min_excess(placement, step, blocks, most, options)
-                     : max_that_fit(placement, step, blocks, most, static_cast<double>(left),
-                                    static_cast<double>(lacking), options);
+  std::optional<std::size_t> count = counts_.find(moves);
+  if (count) {
+    now.reset();
+  } else {
+    count = count_to_place(placement, step, blocks, most, now, options);
+    counts_.add(moves, *count);
   }
-  placement = moved_to(std::move(placement), step, blocks, count);
-  return count;
+  placement = moved_to(std::move(placement), step, blocks, *count);
+  return *count;
 }
 
 Placement TierFiller::fill(const PlacementRecipe& recipe, const step::Options& options,
@@ -324,8 +357,11 @@ Placement TierFiller::fill(const PlacementRecipe& recipe, const step::Options& o
   Placement placement =
       uniform(Tier::nvme, Tier::nvme, Tier::nvme, swapping ? Tier::nvme : Tier::host);
   if (moved != nullptr) moved->clear();
+  std::string moves = describe(options) + (swapping ? "swapping" : "");
+  std::optional<Fit> now;
   for (const PlacementStep& step : recipe) {
-    const std::size_t count = apply(placement, step, options, swapping);
+    moves += describe(step);
+    const std::size_t count = apply(placement, step, options, swapping, moves, now);
     if (moved != nullptr) moved->push_back(count);
   }
   // This has no effect, but equal blocks are then described together.

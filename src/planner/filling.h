@@ -3,7 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <mutex>
 #include <optional>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "ballast/core/tier.h"
@@ -62,6 +65,24 @@ inline PlacementRecipe keep_intermediates() {
 /// below the device, or with all of these if there are fewer.
 step::Placement with_speculation(step::Placement placement, std::size_t count);
 
+/// The numbers of blocks that moves placed, each with the moves before it: many recipes begin alike.
+class PlacedCounts {
+ public:
+  [[nodiscard]] std::optional<std::size_t> find(const std::string& moves) const {
+    const std::scoped_lock lock(mutex_);
+    const auto known = counts_.find(moves);
+    return known == counts_.end() ? std::nullopt : std::optional(known->second);
+  }
+  void add(const std::string& moves, std::size_t count) {
+    const std::scoped_lock lock(mutex_);
+    counts_.emplace(moves, count);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_map<std::string, std::size_t> counts_;
+};
+
 /// Places the blocks of one problem within budgets. Open tensors start on NVMe, and the moves of a
 /// recipe take them to faster tiers.
 class TierFiller {
@@ -89,14 +110,16 @@ class TierFiller {
   /// Returns the placement with everything open on these tiers.
   [[nodiscard]] step::Placement uniform(Tier weights, Tier optimizer, Tier activations,
                                         Tier gradients) const;
-  /// Returns the smallest rest of a budget, of the host or of a device; negative if one is
-  /// exceeded.
-  [[nodiscard]] std::int64_t room(const step::Placement& placement,
-                                  const step::Options& options) const;
+  /// What a placement leaves of the budgets.
+  struct Fit {
+    std::int64_t room = 0;  ///< the smallest rest of a budget; negative if one is exceeded
+    Bytes excess = 0;       ///< see excess()
+  };
+  [[nodiscard]] Fit fit(const step::Placement& placement, const step::Options& options) const;
   [[nodiscard]] std::size_t max_that_fit(const step::Placement& placement,
                                          const PlacementStep& step,
                                          const std::vector<std::size_t>& blocks, std::size_t most,
-                                         double left, double lacking,
+                                         Fit& now, std::int64_t lacking,
                                          const step::Options& options) const;
   [[nodiscard]] bool has_states(std::size_t block) const {
     return !problem_.blocks[block].is_frozen();
@@ -109,16 +132,27 @@ class TierFiller {
   [[nodiscard]] step::Placement nearest(const step::Options& options, Tier gradients) const;
   [[nodiscard]] std::vector<std::size_t> blocks_to_place(const step::Placement& placement,
                                                          const PlacementStep& step) const;
+  /// Returns how many of `blocks`, at most `most`, `step` places. `now`: that of `placement`, empty
+  /// if unknown; becomes that of the result.
+  [[nodiscard]] std::size_t count_to_place(const step::Placement& placement,
+                                           const PlacementStep& step,
+                                           const std::vector<std::size_t>& blocks, std::size_t most,
+                                           std::optional<Fit>& now,
+                                           const step::Options& options) const;
+  /// `moves`: describes the options and all steps up to this one.
   std::size_t apply(step::Placement& placement, const PlacementStep& step,
-                    const step::Options& options, bool swapping) const;
+                    const step::Options& options, bool swapping, const std::string& moves,
+                    std::optional<Fit>& now) const;
   [[nodiscard]] std::size_t min_excess(const step::Placement& placement, const PlacementStep& step,
                                        const std::vector<std::size_t>& blocks, std::size_t most,
+                                       Fit& now, const Fit& all,
                                        const step::Options& options) const;
 
   const step::Problem& problem_;
   const std::vector<PlacementConstraint>& constraints_;
   const memory::Budgets& budgets_;
   std::size_t speculating_;
+  mutable PlacedCounts counts_;
 };
 
 }  // namespace ballast::planner

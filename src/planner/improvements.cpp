@@ -68,6 +68,7 @@ class Improvements {
                                  .rates = rates,
                                  .mesh = request_.mesh,
                                  .kernels = same_model ? request_.kernels : nullptr,
+                                 .known_kernels = request_.known_kernels,
                                  .devices = request_.devices,
                                  .work_limit = request_.work_limit / 8,
                                  .interrupted = request_.interrupted};

@@ -12,23 +12,6 @@
 namespace ballast::step {
 namespace {
 
-/// Writes plans over the buffers of one layout.
-class PlanMaker {
- public:
-  PlanMaker(const Problem& problem, const Placement& placement, const Options& options)
-      : placed_(problem, placement, options), layout_(make_layout(placed_)) {}
-
-  /// Returns a writer for one plan.
-  [[nodiscard]] StepWriter write(const std::string& name, std::uint32_t micro_batches) const {
-    return {name, placed_, layout_, micro_batches};
-  }
-  [[nodiscard]] Layout& layout() { return layout_; }
-
- private:
-  PlacedProblem placed_;
-  Layout layout_;
-};
-
 BufferId first_of(const std::vector<BufferId>& buffers) {
   return buffers.empty() ? kNoBuffer : buffers.front();
 }
@@ -40,6 +23,44 @@ std::vector<BufferId> inputs_on_host(const model::StepProgram& program, const La
   }
   return {};
 }
+
+/// Writes plans over the buffers of one layout.
+class PlanMaker {
+ public:
+  PlanMaker(const Problem& problem, const Placement& placement, const Options& options)
+      : placed_(problem, placement, options), layout_(make_layout(placed_)) {}
+
+  /// Returns a writer for one plan.
+  [[nodiscard]] StepWriter write(const std::string& name, std::uint32_t micro_batches) const {
+    return {name, placed_, layout_, micro_batches};
+  }
+
+  /// Call last: the buffers are then those of the schedule.
+  void move_buffers_to(Schedule& schedule) {
+    const Problem& problem = placed_.problem;
+    schedule.ranks = problem.sharers;
+    schedule.tensor = problem.tensor;
+    schedule.ranks_in_group = RankSizes(problem).ranks_per_copy();
+    schedule.micro_batch_tokens = problem.micro_batch_tokens;
+    schedule.weight_staging = first_of(layout_.weight_staging);
+    schedule.state_staging = first_of(layout_.state_staging);
+    schedule.activation_staging = first_of(layout_.values.staging);
+    schedule.gradient_staging = first_of(layout_.gradient_staging);
+    schedule.batch_host = inputs_on_host(problem.program(), layout_);
+    schedule.devices = problem.devices;
+    for (const DevicePlaces& places : layout_.devices) {
+      schedule.workspace.push_back(places.workspace);
+    }
+    schedule.weight_home = std::move(layout_.weight_home);
+    schedule.trained_home = std::move(layout_.trained_home);
+    schedule.state_home = std::move(layout_.state_home);
+    schedule.buffers = std::move(layout_.buffers);
+  }
+
+ private:
+  PlacedProblem placed_;
+  Layout layout_;
+};
 
 }  // namespace
 
@@ -56,24 +77,18 @@ Schedule build(const Problem& problem, const Placement& placement, const Options
     schedule.rollback = maker.write("rollback", 0).rollback();
   }
   schedule.evaluation = maker.write("evaluation", problem.evaluation_micro_batches).evaluation();
-  Layout& layout = maker.layout();
-  schedule.ranks = problem.sharers;
-  schedule.tensor = problem.tensor;
-  schedule.ranks_in_group = RankSizes(problem).ranks_per_copy();
-  schedule.micro_batch_tokens = problem.micro_batch_tokens;
-  schedule.weight_staging = first_of(layout.weight_staging);
-  schedule.state_staging = first_of(layout.state_staging);
-  schedule.activation_staging = first_of(layout.values.staging);
-  schedule.gradient_staging = first_of(layout.gradient_staging);
-  schedule.batch_host = inputs_on_host(problem.program(), layout);
-  schedule.devices = problem.devices;
-  for (const DevicePlaces& places : layout.devices) {
-    schedule.workspace.push_back(places.workspace);
-  }
-  schedule.weight_home = std::move(layout.weight_home);
-  schedule.trained_home = std::move(layout.trained_home);
-  schedule.state_home = std::move(layout.state_home);
-  schedule.buffers = std::move(layout.buffers);
+  maker.move_buffers_to(schedule);
+  return schedule;
+}
+
+Schedule build_steady_step(const Problem& problem, const Placement& placement,
+                           const Options& options) {
+  check_arguments(problem, placement, options);
+  check_trains(options);
+  PlanMaker maker(problem, placement, options);
+  Schedule schedule;
+  schedule.steady = maker.write("training step", problem.micro_batches).training_step(true);
+  maker.move_buffers_to(schedule);
   return schedule;
 }
 

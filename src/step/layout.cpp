@@ -25,7 +25,7 @@ constexpr Bytes kMaxReceivedBytes = 32 * kMiB;
 constexpr Bytes kMinFillBytes = 256 * kKiB;
 constexpr Bytes kMaxFillBytes = 1 * kMiB;
 
-/// Consecutive blocks of one device with equal sizes and placements.
+/// Blocks of one device with equal sizes and placements.
 struct AlikeBlocks {
   std::uint32_t first = 0;
   std::uint32_t count = 1;
@@ -51,10 +51,18 @@ bool are_alike(const PlacedProblem& placed, std::uint32_t a, std::uint32_t b) {
 /// of placements, and a model may have thousands of experts.
 std::vector<AlikeBlocks> find_alike(const PlacedProblem& placed, bool merges) {
   std::vector<AlikeBlocks> found;
+  std::size_t last = 0;  // Most blocks are like the one before them.
   for (std::uint32_t b = 0; b < placed.blocks(); ++b) {
-    if (merges && b > 0 && are_alike(placed, b - 1, b)) {
-      ++found.back().count;
+    const auto has_alike = [&](const AlikeBlocks& blocks) {
+      return are_alike(placed, blocks.first, b);
+    };
+    if (merges && b > 0 && !has_alike(found[last])) {
+      last = static_cast<std::size_t>(std::ranges::find_if(found, has_alike) - found.begin());
+    }
+    if (merges && last < found.size()) {
+      ++found[last].count;
     } else {
+      last = found.size();
       found.push_back({b});
     }
   }

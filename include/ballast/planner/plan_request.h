@@ -4,6 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
 
 #include "ballast/config/config.h"
 #include "ballast/core/mesh.h"
@@ -13,6 +17,23 @@
 #include "ballast/plan/simulator.h"
 
 namespace ballast::planner {
+
+/// The memory of kernels that a request, and requests that differ from it in their placement, rates
+/// or budgets, have asked for. It takes as long as a simulation of a small model.
+class KnownKernels {
+ public:
+  /// Returns what `find` has returned for an equal `question`.
+  model::KernelSizes of(const std::string& question,
+                        const std::function<model::KernelSizes()>& find) {
+    const std::scoped_lock lock(mutex_);
+    const auto known = sizes_.find(question);
+    return known != sizes_.end() ? known->second : sizes_.emplace(question, find()).first->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, model::KernelSizes> sizes_;
+};
 
 struct PlanRequest {
   config::Config config;
@@ -24,6 +45,7 @@ struct PlanRequest {
   /// where compute and update share cores, otherwise CUDA's; without rates, those of the config's
   /// device.
   std::function<model::KernelSizes(model::MicroBatchShape)> kernels;
+  std::shared_ptr<KnownKernels> known_kernels = std::make_shared<KnownKernels>();
   /// Devices that the rank may use: for pipeline.stages "auto", and for advice.
   std::uint32_t devices = 1;
   /// Limit on the number of operations that the search builds and simulates.

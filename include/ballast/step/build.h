@@ -15,6 +15,11 @@ namespace ballast::step {
 /// Purpose::evaluation, a block that places more than its weights).
 plan::Schedule build(const Problem& problem, const Placement& placement, const Options& options);
 
+/// Builds only the buffers and the step `steady`, which are enough to simulate a run after its first
+/// steps. A planner does this for hundreds of placements.
+plan::Schedule build_steady_step(const Problem& problem, const Placement& placement,
+                                 const Options& options);
+
 /// Returns the buffers of build() without its plans: the memory that a placement needs.
 std::vector<plan::Buffer> list_buffers(const Problem& problem, const Placement& placement,
                                        const Options& options);
