@@ -23,7 +23,7 @@ constexpr Bytes kMaxReceivedBytes = 32 * kMiB;
 /// Number of tables of which the rows of all micro-batches that pass together have host buffers.
 /// The update lane selects rows, so that with two it can be a layer ahead of the passes.
 constexpr std::size_t kSelectedTables = 2;
-/// Buffers per device for rows of a table for one micro-batch.
+/// Maximum number of buffers per device for rows of a table for one micro-batch.
 constexpr std::size_t kRowSlots = 2;
 /// A host buffer of a step with at least kMinFillBytes bytes also serves to fill and read the
 /// device; otherwise a buffer of at most kMaxFillBytes bytes is added.
@@ -296,8 +296,9 @@ class LayoutMaker {
     };
     const Need rows =
         rows_of_tables([&](std::uint32_t b) { return placed_.device_of(b) == device; });
-    places.table_rows = list_.add_slots("rows of tables in transit", Tier::device, Kind::staging,
-                                        rows.bytes, rows.count == 0 ? 0 : kRowSlots, device);
+    places.table_rows =
+        list_.add_slots("rows of tables in transit", Tier::device, Kind::staging, rows.bytes,
+                        std::min(rows.count * placed_.micro_batches(), kRowSlots), device);
     const Need slots = need([this](std::uint32_t b) { return rank_.padded_weights(b); }, passes);
     const std::size_t wanted = options_.buffers.weight_slots + moved_for_other_blocks(passes);
     places.weight_slots = list_.add_slots("weights in transit", Tier::device, Kind::staging,

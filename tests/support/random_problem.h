@@ -155,12 +155,12 @@ class ProblemDraw {
   }
 
   /// In a third of the problems the vocabulary is cut; in a quarter layers are cut or have experts.
-  /// In a quarter of the others some layers have tables.
+  /// In a quarter of the rest some layers have tables.
   void blocks() {
     shape_.tied = dice_.toss();
     const std::uint64_t tiles = dice_.pick(0, 2) == 0 ? dice_.pick(2, 3) : 1;
     const bool cuts = dice_.pick(0, 3) == 0;
-    const bool tables = table_dice_.pick(0, 3) == 0;
+    const bool tables = table_dice_.pick(0, 3) == 0 && !cuts;
     for (std::uint64_t t = 0; t < tiles; ++t) add(Role::embedding);
     for (std::uint64_t layer = dice_.pick(0, cuts ? 2 : 5); layer-- > 0; ++layer_) {
       const std::uint64_t kind = cuts ? dice_.pick(0, 3) : 0;
