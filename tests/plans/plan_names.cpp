@@ -81,7 +81,7 @@ std::string role_name(const Operation& operation, const plan::Use& use) {
   static constexpr std::string_view kRoles[] = {
       "",           "",       "weights", "states",       "gradient",    "output_accumulator",
       "statistics", "losses", "verdict", "undo_weights", "undo_states", "workspace",
-      "routing",    "tokens"};
+      "tokens",     "routing"};
   static constexpr std::string_view kPorts[] = {"weights",
                                                 "output_weights",
                                                 "batch",
