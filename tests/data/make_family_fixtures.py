@@ -165,12 +165,12 @@ CASES = {
                        "num_global_key_value_heads": 2, "global_head_dim": 6,
                        "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 7,
                        "top_k_experts": 3, "moe_intermediate_size": 20, "seed": 4},
-    # The last layer reads keys of the one before it.
+    # The last layer reads keys of the one before it. Widths that GPUs support.
     "gemma4_shared_keys": {**GEMMA4, "layer_types": ["sliding_attention", *2 * ["full_attention"]],
-                           "num_attention_heads": 6, "num_key_value_heads": 3,
-                           "num_global_key_value_heads": 2, "global_head_dim": 14,
+                           "head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 3,
+                           "num_global_key_value_heads": 2, "global_head_dim": 24,
                            "attention_k_eq_v": True, "num_kv_shared_layers": 1,
-                           "hidden_size_per_layer_input": 5, "vocab_size_per_layer_input": VOCAB,
+                           "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB,
                            "final_logit_softcapping": 3.0},
     "gemma4_layer_inputs": {**GEMMA4, "layer_types": ["sliding_attention", *2 * ["full_attention"]],
                             "num_attention_heads": 4, "num_key_value_heads": 2,

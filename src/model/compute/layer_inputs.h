@@ -12,22 +12,10 @@
 #include "src/model/compute/adapted_maps.h"
 #include "src/model/compute/layer.h"
 #include "src/model/compute/tensor_offsets.h"
+#include "src/model/compute/token_rows.h"
 #include "src/model/spec/families/decoder.h"
 
 namespace ballast::model {
-
-/// A table of rows by token, or its gradient.
-template <class T>
-struct TokenRows {
-  T* rows = nullptr;
-  std::size_t size = 0;   ///< number of rows
-  std::size_t width = 0;  ///< columns
-};
-/// Factors of Ops::links(): of a table's row, and of its sum with another row.
-struct TokenMix {
-  float scale = 1.0F;
-  float factor = 1.0F;
-};
 
 /// Tensors of a LayerInputsSpec in the block of a layer.
 struct LayerInputsAt {
@@ -63,7 +51,7 @@ inline LayerInputsAt find_layer_inputs(const BlockSpec& block, const LayerInputs
 }
 
 /// Forward and backward passes of LayerInputsSpec. Inputs of all layers have `row()` columns per
-/// token. Devices without Ops::links() refuse such models before they make layers.
+/// token.
 template <class Ops>
 class LayerInputs {
  public:
@@ -80,12 +68,9 @@ class LayerInputs {
         chunk_(chunk),
         ops_(ops),
         maps_(maps) {
-    expects(Ops::kHasLinks || width_ == 0, "the device has no layer inputs");
-    if constexpr (Ops::kHasLinks) {
-      how_.scale =
-          to_float(from_float<T>(static_cast<float>(std::sqrt(static_cast<double>(width_)))));
-      how_.factor = static_cast<float>(1.0 / std::numbers::sqrt2);
-    }
+    how_.scale =
+        to_float(from_float<T>(static_cast<float>(std::sqrt(static_cast<double>(width_)))));
+    how_.factor = static_cast<float>(1.0 / std::numbers::sqrt2);
   }
 
   /// Takes the memory for one call.
@@ -138,13 +123,11 @@ class LayerInputs {
     maps_.linear_weight(block, at.out, activated_, result_, hidden_, rows);
     maps_.linear_input(block, at.out, result_, hidden_, activated_, rows);
     ops_.gate_backward({Activation::gelu_tanh}, pair(rows), activated_);
-    if constexpr (Ops::kHasLinks) {
-      float* const table = block[NormAt{.weight = at.table}].weight_gradient;
-      T* const gradient =
-          links.inputs_gradient == nullptr ? nullptr : columns(links.inputs_gradient, at, rows);
-      ops_.links().mix_rows_backward({table, at.rows, width_}, how_, tokens + rows.first,
-                                     rows.count, input_, gradient, all_);
-    }
+    float* const table = block[NormAt{.weight = at.table}].weight_gradient;
+    T* const gradient =
+        links.inputs_gradient == nullptr ? nullptr : columns(links.inputs_gradient, at, rows);
+    ops_.links().mix_rows_backward({table, at.rows, width_}, how_, tokens + rows.first, rows.count,
+                                   input_, gradient, all_);
     maps_.linear_weight(block, at.gate, x, gate_, width_, rows);
     maps_.linear_input(block, at.gate, gate_, width_, dy, rows, true);
   }
@@ -162,10 +145,8 @@ class LayerInputs {
   void compute(const BlockWeights<T>& block, const LayerInputsAt& at, const MapRows& rows,
                const std::int32_t* tokens, const T* inputs, const T* x) {
     maps_.linear(block, at.gate, x, gate_, width_, rows);
-    if constexpr (Ops::kHasLinks) {
-      ops_.links().mix_rows({block.weights + at.table, at.rows, width_}, how_, tokens + rows.first,
-                            rows.count, columns(inputs, at, rows), all_, input_);
-    }
+    ops_.links().mix_rows({block.weights + at.table, at.rows, width_}, how_, tokens + rows.first,
+                          rows.count, columns(inputs, at, rows), all_, input_);
     ops_.gate({Activation::gelu_tanh}, pair(rows), activated_);
     maps_.linear(block, at.out, activated_, result_, hidden_, rows);
   }

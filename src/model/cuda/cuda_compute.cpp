@@ -57,6 +57,19 @@ void require_heads(const ModelConfig& config) {
   }
 }
 
+/// Tokens are checked against the vocabulary alone.
+void require_layer_inputs(const ModelConfig& config) {
+  const std::uint64_t width = family(config.family).layer_input_width(config);
+  if (width == 0) return;
+  require_packs("model.hidden_size_per_layer_input", width);
+  const std::uint64_t rows = config.detail("vocab_size_per_layer_input").whole().value_or(0);
+  if (rows >= config.vocab_size) return;
+  throw Error(ErrorCategory::config,
+              fmt::format("model.vocab_size_per_layer_input is {}, but device cuda needs at least "
+                          "model.vocab_size ({}); set ballast.device to \"host\"",
+                          rows, config.vocab_size));
+}
+
 void require_numbers(const ModelConfig& config) {
   if (config.details.contains("enable_moe_block") && config.flag("enable_moe_block")) {
     throw Error(
@@ -64,11 +77,7 @@ void require_numbers(const ModelConfig& config) {
         "model.enable_moe_block is true, but device cuda does not support experts next to an "
         "MLP; set ballast.device to \"host\"");
   }
-  if (links_layers(config)) {
-    throw Error(ErrorCategory::config,
-                "model.num_kv_shared_layers or model.hidden_size_per_layer_input is above 0 (Gemma "
-                "4 E2B, E4B), which device cuda does not support; set ballast.device to \"host\"");
-  }
+  require_layer_inputs(config);
   require_packs("model.hidden_size", config.hidden_size);
   require_packs("model.intermediate_size", config.intermediate_size);
   for (const char* const key :

@@ -43,6 +43,7 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, const KernelOption
       set_(options.set),
       checks_(options.checks),
       mixers_(delta_shape(config, shape_), epsilon_, checks_ == GpuChecks::each),
+      has_layer_inputs_(family(config.family).layer_input_width(config) > 0),
       choices_(options.products),
       backend_(set_ == KernelSet::plain || shape_.cap > 0.0 ? AttentionBackend::own
                                                             : options.attention) {
@@ -53,6 +54,7 @@ template <class T>
 void Ops<T>::take_memory(Bump& bump) {
   products_workspace_ = bump.take<std::byte>(Products::kWorkspace, 256);
   partials_ = bump.take<float>(partial_floats(widest_));
+  if (has_layer_inputs_) token_links_ = bump.take<std::uint32_t>(2 * shape_.tokens());
   token_check_.set_memory(bump.take<std::uint32_t>(1));
   if (kFusable<T>) fused_workspace_ = bump.take<std::byte>(FusedAttention::kWorkspace, 256);
   if (products_) products_->set_workspace(products_workspace_);

@@ -18,6 +18,7 @@
 #include "src/model/compute/layer.h"
 #include "src/model/compute/routing.h"
 #include "src/model/cuda/cudnn/fused_attention.h"
+#include "src/model/cuda/links/link_ops.h"
 #include "src/model/cuda/mixers/mixer_ops.h"
 #include "src/model/cuda/products/products.h"
 #include "src/model/cuda/products/whole_eights.h"
@@ -37,7 +38,6 @@ class Ops {
  public:
   using Value = T;
   static constexpr Bytes kLogitBytes = 512 * kMiB;
-  static constexpr bool kHasLinks = false;  // see host::Ops
   /// See in_whole_eights().
   static constexpr bool sums_in_parts(std::size_t extent) {
     return sizeof(T) == 2 && whole_eights(extent) < extent;
@@ -102,6 +102,9 @@ class Ops {
   [[nodiscard]] MixerOps<T>& mixers() {
     mixers_.use(stream_);
     return mixers_;
+  }
+  [[nodiscard]] LinkOps<T> links() const {
+    return {*stream_, token_links_, checks_ == GpuChecks::each};
   }
 
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
@@ -215,6 +218,7 @@ class Ops {
   KernelSet set_;
   GpuChecks checks_;
   MixerOps<T> mixers_;
+  bool has_layer_inputs_;
   std::optional<device::WorkIsAwaited> awaited_;  ///< with GpuChecks::each
   std::shared_ptr<ProductChoices> choices_;
   std::optional<Products> products_;
@@ -222,6 +226,7 @@ class Ops {
   std::unique_ptr<FusedAttention> fused_;
   bool fused_has_run_ = false;
   float* partials_ = nullptr;
+  std::uint32_t* token_links_ = nullptr;  ///< scratch of links()
   std::byte* products_workspace_ = nullptr;
   std::byte* fused_workspace_ = nullptr;
   TokenCheck token_check_;

@@ -41,9 +41,6 @@ class Ops {
   /// adds to the result, which must be fp32.
   static constexpr bool sums_in_parts(std::size_t /*extent*/) { return false; }
 
-  /// Whether links() exists.
-  static constexpr bool kHasLinks = true;
-
   /// `threads`: size of the team.
   Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads,
       const MlpRule& mlp_rule = kMlpRule);
