@@ -162,9 +162,9 @@ CASES = {
     "gemma4_separate_values": {**GEMMA4, "num_attention_heads": 4, "num_key_value_heads": 2,
                                "global_head_dim": 6, "attention_bias": True},
     "gemma4_experts": {**GEMMA4, "num_attention_heads": 4, "num_key_value_heads": 4,
-                       "num_global_key_value_heads": 2, "global_head_dim": 6,
+                       "head_dim": 16, "num_global_key_value_heads": 2, "global_head_dim": 24,
                        "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 7,
-                       "top_k_experts": 3, "moe_intermediate_size": 20, "seed": 4},
+                       "top_k_experts": 3, "moe_intermediate_size": 24, "seed": 21},
     # The last layer reads keys of the one before it. Widths that GPUs support.
     "gemma4_shared_keys": {**GEMMA4, "layer_types": ["sliding_attention", *2 * ["full_attention"]],
                            "head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 3,

@@ -71,12 +71,6 @@ void require_layer_inputs(const ModelConfig& config) {
 }
 
 void require_numbers(const ModelConfig& config) {
-  if (config.details.contains("enable_moe_block") && config.flag("enable_moe_block")) {
-    throw Error(
-        ErrorCategory::config,
-        "model.enable_moe_block is true, but device cuda does not support experts next to an "
-        "MLP; set ballast.device to \"host\"");
-  }
   require_layer_inputs(config);
   require_packs("model.hidden_size", config.hidden_size);
   require_packs("model.intermediate_size", config.intermediate_size);

@@ -385,6 +385,16 @@ void Ops<T>::route(const RouterShape& shape, float* logits, const RouterBiases<T
 }
 
 template <class T>
+std::span<const std::int32_t> Ops<T>::fetch(const std::int32_t* values, std::size_t count) {
+  fetched_.resize(count);
+  check(cudaMemcpyAsync(fetched_.data(), values, count * sizeof(std::int32_t),
+                        cudaMemcpyDeviceToHost, queue_),
+        "copy of numbers of rows", {count});
+  stream_->synchronize();
+  return fetched_;
+}
+
+template <class T>
 void Ops<T>::add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
                                const RouterTotals& totals) const {
   check(cuda::add_router_totals(queue_, shape, routing, first, totals, partials_),
@@ -432,6 +442,11 @@ void Ops<T>::put_quotients(const ExpertRows& rows, const float* values, const fl
                            float* to) const {
   check(cuda::put_quotients(queue_, rows, values, weights, to),
         "gradients of the weights of an expert's rows", {rows.count});
+}
+
+template <class T>
+void Ops<T>::add_sum(const float* values, std::size_t count, float* sum) const {
+  check(add_partials(queue_, {values, count, 1}, sum, nullptr), "sum of an expert's rows", {count});
 }
 
 template <class T>

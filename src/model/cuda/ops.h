@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 
@@ -147,6 +149,7 @@ class Ops {
   void put(std::span<const float> values, float* to) const;
   void route(const RouterShape& shape, float* logits, const RouterBiases<T>& biases,
              const std::int32_t* targets, const Routing& to, std::int32_t* starts) const;
+  [[nodiscard]] std::span<const std::int32_t> fetch(const std::int32_t* values, std::size_t count);
   void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
                          const RouterTotals& totals) const;
   void router_losses(const RouterShape& shape, const RouterTotals& totals, double* losses) const;
@@ -160,6 +163,7 @@ class Ops {
                 float* weight_gradients, std::size_t width) const;
   void put_quotients(const ExpertRows& rows, const float* values, const float* weights,
                      float* to) const;
+  void add_sum(const float* values, std::size_t count, float* sum) const;
   void add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) const;
   void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
                 std::size_t width) const;
@@ -230,6 +234,7 @@ class Ops {
   std::byte* products_workspace_ = nullptr;
   std::byte* fused_workspace_ = nullptr;
   TokenCheck token_check_;
+  std::vector<std::int32_t> fetched_;
   device::CudaStream* stream_ = nullptr;
   cudaStream_t queue_ = nullptr;
 };
