@@ -101,7 +101,8 @@ StepPasses::StepPasses(const model::Architecture& model, DType type, model::Micr
   compute_ = model::make_compute(*device_, model_, type_, shape_, kernels);
   compute_->set_workspace(allocate(compute_->sizes().workspace));
   for (std::size_t i = 0; i < weights_.size(); ++i) {
-    weights_[i] = allocate(model_.blocks[i].elements * size_of(type_));
+    weights_[i] =
+        allocate(std::max(model_.blocks[i].elements * size_of(type_), program_.blocks[i].selected));
   }
   for (std::size_t i = 0; i < values_.size(); ++i) {
     values_[i] = allocate(program_.bytes_of(program_.values[i]));
@@ -194,6 +195,7 @@ std::string StepPasses::name_of(model::PassId id) const {
 DeviceBytes StepPasses::memory_of(const Operand& operand) const {
   switch (operand.kind) {
     case OperandKind::weights:
+    case OperandKind::rows:
       return weights_[operand.number];
     case OperandKind::gradient:
       return sums_[operand.number];

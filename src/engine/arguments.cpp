@@ -39,6 +39,8 @@ Bytes bytes_of(const CurrentOperation& at, const Operand& operand) {
   switch (operand.kind) {
     case OperandKind::weights:
       return at.problem().blocks[operand.number].whole_weight_bytes();
+    case OperandKind::rows:
+      return program.blocks[operand.number].selected;
     case OperandKind::gradient:
       return program.sums[operand.number].bytes;
     case OperandKind::value:

@@ -3,6 +3,9 @@
 #include <cstring>
 #include <optional>
 
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
 #include "ballast/step/labels.h"
 
 #include "src/device/profiler_range.h"
@@ -81,6 +84,29 @@ void run_offload(const CurrentOperation& at) {
                                                       at.target().buffer, operation.micro)
                               : at.host(at.target(), operation.bytes);
   at.own().device.copy_to_host(at.stream(), place, at.device(at.source(), operation.bytes));
+}
+
+/// Copies the rows of a table that the tokens of a micro-batch name. Throws Error(data) with the
+/// first token that the table does not have.
+void run_select(const CurrentOperation& at) {
+  const model::BlockSpec& block = at.blueprint().own().blocks[at.operation.block];
+  const model::TensorSpec& table = block.tensors.front();
+  const std::size_t tokens = at.blueprint().shape.tokens();
+  const Bytes row = table.shape.back() * size_of(at.blueprint().type);
+  const HostBytes weights = at.host(Role::source, table.size * size_of(at.blueprint().type));
+  const HostBytes batch = at.host(Role::tokens, tokens * sizeof(std::int32_t));
+  const HostBytes rows = at.host(Role::target, tokens * row);
+  const auto* const ids = reinterpret_cast<const std::int32_t*>(batch.data());
+  for (std::size_t i = 0; i < tokens; ++i) {
+    const auto token = static_cast<std::size_t>(ids[i]);
+    if (token >= table.shape.front()) {
+      throw Error(ErrorCategory::data,
+                  fmt::format("token {} has no row in the embeddings of the layers: "
+                              "model.vocab_size_per_layer_input is {}",
+                              ids[i], table.shape.front()));
+    }
+    std::memcpy(rows.data() + i * row, weights.data() + token * row, row);
+  }
 }
 
 /// Returns the bytes of a staging buffer that NVMe reads or writes.
@@ -242,6 +268,7 @@ constexpr std::array<ActionHandler, plan::kActionCount> kHandlers = {
      {Action::update_on_device, run_update_on_device},
      {Action::initialize, run_visit},
      {Action::read, run_visit},
+     {Action::select, run_select},
      {Action::pass, run_copy_to_other_device},
      {Action::exchange, run_exchange}}};
 

@@ -25,6 +25,7 @@ step::BlockSizes sizes_of(const model::Architecture& model, DType type, std::siz
           .dequantized_bytes = quantized ? block.elements * size_of(type) : 0,
           .gradient_bytes = block.own_trained_elements() * size_of(type),
           .replicated = block.parameters <= persistence_threshold || quantized ||
+                        block.part == model::LayerPart::table ||
                         block.trained_elements() % block.elements > 0};
 }
 

@@ -28,6 +28,7 @@ constexpr std::array<Traits, kActionCount> kActions = {
      {Action::update_on_device, "update on the device", Lane::compute},
      {Action::initialize, "initialization", Lane::update},
      {Action::read, "reading", Lane::update},
+     {Action::select, "select", Lane::update},
      {Action::pass, "pass", Lane::pass},
      {Action::exchange, "exchange", Lane::reduce}}};
 

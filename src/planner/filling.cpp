@@ -95,6 +95,21 @@ Placement TierFiller::uniform(Tier weights, Tier optimizer, Tier activations,
   return placement;
 }
 
+bool TierFiller::is_table(std::size_t block) const {
+  return problem_.program().blocks[block].selected > 0;
+}
+
+Placement TierFiller::with_tables_below(Placement placement, const step::Options& options) const {
+  for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
+    BlockPlacement& block = placement.blocks[b];
+    if (!is_table(b)) continue;
+    block.weights = std::max(block.weights, Tier::host);
+    const bool updates = options.purpose == step::Purpose::training && has_states(b);
+    if (updates) block.optimizer = std::max(block.optimizer, Tier::host);
+  }
+  return placement;
+}
+
 memory::Ledger TierFiller::ledger(const Placement& placement, const step::Options& options) const {
   if (speculating_ == 0)
     return engine::make_ledger(step::sum_buffers(problem_, placement, options));
@@ -158,6 +173,12 @@ bool TierFiller::is_open(std::size_t block, TensorClass kind) const {
          (!takes_optimizer(kind) || (has_states(block) && !constraint.optimizer));
 }
 
+bool TierFiller::is_open(std::size_t block, const PlacementStep& step) const {
+  const bool moves = takes_weights(step.kind) || takes_optimizer(step.kind);
+  if (moves && step.tier == Tier::device && is_table(block)) return false;
+  return is_open(block, step.kind);
+}
+
 std::vector<std::size_t> TierFiller::blocks_to_place(const Placement& placement,
                                                      const PlacementStep& step) const {
   std::vector<std::size_t> blocks;
@@ -172,7 +193,7 @@ std::vector<std::size_t> TierFiller::blocks_to_place(const Placement& placement,
     }
     if (keeps(step.kind)) slower = now.kept != step::Kept::all;
     if (step.kind == TensorClass::attention) slower = now.kept == step::Kept::nothing;
-    if (!slower || !is_open(b, step.kind)) continue;
+    if (!slower || !is_open(b, step)) continue;
     if (step.kind == TensorClass::logits &&
         !step::in_one_pass(problem_, moved_to(placement, step, {b}, 1))) {
       continue;
@@ -217,7 +238,7 @@ Bytes TierFiller::descend(Placement& placement, const step::Options& options) co
     if (tries == 0 || least.first == 0) return;
     std::vector<std::size_t> open;
     for (std::size_t b = first; b < first + count; ++b) {
-      if (is_open(b, step.kind)) open.push_back(b);
+      if (is_open(b, step)) open.push_back(b);
     }
     Placement other = moved_to(placement, step, open, open.size());
     if (other.blocks == placement.blocks) return;
@@ -254,13 +275,15 @@ std::optional<Placement> TierFiller::best_of_all(const step::Options& options,
     if (is_open(b, TensorClass::activations)) open.emplace_back(b, &BlockPlacement::activations);
   }
   if (open.size() > kFew) return std::nullopt;
-  Placement placement = uniform(Tier::device, Tier::device, Tier::device, gradients);
+  Placement placement =
+      with_tables_below(uniform(Tier::device, Tier::device, Tier::device, gradients), options);
   Placement best = placement;
   Bytes least = excess(placement, options);
   for (std::size_t i = 0; i < open.size() && least > 0;) {
     Tier& tier = placement.blocks[open[i].first].*open[i].second;
     const bool last = tier == kTiers.back();
     tier = last ? kTiers.front() : kTiers.at(static_cast<std::size_t>(tier) + 1);
+    if (last) placement = with_tables_below(std::move(placement), options);
     i = last ? i + 1 : 0;
     if (last) continue;
     const Bytes above = excess(placement, options);
@@ -278,7 +301,8 @@ Placement TierFiller::nearest(const step::Options& options, Tier gradients) cons
   for (const Tier weights : kTiers) {
     for (const Tier optimizer : kTiers) {
       for (const Tier activations : kTiers) {
-        Placement start = uniform(weights, optimizer, activations, gradients);
+        Placement start =
+            with_tables_below(uniform(weights, optimizer, activations, gradients), options);
         const auto equal = [&](const auto& other) { return other.second.blocks == start.blocks; };
         if (std::any_of(starts.begin(), starts.end(), equal)) continue;
         const Bytes above = excess(start, options);
@@ -321,8 +345,8 @@ std::size_t TierFiller::apply(Placement& placement, const PlacementStep& step,
 Placement TierFiller::fill(const PlacementRecipe& recipe, const step::Options& options,
                            std::vector<std::size_t>* moved) const {
   const bool swapping = swaps_gradients(recipe);
-  Placement placement =
-      uniform(Tier::nvme, Tier::nvme, Tier::nvme, swapping ? Tier::nvme : Tier::host);
+  Placement placement = with_tables_below(
+      uniform(Tier::nvme, Tier::nvme, Tier::nvme, swapping ? Tier::nvme : Tier::host), options);
   if (moved != nullptr) moved->clear();
   for (const PlacementStep& step : recipe) {
     const std::size_t count = apply(placement, step, options, swapping);

@@ -102,6 +102,13 @@ class TierFiller {
     return !problem_.blocks[block].is_frozen();
   }
   [[nodiscard]] bool is_open(std::size_t block, TensorClass kind) const;
+  /// Also returns whether the block may be on the tier of the step.
+  [[nodiscard]] bool is_open(std::size_t block, const PlacementStep& step) const;
+  [[nodiscard]] bool is_table(std::size_t block) const;
+  /// Returns the placement with tables that are on the device moved to host memory, whatever the
+  /// config names.
+  [[nodiscard]] step::Placement with_tables_below(step::Placement placement,
+                                                  const step::Options& options) const;
   /// Changes open tiers while that lowers the excess. Returns the remaining excess.
   Bytes descend(step::Placement& placement, const step::Options& options) const;
   [[nodiscard]] std::optional<step::Placement> best_of_all(const step::Options& options,

@@ -55,6 +55,20 @@ void check_speculation(const Problem& problem, const Placement& placement, const
   }
 }
 
+/// Rows of tables are selected in host memory, where updates must leave the weights.
+void check_tables(const Problem& problem, const Placement& placement, const Options& options) {
+  for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
+    if (problem.program().blocks[b].selected == 0) continue;
+    const BlockPlacement& block = placement.blocks[b];
+    const bool updates = options.purpose == Purpose::training && !problem.blocks[b].is_frozen();
+    if (block.weights != Tier::device && !(updates && block.optimizer == Tier::device)) continue;
+    refuse_arguments(
+        fmt::format("{} is a table, but it is placed on the device; move its weights "
+                    "and optimizer states to the host or NVMe",
+                    problem.name_of(b)));
+  }
+}
+
 void check_purpose(const Problem& problem, const Placement& placement, const Options& options) {
   if (options.purpose == Purpose::training) return;
   for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
@@ -102,6 +116,7 @@ void check_arguments(const Problem& problem, const Placement& placement, const O
   check_devices(problem, options);
   check_ranks(problem);
   check_speculation(problem, placement, options);
+  check_tables(problem, placement, options);
   check_purpose(problem, placement, options);
 }
 

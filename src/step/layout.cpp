@@ -20,6 +20,11 @@ namespace {
 /// Maximum size of the buffer for gradients received from other ranks; larger gradients are summed
 /// in rounds.
 constexpr Bytes kMaxReceivedBytes = 32 * kMiB;
+/// Number of tables of which the rows of all micro-batches that pass together have host buffers.
+/// The update lane selects rows, so that with two it can be a layer ahead of the passes.
+constexpr std::size_t kSelectedTables = 2;
+/// Maximum number of buffers per device for rows of a table for one micro-batch.
+constexpr std::size_t kRowSlots = 2;
 /// A host buffer of a step with at least kMinFillBytes bytes also serves to fill and read the
 /// device; otherwise a buffer of at most kMaxFillBytes bytes is added.
 constexpr Bytes kMinFillBytes = 256 * kKiB;
@@ -42,7 +47,7 @@ bool are_alike(const PlacedProblem& placed, std::uint32_t a, std::uint32_t b) {
          of_a.weight_bytes == of_b.weight_bytes &&
          of_a.dequantized_bytes == of_b.dequantized_bytes &&
          of_a.gradient_bytes == of_b.gradient_bytes && of_a.replicated == of_b.replicated &&
-         program[a].per_rank == program[b].per_rank &&
+         program[a].per_rank == program[b].per_rank && program[a].selected == program[b].selected &&
          std::equal(of_a.sub_groups.begin(), of_a.sub_groups.end(), of_b.sub_groups.begin(),
                     of_b.sub_groups.end(), same);
 }
@@ -258,6 +263,10 @@ class LayoutMaker {
 
   void weight_buffers() {
     for (std::uint8_t d = 0; d < placed_.devices(); ++d) weight_buffers_of(d);
+    const Need rows = rows_of_tables([](std::uint32_t) { return true; });
+    layout_.table_rows =
+        list_.add_slots("rows of tables", Tier::host, Kind::staging, rows.bytes,
+                        std::min(rows.count, kSelectedTables) * placed_.micro_batches_per_stop());
     const auto on_host = [this](std::uint32_t b) {
       return placed_.at(b).weights == Tier::device ? rank_.updated_weights(b)
                                                    : rank_.resident_weights(b);
@@ -271,13 +280,25 @@ class LayoutMaker {
                         std::min<std::size_t>(options_.buffers.weight_staging, staged.count));
   }
 
+  /// Returns the number of tables for which `counts` holds, and their most rows.
+  template <class Counts>
+  [[nodiscard]] Need rows_of_tables(Counts counts) const {
+    return need([this](std::uint32_t b) { return problem_.program().blocks[b].selected; },
+                [&](std::uint32_t b) { return placed_.is_table(b) && counts(b); });
+  }
+
   /// Adds the buffers of a device for the weights of its blocks.
   void weight_buffers_of(std::uint8_t device) {
     DevicePlaces& places = layout_.devices[device];
     const auto passes = [this, device](std::uint32_t b) {
-      return placed_.device_of(b) == device &&
+      return placed_.device_of(b) == device && placed_.uses_weights_on_device(b) &&
              (rank_.shards_weights(b) || placed_.at(b).weights != Tier::device);
     };
+    const Need rows =
+        rows_of_tables([&](std::uint32_t b) { return placed_.device_of(b) == device; });
+    places.table_rows =
+        list_.add_slots("rows of tables in transit", Tier::device, Kind::staging, rows.bytes,
+                        std::min(rows.count * placed_.micro_batches(), kRowSlots), device);
     const Need slots = need([this](std::uint32_t b) { return rank_.padded_weights(b); }, passes);
     const std::size_t wanted = options_.buffers.weight_slots + moved_for_other_blocks(passes);
     places.weight_slots = list_.add_slots("weights in transit", Tier::device, Kind::staging,

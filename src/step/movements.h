@@ -58,6 +58,9 @@ class Movements {
   BufferId weights_on_device(std::uint32_t block) {
     return weights_on_device(block, for_pass(block));
   }
+  /// Selects the rows of a table for the tokens of a micro-batch and moves them to the device.
+  /// Returns the buffer there. `tokens`: the batch on the host.
+  BufferId rows_on_device(std::uint32_t table, std::uint32_t micro, BufferId tokens);
   /// Returns the blocks that compute rows of `routing` and have buffers for weights that move
   /// before `router` has chosen.
   [[nodiscard]] ProgramTable::Blocks blocks_ahead(std::uint32_t router,
@@ -106,10 +109,12 @@ class Movements {
         : slots(places.weight_slots),
           share_slots(places.share_slots),
           dequantized(places.dequantized),
+          table_rows(places.table_rows),
           gradient_slots(places.gradient_slots) {}
     BufferCache slots;
     BufferCache share_slots;
     BufferCache dequantized;
+    RoundRobin table_rows;
     RoundRobin gradient_slots;
   };
   [[nodiscard]] DeviceCaches& caches_of(std::uint32_t block) {
@@ -222,6 +227,7 @@ class Movements {
   std::vector<DeviceCaches> caches_;  ///< by device
   BufferCache weight_staging_;
   RoundRobin gradient_staging_;
+  RoundRobin table_rows_;
   std::uint32_t passing_ = 0;       ///< the first of the micro-batches that pass together
   BufferId delivered_ = kNoBuffer;  ///< the last gradient in host memory
   std::array<Swapped, 2> swapped_;  ///< by pass

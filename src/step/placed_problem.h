@@ -59,6 +59,15 @@ struct PlacedProblem {
   [[nodiscard]] bool is_trained(std::uint32_t block) const {
     return !problem.blocks[block].is_frozen();
   }
+  /// Returns whether passes read only selected rows of `block`, see model::StepBlock::selected.
+  [[nodiscard]] bool is_table(std::uint32_t block) const {
+    return problem.program().blocks[block].selected > 0;
+  }
+  /// Returns whether the weights of `block` are read on the device, where passes need them, or, for
+  /// a table, where ranks gather the shards that they have updated.
+  [[nodiscard]] bool uses_weights_on_device(std::uint32_t block) const {
+    return !is_table(block) || (is_trained(block) && trains() && sizes.updates_shard(block));
+  }
   /// Returns whether the states of `block` are below the device.
   [[nodiscard]] bool updates_below(std::uint32_t block) const {
     return is_trained(block) && at(block).optimizer != Tier::device;

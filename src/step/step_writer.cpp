@@ -75,7 +75,8 @@ void StepWriter::begin(const Group& group) {
 void StepWriter::arrive(const Stop& stop, const Group& group) {
   BlockId end = ahead_of(stop).end;
   for_operands(stop, [&](const Operand& operand) {
-    if (operand.kind == OperandKind::weights) end = std::max(end, operand.number + 1);
+    const bool needed = operand.kind == OperandKind::weights || operand.kind == OperandKind::rows;
+    if (needed) end = std::max(end, operand.number + 1);
   });
   for (; arrived_ < end; ++arrived_) {
     if (group.first() && applies_updates_ && is_updated_in_forward(arrived_)) {
@@ -188,6 +189,8 @@ BufferId StepWriter::bind(const Operand& operand, PassId pass, std::uint32_t mic
   switch (operand.kind) {
     case OperandKind::weights:
       return move_.weights_on_device(operand.number);
+    case OperandKind::rows:
+      return move_.rows_on_device(operand.number, micro, values_.batch_on_host(micro));
     case OperandKind::gradient:
       return layout_.values.sums[operand.number];
     case OperandKind::workspace:

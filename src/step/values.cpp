@@ -89,6 +89,13 @@ void Values::move(Action action, const Instance& at, BlockId block, const Move& 
                 {.role = Role::target, .buffer = move.to, .writes = true, .part = move.to_part}}});
 }
 
+BufferId Values::batch_on_host(std::uint32_t micro) const {
+  for (model::ClassId of = 0; of < program_.classes.size(); ++of) {
+    if (program_.classes[of].from_host) return slots_.on_host[of][micro];
+  }
+  return kNoBuffer;
+}
+
 void Values::upload_inputs(std::uint32_t micro) {
   for (ValueId v = 0; v < program_.values.size(); ++v) {
     const StepValue& value = program_.values[v];

@@ -19,6 +19,8 @@ class Values {
   Values(const PlacedProblem& placed, const ValueSlots& slots, Movements& movements,
          std::uint32_t micro_batches);
 
+  /// Returns the host buffer with the tokens of a micro-batch.
+  [[nodiscard]] BufferId batch_on_host(std::uint32_t micro) const;
   /// Copies the inputs of a micro-batch to the device.
   void upload_inputs(std::uint32_t micro);
   /// Copies the report of the passes to the host.

@@ -2,6 +2,8 @@
 #include <cmath>
 #include <utility>
 
+#include "ballast/step/labels.h"
+
 #include "src/step/movements.h"
 #include "src/step/plan_types.h"
 
@@ -18,6 +20,7 @@ Movements::Movements(std::string name, const PlacedProblem& placed, const Layout
       emitter_(std::move(name), layout.buffers.size(), micro_batches),
       weight_staging_(layout.weight_staging),
       gradient_staging_(layout.gradient_staging),
+      table_rows_(layout.table_rows),
       ordinal_(problem_.blocks.size(), 0) {
   caches_.reserve(layout.devices.size());
   for (const DevicePlaces& places : layout.devices) caches_.emplace_back(places);
@@ -131,6 +134,30 @@ BufferId Movements::weights_in_staging(std::uint32_t block, Condition when) {
     bring_weights(staging, Action::fetch, block, home, when);
   }
   return staging.buffer;
+}
+
+BufferId Movements::rows_on_device(std::uint32_t table, std::uint32_t micro, BufferId tokens) {
+  const Bytes bytes = program_.blocks[table].selected;
+  const std::uint32_t label = step::label_of(step::MovedValue::rows);
+  const BufferId selected = table_rows_.next();
+  emit({.action = Action::select,
+        .payload = Payload::value,
+        .block = table,
+        .micro = micro,
+        .label = label,
+        .traffic = 2 * bytes,
+        .uses = {{Role::source, weights_on_host(table, {}), false},
+                 {Role::tokens, tokens, false},
+                 {Role::target, selected, true}}});
+  const BufferId place = caches_of(table).table_rows.next();
+  emit({.action = Action::upload,
+        .payload = Payload::value,
+        .block = table,
+        .micro = micro,
+        .label = label,
+        .bytes = bytes,
+        .uses = {{Role::source, selected, false}, {Role::target, place, true}}});
+  return place;
 }
 
 void Movements::bring_weights(const BufferCache::Taken& place, Action action, std::uint32_t block,

@@ -71,6 +71,7 @@ class FirstStep {
         std::ranges::copy(test::read_tensor(weights, tensor), flat.begin() + tensor.offset);
       }
       weights_.push_back(bench_.upload(flat));
+      if (block.part == model::LayerPart::table) select_rows(block, flat, batch.inputs);
       gradients_.push_back(bench_.gradient(std::vector<float>(block.elements)));
     }
     run(batch, keeps);
@@ -137,6 +138,17 @@ class FirstStep {
     std::vector<std::int32_t> starts;
   };
 
+  /// Uploads the rows of a table for the tokens, as a step does.
+  void select_rows(const model::BlockSpec& table, const std::vector<float>& flat,
+                   const std::vector<std::int32_t>& tokens) {
+    const auto width = static_cast<std::ptrdiff_t>(table.tensors.front().shape.back());
+    std::vector<float> rows;
+    for (const std::int32_t token : tokens) {
+      rows.insert(rows.end(), flat.begin() + token * width, flat.begin() + (token + 1) * width);
+    }
+    rows_of_tables_[weights_.size() - 1] = bench_.upload(rows);
+  }
+
   void run(const Batch& batch, step::Kept keeps) {
     auto& b = bench_;
     const auto inputs = b.upload_tokens(batch.inputs);
@@ -179,6 +191,8 @@ class FirstStep {
   void forward(std::size_t i) {
     auto& b = bench_;
     switch (b.architecture.blocks[i].part) {
+      case model::LayerPart::table:
+        return;
       case model::LayerPart::router:
         return route(i);
       case model::LayerPart::shared_expert:
@@ -216,6 +230,10 @@ class FirstStep {
                        .inputs_gradient = b.upload(std::vector<float>(tokens_ * width))};
     }
     test::SharedValues values = layer_inputs_;
+    if (const auto rows = rows_of_tables_.find(i + 1); rows != rows_of_tables_.end()) {
+      values.table_rows = rows->second;
+      values.table_gradient = gradients_[i + 1];
+    }
     if (model::last_reader_of_keys(config, source) == source) return values;
     auto& own = keys_values_[source];
     if (own.keys_values.empty()) {
@@ -244,6 +262,7 @@ class FirstStep {
   void backward(std::size_t i) {
     auto& b = bench_;
     const model::LayerPart part = b.architecture.blocks[i].part;
+    if (part == model::LayerPart::table) return;
     if (part == model::LayerPart::expert) {
       const Routed& half = routed_.back();
       b.kernels().expert_backward(*b.stream, i, weights_[i], half.rows, half.starts, flow_,
@@ -285,6 +304,7 @@ class FirstStep {
   model::Port port_of_kept_ = model::Port::kept;
   DeviceView<const std::int32_t> tokens_of_layers_;
   test::SharedValues layer_inputs_;
+  std::map<std::size_t, DeviceBytes> rows_of_tables_;        ///< by block of the table
   std::map<std::uint64_t, test::SharedValues> keys_values_;  ///< by layer that computes them
   DeviceBytes flow_;
   DeviceView<double> totals_;

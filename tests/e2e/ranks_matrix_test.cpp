@@ -37,6 +37,14 @@ const std::string kExperts = R"("family": "qwen2_moe", "vocab_size": 131, "hidde
                                 "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24,
                                 "output_router_logits": true, "router_aux_loss_coef": 0.1)";
 
+/// Every rank has whole tables in every stage, and updates its shards of them.
+const std::string kTables = R"("family": "gemma4", "vocab_size": 131, "hidden_size": 24,
+                               "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_dim": 12,
+                               "global_head_dim": 12, "intermediate_size": 32, "sliding_window": 9,
+                               "layer_types": ["sliding_attention", "full_attention"],
+                               "hidden_size_per_layer_input": 16,
+                               "vocab_size_per_layer_input": 131)";
+
 /// Without a GPU the kernels of the CUDA device run thread by thread on the host, so runs are short
 /// on it and few.
 bool on_cuda() {
@@ -181,6 +189,10 @@ TEST(RanksMatrix, InFp32AndUneven) {
   compare_all(kLlama, false, 0.45, {}, Extent::third);
 }
 
+TEST(RanksMatrix, TablesInEveryStage) {
+  if (on_cuda()) GTEST_SKIP() << "layer inputs on the host device";
+  compare_all(kTables, false, 1.4, {}, Extent::sixth);
+}
 TEST(RanksMatrix, ExpertsInEveryStage) {
   compare_all(kExperts, false, 0.45, {}, Extent::third);
 }

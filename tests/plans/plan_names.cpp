@@ -28,7 +28,8 @@ namespace {
 
 /// Name of the data that an operation moves: "weights".
 std::string_view object_of(const Operation& operation) {
-  static constexpr std::string_view kValues[] = {"batch", "activation", "routing", "losses"};
+  static constexpr std::string_view kValues[] = {"batch", "activation", "routing", "losses",
+                                                 "rows"};
   return operation.payload == plan::Payload::value ? kValues[operation.label]
                                                    : plan::to_string(operation.payload);
 }
@@ -80,7 +81,7 @@ std::string role_name(const Operation& operation, const plan::Use& use) {
   static constexpr std::string_view kRoles[] = {
       "",           "",       "weights", "states",       "gradient",    "output_accumulator",
       "statistics", "losses", "verdict", "undo_weights", "undo_states", "workspace",
-      "routing"};
+      "tokens",     "routing"};
   static constexpr std::string_view kPorts[] = {"weights",
                                                 "output_weights",
                                                 "batch",
@@ -105,8 +106,10 @@ std::string role_name(const Operation& operation, const plan::Use& use) {
                                                 "keys_values_gradient",
                                                 "layer_inputs",
                                                 "layer_inputs_gradient",
+                                                "table_rows",
                                                 "accumulator",
                                                 "output_accumulator",
+                                                "table_accumulator",
                                                 "workspace"};
   static_assert(std::size(kRoles) == static_cast<std::size_t>(Role::first_port));
   static_assert(std::size(kPorts) == model::kPortCount);

@@ -36,6 +36,8 @@ struct SharedValues {
   DeviceBytes keys_values_gradient;
   DeviceBytes inputs;
   DeviceBytes inputs_gradient;
+  DeviceBytes table_rows;
+  DeviceView<float> table_gradient;
 };
 
 /// Calls the kernels of a model one by one, with a function per kernel that takes its arguments in
@@ -83,6 +85,7 @@ class KernelCalls {
     call.needs(Port::activation_gradient, dy).gradient(gradient).takes(port_of_kept, kept);
     call.shares(shared).takes(Port::keys_values_gradient, shared.keys_values_gradient);
     call.takes(Port::layer_inputs_gradient, shared.inputs_gradient);
+    call.takes(Port::table_gradient, bytes(shared.table_gradient));
     call.arguments.scalars.accumulation = accumulation;
     call.arguments.scalars.dropout = dropout;
     run(stream, call);
@@ -255,7 +258,8 @@ class KernelCalls {
     }
     Call& shares(const SharedValues& values) {
       arguments.batch.tokens = values.tokens;
-      return takes(Port::keys_values, values.keys_values).takes(Port::layer_inputs, values.inputs);
+      takes(Port::keys_values, values.keys_values).takes(Port::layer_inputs, values.inputs);
+      return takes(Port::table_rows, values.table_rows);
     }
     Call& counts(std::span<const std::int32_t> starts) {
       arguments.routing_counts = starts;

@@ -106,7 +106,8 @@ struct Draw {
 /// which part, and a placement and options.
 class ProblemDraw {
  public:
-  ProblemDraw(std::uint64_t seed, Draw draw) : dice_(seed), more_dice_(seed + 1), draw_(draw) {}
+  ProblemDraw(std::uint64_t seed, Draw draw)
+      : dice_(seed), more_dice_(seed + 1), table_dice_(seed + 2), draw_(draw) {}
 
   BuildArguments make() {
     ranks();
@@ -154,14 +155,17 @@ class ProblemDraw {
   }
 
   /// In a third of the problems the vocabulary is cut; in a quarter layers are cut or have experts.
+  /// In a quarter of the rest some layers have tables.
   void blocks() {
     shape_.tied = dice_.toss();
     const std::uint64_t tiles = dice_.pick(0, 2) == 0 ? dice_.pick(2, 3) : 1;
     const bool cuts = dice_.pick(0, 3) == 0;
+    const bool tables = table_dice_.pick(0, 3) == 0 && !cuts;
     for (std::uint64_t t = 0; t < tiles; ++t) add(Role::embedding);
     for (std::uint64_t layer = dice_.pick(0, cuts ? 2 : 5); layer-- > 0; ++layer_) {
       const std::uint64_t kind = cuts ? dice_.pick(0, 3) : 0;
       if (kind == 0) add(Role::layer);
+      if (kind == 0 && tables && table_dice_.toss()) add(Role::table);
       if (kind == 1) half(Role::norm, Role::tile);
       if (kind == 2) {
         half(Role::norm, Role::tile);
@@ -215,7 +219,8 @@ class ProblemDraw {
           !freezes || (has_output && output) || (b == 0 && first == count) ||
           (block.role != Role::head_tile && (b == chosen || (b > below && dice_.toss())));
       const Elems elements = dice_.pick(1, 20) * 2048;
-      const bool in_part = freezes && elements > 2048 && dice_.pick(0, 2) == 0;
+      const bool in_part = freezes && elements > 2048 && dice_.pick(0, 2) == 0 &&
+                           block.role != Role::table;  // it has one tensor
       const Elems some = in_part ? dice_.pick(1, elements / 2048 - 1) * 2048 : elements;
       if (trained) first = b;
       if (!trained || (has_output && !output)) block.frozen_flops = block.forward_flops;
@@ -257,16 +262,17 @@ class ProblemDraw {
       size(shape_.blocks[b], problem().blocks[b]);
   }
   void size(model::BlockShape& shape, BlockSizes& block) {
+    if (shape.role == Role::table) shape.selected = table_dice_.pick(1, 8) * 256;
     shape.intermediates = 7 * shape_.activation;
     shape.kept_attention = more_dice_.pick(0, 3) * shape_.activation;
     shape.attention_flops = shape.forward_flops / 4.0;
     shape.attention_output_flops = shape.forward_flops / 2.0;
     const bool in_part = block.gradient_bytes < block.weight_bytes;
     const bool layer = shape.role != Role::embedding && shape.role < Role::head;
-    const bool quantized = layer && in_part && dice_.toss();
+    const bool quantized = layer && in_part && dice_.toss() && shape.selected == 0;
     if (quantized) block.dequantized_bytes = block.weight_bytes * dice_.pick(2, 4);
-    block.replicated =
-        draw_.ranks && (quantized || (in_part && !shape.is_frozen()) || dice_.pick(0, 3) == 0);
+    block.replicated = draw_.ranks && (quantized || (in_part && !shape.is_frozen()) ||
+                                       dice_.pick(0, 3) == 0 || shape.selected > 0);
     // In half of the problems, states are cut into sub-groups.
     const Elems elements = block.gradient_bytes / 2;
     const Elems most = dice_.toss() ? elements : dice_.pick(1, 20) * 2048;
@@ -342,9 +348,11 @@ class ProblemDraw {
     const std::uint64_t speculating = dice_.pick(0, 4);  // none, few, half, most, all of them
     const bool on_device = dice_.pick(0, 3) == 0;        // for a head in one pass
     for (std::size_t b = 0; b < problem().blocks.size(); ++b) {
-      BlockPlacement place = {.weights = on_device ? Tier::device : dice_.tier()};
+      const Tier fastest = shape_.blocks[b].selected > 0 ? Tier::host : Tier::device;
+      BlockPlacement place = {.weights =
+                                  std::max(on_device ? Tier::device : dice_.tier(), fastest)};
       if (!draw_.evaluation) {
-        place.optimizer = dice_.tier();
+        place.optimizer = std::max(dice_.tier(), fastest);
         place.activations = dice_.tier();
         const Kept some = more_dice_.toss() ? Kept::attention : Kept::all;
         place.kept = dice_.toss() ? some : Kept::nothing;
@@ -357,7 +365,8 @@ class ProblemDraw {
   }
 
   Dice dice_;
-  Dice more_dice_;  ///< for what attention keeps
+  Dice more_dice_;   ///< for what attention keeps
+  Dice table_dice_;  ///< for tables
   Draw draw_;
   Role expert_ = Role::expert;
   std::uint32_t layer_ = 0;  ///< layers so far

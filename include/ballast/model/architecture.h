@@ -131,7 +131,8 @@ enum class LayerPart {
   attention_half,  ///< the norm before attention, and attention, in one piece
   router,          ///< the norm before the experts and the router; the experts follow
   shared_expert,   ///< a tile: the expert that computes all rows, weighted by its gate
-  expert  ///< a tile: a routed expert, which computes the rows that the router dispatches to it
+  expert,  ///< a tile: a routed expert, which computes the rows that the router dispatches to it
+  table    ///< follows its layer: a tensor of which each token reads one row, see LayerInputsSpec
 };
 
 /// One block: the unit of placement, transfer and update. Tensors are padded so that each starts on
@@ -152,7 +153,7 @@ struct BlockSpec {
   std::size_t number_step = 1;
   /// "embedding", "layer 0", "head". Tiles: "embedding 0", "head 0", "layer 0 attention 3". Norms
   /// before tiles: "layer 0 attention", "layer 0 mlp". Layers with experts: "layer 0 attention",
-  /// "layer 0 router", "layer 0 expert 5", "layer 0 experts 4-7".
+  /// "layer 0 router", "layer 0 expert 5", "layer 0 experts 4-7". Tables: "layer 0 table".
   std::string name;
   std::string prefix;  ///< common prefix of the tensors' names: "model.layers.0."
   std::vector<TensorSpec> tensors;

@@ -93,11 +93,13 @@ enum class Port : std::uint8_t {
   keys_values_gradient,   ///< fp32 sums of its readers' gradients
   layer_inputs,           ///< [N, layers x width], the projected part of LayerInputsSpec
   layer_inputs_gradient,  ///< each layer writes its columns
+  table_rows,             ///< [N, width], the rows of the layer's table that its tokens select
   gradient,               ///< fp32 gradient sum of the block
   output_gradient,  ///< fp32 gradient sum of a tile of the output matrix; one operand per tile
+  table_gradient,   ///< fp32 gradient sum of the layer's table
   workspace
 };
-inline constexpr std::size_t kPortCount = 27;
+inline constexpr std::size_t kPortCount = 29;
 std::string_view to_string(Port port) noexcept;
 
 /// The way in which values of a class get their buffers.
@@ -160,7 +162,13 @@ struct GradientSum {
   bool clears = true;  ///< false: the first pass overwrites it (a tied output matrix)
 };
 
-enum class OperandKind : std::uint8_t { weights, value, gradient, workspace };
+enum class OperandKind : std::uint8_t {
+  weights,
+  rows,  ///< rows of a table that the tokens of the micro-batch select
+  value,
+  gradient,
+  workspace
+};
 enum class OperandAccess : std::uint8_t {
   reads,
   writes,  ///< a new life of the value begins
@@ -257,6 +265,9 @@ struct StepBlock {
   std::optional<RowCount> rows;
   bool per_rank = false;  ///< expert parallelism: each rank has a different expert in this block
   std::uint32_t layer = kNone;  ///< number of its layer; kNone: in the embedding or the head
+  /// For a table: bytes of the rows that the tokens of a micro-batch select. Its weights stay in
+  /// host memory or on NVMe. 0: no table.
+  Bytes selected = 0;
 };
 
 /// Condition for the head in one pass: the placement keeps intermediates of `keeper`, and all

@@ -112,10 +112,11 @@ enum class Action : std::uint8_t {
   update_on_device,  ///< the optimizer on a block in device memory
   initialize,        ///< first values of data in host memory
   read,              ///< passes weights or states in host memory to a visitor
+  select,            ///< rows of a table in host memory to a buffer there, one per token
   pass,              ///< device to another device of the same rank
   exchange           ///< a pass between the ranks that share tensors' tiles
 };
-inline constexpr std::size_t kActionCount = 17;
+inline constexpr std::size_t kActionCount = 18;
 
 std::string_view to_string(Action action) noexcept;
 Lane lane_of(Action action) noexcept;
@@ -190,6 +191,7 @@ enum class Role : std::uint8_t {
   undo_weights,    ///< weights before a speculative update
   undo_states,     ///< states before a speculative update
   scratch,         ///< gradients received from other ranks, or weight codes
+  tokens,          ///< a batch on the host, whose tokens select rows
   counts,          ///< row counts on the host, for conditions and the gate
   first_port
 };

@@ -27,7 +27,7 @@ struct BlockSizes {
   /// then read the weights as stored.
   Bytes dequantized_bytes = 0;
   Bytes gradient_bytes = 0;          ///< packed
-  bool replicated = false;           ///< stage 3 does not split the weights
+  bool replicated = false;           ///< stage 3 does not split the weights; always for tables
   std::vector<SubGroup> sub_groups;  ///< in ascending order of elements; empty: frozen
 
   /// Frozen blocks have only weights: no packed gradient, statistics or states.

@@ -312,8 +312,7 @@ void DecoderLayer<Ops>::project(const BlockWeights<T>& block, const T* in, T* ou
     T* const to = out + chunk.first * this->width_;
     add_mlp(block, chunk, to);
     if (!b.inputs) return;
-    inputs_.forward(block, *b.inputs, rows_of(chunk), this->sequences_.tokens, this->links_.inputs,
-                    to);
+    inputs_.forward(block, *b.inputs, rows_of(chunk), this->links_, to);
   });
   scale_result(block, out);
 }

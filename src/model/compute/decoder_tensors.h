@@ -93,6 +93,7 @@ inline std::optional<Elems> find_offset(const BlockSpec& block, const std::strin
 /// Finds the tensors of a layer that a DecoderSpec describes, or of a part of one.
 inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const BlockSpec& block,
                                            const MlpRule& rule) {
+  if (block.part == LayerPart::table) return {.part = block.part};
   const DecoderSpec spec = decoder_family(config).decoder(config, block.layer);
   const auto is_elsewhere = [&](const std::string& name) {
     return block.part != LayerPart::whole && block.find(name + ".weight") == nullptr;

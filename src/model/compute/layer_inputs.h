@@ -25,8 +25,7 @@ struct LayerInputsAt {
   };
   std::size_t width = 0;
   std::size_t column = 0;  ///< first column of the layer among the inputs of all layers
-  Elems table = 0;         ///< [rows, width]
-  std::size_t rows = 0;
+  std::size_t rows = 0;    ///< rows of the table, which is in another block
   LinearAt gate;
   LinearAt out;
   NormAt norm;
@@ -35,11 +34,9 @@ struct LayerInputsAt {
 
 inline LayerInputsAt find_layer_inputs(const BlockSpec& block, const LayerInputsSpec& spec,
                                        const ModelConfig& config) {
-  const TensorSpec& table = block.tensor(spec.table + ".weight");
   LayerInputsAt at = {.width = spec.width,
                       .column = block.layer * spec.width,
-                      .table = table.offset,
-                      .rows = table.shape.front(),
+                      .rows = spec.vocabulary,
                       .gate = find_linear(block, spec.gate),
                       .out = find_linear(block, spec.out),
                       .norm = find_norm(block, spec.norm)};
@@ -109,24 +106,24 @@ class LayerInputs {
   /// Adds what the layer computes from its input to `rows` of the residual stream x, which begins
   /// at the first of them.
   void forward(const BlockWeights<T>& block, const LayerInputsAt& at, const MapRows& rows,
-               const std::int32_t* tokens, const T* inputs, T* x) {
-    compute(block, at, rows, tokens, inputs, x);
+               const LayerLinks<T>& links, T* x) {
+    compute(block, at, rows, links, x);
     ops_.norm(block[at.norm], result_, x, rows.count, x);
   }
   /// Backward pass of forward(), given the residual stream before it. Replaces the gradient dy of
   /// its result by that of x, and writes the layer's columns of `inputs_gradient` unless it is
-  /// null.
+  /// null. `tokens` select the rows of the table's gradient.
   void backward(const BlockWeights<T>& block, const LayerInputsAt& at, const MapRows& rows,
                 const std::int32_t* tokens, const LayerLinks<T>& links, const T* x, T* dy) {
-    compute(block, at, rows, tokens, links.inputs, x);
+    compute(block, at, rows, links, x);
     ops_.norm_backward(block[at.norm], result_, dy, nullptr, result_, rows.count);
     maps_.linear_weight(block, at.out, activated_, result_, hidden_, rows);
     maps_.linear_input(block, at.out, result_, hidden_, activated_, rows);
     ops_.gate_backward({Activation::gelu_tanh}, pair(rows), activated_);
-    float* const table = block[NormAt{.weight = at.table}].weight_gradient;
     T* const gradient =
         links.inputs_gradient == nullptr ? nullptr : columns(links.inputs_gradient, at, rows);
-    ops_.links().mix_rows_backward({table, at.rows, width_}, how_, tokens + rows.first, rows.count,
+    const std::int32_t* const own = links.table_gradient == nullptr ? nullptr : tokens + rows.first;
+    ops_.links().mix_rows_backward({links.table_gradient, at.rows, width_}, how_, own, rows.count,
                                    input_, gradient, all_);
     maps_.linear_weight(block, at.gate, x, gate_, width_, rows);
     maps_.linear_input(block, at.gate, gate_, width_, dy, rows, true);
@@ -143,10 +140,10 @@ class LayerInputs {
   }
   /// Computes gate_, input_, activated_ and result_, the last map's result before its norm.
   void compute(const BlockWeights<T>& block, const LayerInputsAt& at, const MapRows& rows,
-               const std::int32_t* tokens, const T* inputs, const T* x) {
+               const LayerLinks<T>& links, const T* x) {
     maps_.linear(block, at.gate, x, gate_, width_, rows);
-    ops_.links().mix_rows({block.weights + at.table, at.rows, width_}, how_, tokens + rows.first,
-                          rows.count, columns(inputs, at, rows), all_, input_);
+    ops_.links().mix_rows({links.table_rows + rows.first * width_, rows.count, width_}, how_,
+                          columns(links.inputs, at, rows), all_, input_);
     ops_.gate({Activation::gelu_tanh}, pair(rows), activated_);
     maps_.linear(block, at.out, activated_, result_, hidden_, rows);
   }

@@ -167,6 +167,9 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
     case Port::layer_inputs:
     case Port::layer_inputs_gradient:
       return tokens * bytes_of_links(model_.config, block.layer, port, type_);
+    case Port::table_rows:
+      return tokens * family(model_.config.family).layer_input_width(model_.config) *
+             size_of(type_);
     case Port::gradient:
       return block.own_trained_elements() * sizeof(float);
     case Port::output_gradient:
@@ -174,6 +177,8 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
                   ? model_.tile(tile).rows * width
                   : model_.blocks[model_.tile(tile).block].own_trained_elements()) *
              sizeof(float);
+    case Port::table_gradient:
+      return model_.blocks[pass.block + 1].own_trained_elements() * sizeof(float);
     case Port::workspace:
       return 0;  // set_workspace() has checked it
   }

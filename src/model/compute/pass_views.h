@@ -66,7 +66,9 @@ class PassViews {
     return {.keys_values = as<T>(args[Port::keys_values]),
             .keys_values_gradient = as<float>(args[Port::keys_values_gradient]),
             .inputs = as<T>(args[Port::layer_inputs]),
-            .inputs_gradient = as<T>(args[Port::layer_inputs_gradient])};
+            .inputs_gradient = as<T>(args[Port::layer_inputs_gradient]),
+            .table_rows = as<T>(args[Port::table_rows]),
+            .table_gradient = as<float>(args[Port::table_gradient])};
   }
   /// Returns the tile of the pass.
   [[nodiscard]] OutputRows<T> output_tile(const Pass& pass, const PassArguments& args) const {

@@ -4,7 +4,7 @@
 
 namespace ballast::model {
 
-/// A table of rows by token, or its gradient.
+/// Rows of a table: one per token, or the gradient of all.
 template <class T>
 struct TokenRows {
   T* rows = nullptr;

@@ -57,21 +57,9 @@ void require_heads(const ModelConfig& config) {
   }
 }
 
-/// Tokens are checked against the vocabulary alone.
-void require_layer_inputs(const ModelConfig& config) {
-  const std::uint64_t width = family(config.family).layer_input_width(config);
-  if (width == 0) return;
-  require_packs("model.hidden_size_per_layer_input", width);
-  const std::uint64_t rows = config.detail("vocab_size_per_layer_input").whole().value_or(0);
-  if (rows >= config.vocab_size) return;
-  throw Error(ErrorCategory::config,
-              fmt::format("model.vocab_size_per_layer_input is {}, but device cuda needs at least "
-                          "model.vocab_size ({}); set ballast.device to \"host\"",
-                          rows, config.vocab_size));
-}
-
 void require_numbers(const ModelConfig& config) {
-  require_layer_inputs(config);
+  require_packs("model.hidden_size_per_layer_input",
+                family(config.family).layer_input_width(config));
   require_packs("model.hidden_size", config.hidden_size);
   require_packs("model.intermediate_size", config.intermediate_size);
   for (const char* const key :

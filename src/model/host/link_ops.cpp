@@ -1,11 +1,5 @@
 #include "src/model/host/link_ops.h"
 
-#include <algorithm>
-
-#include <fmt/format.h>
-
-#include "ballast/core/error.h"
-
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {
@@ -13,16 +7,6 @@ namespace {
 
 /// Columns of a table per thread: a cache line of fp32.
 constexpr std::size_t kTableColumns = 16;
-
-void check_rows(const std::int32_t* tokens, std::size_t count, std::size_t size) {
-  for (std::size_t i = 0; i < count; ++i) {
-    if (static_cast<std::size_t>(tokens[i]) < size) continue;
-    throw Error(ErrorCategory::data,
-                fmt::format("token {} has no row in the embeddings of the layers: "
-                            "model.vocab_size_per_layer_input is {}",
-                            tokens[i], size));
-  }
-}
 
 }  // namespace
 
@@ -55,16 +39,14 @@ void LinkOps<T>::add_sums(const float* sums, std::size_t rows, std::size_t width
 }
 
 template <class T>
-void LinkOps<T>::mix_rows(const TokenRows<const T>& table, const TokenMix& how,
-                          const std::int32_t* tokens, std::size_t rows, const T* x,
+void LinkOps<T>::mix_rows(const TokenRows<const T>& rows, const TokenMix& how, const T* x,
                           std::size_t step, T* y) const {
-  check_rows(tokens, rows, table.size);
-  split(rows, 1, [&](Range r) {
+  split(rows.size, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
       const T* const a = x + row * step;
-      const T* const b = table.rows + static_cast<std::size_t>(tokens[row]) * table.width;
-      T* const to = y + row * table.width;
-      for (std::size_t i = 0; i < table.width; ++i) {
+      const T* const b = rows.rows + row * rows.width;
+      T* const to = y + row * rows.width;
+      for (std::size_t i = 0; i < rows.width; ++i) {
         // The product is rounded before it is added, on every instruction set.
         const float scaled = to_float(from_float<T>(to_float(b[i]) * how.scale));
         to[i] = from_float<T>((to_float(a[i]) + scaled) * how.factor);

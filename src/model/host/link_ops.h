@@ -21,10 +21,9 @@ class LinkOps {
   /// x += sums [rows, width], rounded once. Rows of x are `step` apart.
   void add_sums(const float* sums, std::size_t rows, std::size_t width, T* x,
                 std::size_t step) const;
-  /// y [rows, width] = (x + scale * row of the token) * factor. Rows of x are `step` apart. Throws
-  /// Error(data) with the first token that the table does not have.
-  void mix_rows(const TokenRows<const T>& table, const TokenMix& how, const std::int32_t* tokens,
-                std::size_t rows, const T* x, std::size_t step, T* y) const;
+  /// y = (x + scale * rows) * factor. Rows of x are `step` apart.
+  void mix_rows(const TokenRows<const T>& rows, const TokenMix& how, const T* x, std::size_t step,
+                T* y) const;
   /// dx = dy * factor, unless dx is null. Adds dy * factor * scale to the rows of the tokens,
   /// unless the table is null.
   void mix_rows_backward(const TokenRows<float>& table, const TokenMix& how,

@@ -127,7 +127,7 @@ void freeze(Architecture& model, std::span<const std::string> patterns,
       }
       if (!tensor.frozen) continue;
       const bool output = block.kind == BlockKind::head && tensor.name == model.outer.output;
-      const bool map = block.kind == BlockKind::layer && tensor.shape.size() == 2;
+      const bool map = block.kind == BlockKind::layer && tensor.shape.size() == 2 && !tensor.table;
       if (output || map) block.frozen_product_elements += tensor.size;
       tied_frozen = tied_frozen || tensor.name == model.outer.tokens;
     }

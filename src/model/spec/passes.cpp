@@ -33,11 +33,13 @@ class StopWriter {
         named.per_rank = block.role == BlockRole::exchanged_expert;
       }
       if (b >= shape_.first_layer() && b < draft_.program.head) named.layer = block.layer;
+      named.selected = block.selected;
       draft_.program.blocks.push_back(std::move(named));
     }
   }
 
   void forward(BlockId b) {
+    if (shape_.blocks[b].role == BlockRole::table) return;  // the passes of its layer read it
     std::vector<PassId> reference;
     if (shape_.pairs && draft_.reference[b] != kNone) {
       reference.push_back(passes::reference_layer(draft_, b));
@@ -81,6 +83,7 @@ class StopWriter {
       case BlockRole::expert:
       case BlockRole::exchanged_expert:
         return passes::expert(draft_, b);
+      case BlockRole::table:
       case BlockRole::layer:
       case BlockRole::head:
       case BlockRole::head_tile:
@@ -98,14 +101,16 @@ class StopWriter {
       const PassId again = routes ? passes::router_again(draft_, b) : passes::norm_again(draft_, b);
       draft_.recompute(draft_.rows[b], {{.passes = {again}}});
       if (shape_.blocks[b].role != BlockRole::mid_norm) continue;
-      // The forward pass has one stop per block.
+      // The forward pass has one stop per block, because layers in tiles have no tables.
       const auto stops = draft_.program.training.begin();
       draft_.recompute(draft_.input[b], {stops + shape_.first_of(b - 1), stops + b});
     }
   }
 
   void backward(BlockId b) {
+    if (shape_.blocks[b].role == BlockRole::table) return;
     Stop stop = {.finishes = {b}, .backward = true};
+    if (shape_.blocks[b + 1].role == BlockRole::table) stop.finishes = {b + 1, b};
     const bool embedding = shape_.blocks[b].role == BlockRole::embedding;
     // No pass reads the gradient of the tokens.
     if (!embedding || !shape_.blocks[b].is_frozen()) stop.passes = {backward_pass(b)};
@@ -140,6 +145,7 @@ class StopWriter {
       case BlockRole::expert:
       case BlockRole::exchanged_expert:
         return passes::expert_backward(draft_, b);
+      case BlockRole::table:
       case BlockRole::layer:
       case BlockRole::head:
       case BlockRole::head_tile:

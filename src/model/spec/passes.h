@@ -63,6 +63,10 @@ class ProgramDraft {
   [[nodiscard]] BlockId source_of_keys(BlockId id) const;
   /// Returns whether the layer is the last one that reads keys and values of another.
   [[nodiscard]] bool is_last_reader(BlockId id) const;
+  /// Returns the block with the table of the layer `id`, in one piece; kNone if it has none.
+  [[nodiscard]] BlockId table_of(BlockId id) const {
+    return block(id + 1).role == BlockRole::table ? id + 1 : kNone;
+  }
 
   PassId add(Pass pass);
   /// Adds a recipe and lets it recompute `value`.
@@ -88,6 +92,9 @@ class ProgramDraft {
 
 inline Operand weights_of(BlockId block, Port port = Port::weights) {
   return {.port = port, .kind = OperandKind::weights, .number = block};
+}
+inline Operand rows_of(BlockId table) {
+  return {.port = Port::table_rows, .kind = OperandKind::rows, .number = table};
 }
 inline Operand value(Port port, ValueId id, OperandAccess access) {
   return {.port = port, .kind = OperandKind::value, .number = id, .access = access};

@@ -3,8 +3,8 @@
 namespace ballast::model::passes {
 namespace {
 
-bool reads_batch(const ProgramShape& shape) {
-  return shape.positions || shape.layer_inputs > 0;
+bool is_trained_table(const ProgramDraft& draft, BlockId table) {
+  return table != kNone && draft.gradient[table] != kNone;
 }
 
 /// The forward pass of a layer, with the arguments for both models.
@@ -15,12 +15,14 @@ Pass forward_through(const ProgramDraft& draft, BlockId block, ValueId in, Value
                .cost = draft.block(block).forward_cost(),
                .operands = {weights_of(block), reads(Port::input, in), writes(Port::output, out),
                             workspace()}};
-  // for the tokens, and their positions in their documents
-  if (reads_batch(draft.shape)) pass.operands.push_back(reads(Port::batch, draft.batch));
+  if (draft.shape.positions) pass.operands.push_back(reads(Port::batch, draft.batch));
   const BlockId source = draft.source_of_keys(block);
   if (draft.keys_values[source] != kNone) {
     const auto access = source == block ? OperandAccess::writes : OperandAccess::reads;
     pass.operands.push_back(value(Port::keys_values, draft.keys_values[source], access));
+  }
+  if (const BlockId table = draft.table_of(block); table != kNone) {
+    pass.operands.push_back(rows_of(table));
   }
   if (draft.layer_inputs != kNone) {
     const bool first = block == draft.shape.first_layer();
@@ -43,10 +45,16 @@ void add_links(Pass& pass, const ProgramDraft& draft, BlockId block) {
   } else if (sums != kNone) {
     pass.operands.push_back(reads(Port::keys_values_gradient, sums));
   }
+  if (const BlockId table = draft.table_of(block); table != kNone) {
+    pass.operands.push_back(rows_of(table));
+    if (is_trained_table(draft, table)) {
+      pass.operands.push_back(adds_to(draft.gradient[table], Port::table_gradient));
+    }
+  }
   if (draft.layer_inputs == kNone) return;
   pass.operands.push_back(reads(Port::layer_inputs, draft.layer_inputs));
   if (draft.layer_inputs_gradient == kNone) return;
-  const bool last = block + 1 == draft.program.head;
+  const bool last = draft.shape.last_of(block) + 1 == draft.program.head;
   pass.operands.push_back(value(Port::layer_inputs_gradient, draft.layer_inputs_gradient,
                                 last ? OperandAccess::writes : OperandAccess::updates));
 }
@@ -84,7 +92,10 @@ PassId layer_backward(ProgramDraft& draft, BlockId block) {
                .operands = {weights_of(block), reads(Port::input, draft.input[block]),
                             updates(Port::activation_gradient, draft.flow), workspace()}};
   pass.cost.traffic = layer.norm_traffic;
-  if (reads_batch(draft.shape)) pass.operands.push_back(reads(Port::batch, draft.batch));
+  const bool adds_rows = is_trained_table(draft, draft.table_of(block));
+  if (draft.shape.positions || adds_rows) {
+    pass.operands.push_back(reads(Port::batch, draft.batch));
+  }
   add_links(pass, draft, block);
   add_gradient(pass, draft, block);
   PassCost again = layer.recomputation_cost();

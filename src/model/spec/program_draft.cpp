@@ -208,6 +208,10 @@ void ProgramDraft::add_reference() {
                                          .slots = SlotRule::in_turn});
   for (BlockId b = shape.first_layer(); b < program.head; ++b) {
     if (!shape.is_differentiated(b)) continue;
+    if (block(b).role == BlockRole::table) {
+      reference[b] = reference[b - 1];
+      continue;
+    }
     expects(block(b).role == BlockRole::layer, "step program: pairs with layers in tiles");
     reference[b] = add_value({.name = fmt::format("the reference's output of {}", block(b).name),
                               .of = activations,
@@ -300,12 +304,13 @@ ValueId ProgramDraft::reference_input(BlockId id) const {
 BlockId ProgramDraft::source_of_keys(BlockId id) const {
   BlockId source = id;
   while (block(source).layer > block(id).keys_of) --source;
-  return source;
+  return shape.first_of(source);
 }
 
 bool ProgramDraft::is_last_reader(BlockId id) const {
   for (BlockId later = id + 1; later < program.head; ++later) {
-    if (block(later).keys_of == block(id).keys_of) return false;
+    const bool attends = block(later).role != BlockRole::table;
+    if (attends && block(later).keys_of == block(id).keys_of) return false;
   }
   return true;
 }

@@ -35,6 +35,8 @@ BlockRole role_of(const Architecture& model, std::size_t block) {
       return BlockRole::shared_expert;
     case LayerPart::expert:
       return model.split.experts > 1 ? BlockRole::exchanged_expert : BlockRole::expert;
+    case LayerPart::table:
+      return BlockRole::table;
   }
   return BlockRole::layer;
 }
@@ -99,6 +101,8 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
                         last_reader_of_keys(model.config, block.layer) != block.layer;
     const std::uint64_t shared = shares ? batch.tokens() * 2 * own.kv_heads * own.head_dim : 0;
     const std::uint64_t projected = own.heads + 2 * own.kv_heads;
+    const std::uint64_t selected =
+        block.part == LayerPart::table ? batch.tokens() * block.tensors.front().shape.back() : 0;
     blocks.push_back(
         {.name = block.name,
          .role = role_of(model, b),
@@ -117,6 +121,7 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
          .keys_values_gradient = shared * size_of(DType::f32),
          .keys_of =
              layer ? static_cast<std::uint32_t>(described.keys_of(model.config, block.layer)) : 0,
+         .selected = selected * size_of(type),
          .gradient = block.own_trained_elements() * size_of(DType::f32),
          .cleared = of_block(sizes.cleared, model, b),
          .token_share = block.token_share,
@@ -133,8 +138,7 @@ bool trains_layer_inputs(const Architecture& model) {
   if (model.first_differentiated() < model.first_layer()) return true;
   const auto& tensors = model.blocks[model.first_layer()].tensors;
   return std::any_of(tensors.begin(), tensors.end(), [&](const TensorSpec& tensor) {
-    return !tensor.frozen && !tensor.table &&
-           !tensor.name.starts_with(model.blocks[model.first_layer()].prefix);
+    return !tensor.frozen && !tensor.name.starts_with(model.blocks[model.first_layer()].prefix);
   });
 }
 
@@ -181,6 +185,7 @@ bool ProgramShape::continues(BlockId block) const {
     case BlockRole::shared_expert:
     case BlockRole::expert:
     case BlockRole::exchanged_expert:
+    case BlockRole::table:
     case BlockRole::head_tile:
       break;
   }

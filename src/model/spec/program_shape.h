@@ -23,6 +23,7 @@ enum class BlockRole : std::uint8_t {
   shared_expert,
   expert,
   exchanged_expert,  ///< expert parallelism: each rank has a different expert in the block
+  table,             ///< follows its layer, whose passes read the rows of their tokens; no passes
   head,              ///< the norm and, if it is neither tied nor in tiles, the output matrix
   head_tile          ///< a tile of the output matrix
 };
@@ -47,6 +48,7 @@ struct BlockShape {
   Bytes keys_values_gradient = 0;  ///< their fp32 sums
   std::uint32_t keys_of =
       0;               ///< number of the layer whose keys it attends to, see Family::keys_of()
+  Bytes selected = 0;  ///< StepBlock::selected
   Bytes gradient = 0;  ///< fp32 sums; 0: frozen
   Bytes cleared = 0;   ///< KernelSizes::cleared
   double token_share = 1.0;  ///< share of an expert, assuming balanced routing

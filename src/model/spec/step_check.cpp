@@ -62,6 +62,7 @@ class NumberCheck {
   [[nodiscard]] std::size_t count_of(OperandKind kind) const {
     switch (kind) {
       case OperandKind::weights:
+      case OperandKind::rows:
         return program_.blocks.size();
       case OperandKind::value:
         return program_.values.size();
@@ -331,6 +332,9 @@ class PartCheck {
       breaches_.require(operand.optional || !costs,
                         "{} of {}: {} is not optional, but has a cost of absence", kernel, block,
                         to_string(operand.port));
+      breaches_.require(
+          operand.kind != OperandKind::rows || program_.blocks[operand.number].selected > 0,
+          "{} of {} reads rows of a block that is not a table", kernel, block);
       if (operand.port == Port::routing_counts) {
         counts = true;
         breaches_.require(rows && rows->routing == operand.number,

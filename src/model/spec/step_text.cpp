@@ -71,8 +71,10 @@ constexpr std::array<std::string_view, kPortCount> kPortNames = {
     "gradient of keys and values",
     "layer inputs",
     "gradient of layer inputs",
+    "table rows",
     "gradient",
     "output gradient",
+    "table gradient",
     "workspace",
 };
 static_assert(static_cast<std::size_t>(Port::workspace) + 1 == kPortCount);
@@ -172,7 +174,11 @@ class ProgramText {
     title("blocks");
     for (const StepBlock& block : program_.blocks) {
       if (!block.rows) {
-        line("  {}", block.name);
+        const std::string table =
+            block.selected == 0
+                ? ""
+                : fmt::format("table, {} bytes of rows per micro-batch", grouped(block.selected));
+        line("  {:<{}}  {}", block.name, width_, table);
         continue;
       }
       line("  {:<{}}  rows {}{} of '{}', {:.4g} of all", block.name, width_, block.rows->index,
@@ -319,6 +325,7 @@ class ProgramText {
     std::string name;
     switch (operand.kind) {
       case OperandKind::weights:
+      case OperandKind::rows:
         name = operand.number == pass.block ? port : name_of(operand.number);
         break;
       case OperandKind::value:

@@ -102,6 +102,7 @@ class Place {
         return values_.at(operand.number);
       case OperandKind::gradient:
         return as_bytes(sums_.at(operand.number));
+      case OperandKind::rows:
       case OperandKind::workspace:
         break;
     }

@@ -10,6 +10,7 @@
 
 #include "tests/unit/step/device_faults.h"
 #include "tests/unit/step/drawn_rows.h"
+#include "tests/unit/step/moved_content.h"
 #include "tests/unit/step/rank_part.h"
 #include "tests/unit/step/serial_order.h"
 #include "tests/unit/step/symbolic_memory.h"
@@ -148,6 +149,8 @@ class Interpreter {
         return initialize(op);
       case Action::read:
         return read(op);
+      case Action::select:
+        return select(op);
     }
   }
 
@@ -210,6 +213,8 @@ class Interpreter {
           complain(op, "has another workspace");
         }
         return;
+      case OperandKind::rows:
+        return need(op, {buffer, 0, program_.blocks[number].selected}, rows_of(number, op.micro));
       case OperandKind::weights:
         break;
     }
@@ -340,7 +345,7 @@ class Interpreter {
     const Range to = home(op, target, op.bytes);
     const auto pieces = memory_.read(from.buffer, from.begin, from.begin + from.bytes);
     const bool right = !pieces.empty() && pieces.front().begin == from.begin &&
-                       belongs(op, pieces.front().content);
+                       belongs(op, program_, pieces.front().content, run_of(op));
     if (!right) complain(op, "moves something else than it says");
     // A move empties its source.
     put(op, to, {});
@@ -365,25 +370,6 @@ class Interpreter {
     const bool counts = moves(op, MovedValue::routing) && use.writes;
     const std::uint32_t number = counts ? op.micro : use.shard ? shard : 0;
     return {use.buffer, number * bytes + (offset ? op.offset : 0), bytes};
-  }
-
-  /// Whether an operation says what it moves.
-  [[nodiscard]] bool belongs(const Operation& op, const Content& content) const {
-    switch (content.what) {
-      case What::zeros:
-        return true;
-      case What::value:
-      case What::counts:
-        return content.version == run_ &&
-               (class_of(content.number).slots == SlotRule::report ||
-                (program_.values[content.number].owner == op.block && content.part == op.micro));
-      case What::gradient:
-        return content.number == op.block && content.version == run_of(op);
-      case What::states:
-        return content.number == op.block && content.part == op.sub_group;
-      default:
-        return content.number == op.block;
-    }
   }
 
   void gather_weights(const Operation& op) {
@@ -416,7 +402,7 @@ class Interpreter {
   void gather_parts(const Operation& op) {
     const BufferId target = take(op, Role::target, true).buffer;
     const auto pieces = memory_.read(target, 0, 1);
-    const bool right = !pieces.empty() && belongs(op, pieces.front().content);
+    const bool right = !pieces.empty() && belongs(op, program_, pieces.front().content, run_of(op));
     const Bytes whole = right ? size_of(pieces.front().content.number) : 1;
     const Bytes part = round_up((whole - 1) / problem_.tensor + 1, kPage);
     if (!right || op.bytes != (problem_.tensor - 1) * part) complain(op, "gathers something else");
@@ -427,7 +413,7 @@ class Interpreter {
     const Use source = take(op, Role::source, false);
     const Use target = take(op, Role::target, true);
     const auto pieces = memory_.read(source.buffer, 0, 1);
-    if (pieces.empty() || !belongs(op, pieces.front().content)) {
+    if (pieces.empty() || !belongs(op, program_, pieces.front().content, run_of(op))) {
       return complain(op, "gathers something else");
     }
     Content all = pieces.front().content;
@@ -462,6 +448,19 @@ class Interpreter {
       return {states_of(op.block, op.sub_group, version), op.offset};
     }
     return {weights_of(op.block, version), part_.kept_from(op.block) + op.offset};
+  }
+
+  /// Rows of the current weights for the tokens of a micro-batch.
+  void select(const Operation& op) {
+    const BufferId tokens = take(op, Role::tokens, false).buffer;
+    if (tokens != schedule_.batch_host[op.micro]) complain(op, "selects rows of other tokens");
+    need(op, {take(op, Role::source, false).buffer, 0, rank_.resident_weights(op.block)},
+         weights_of(op.block, due_[op.block]));
+    put(op, {take(op, Role::target, true).buffer, 0, program_.blocks[op.block].selected},
+        rows_of(op.block, op.micro));
+  }
+  [[nodiscard]] Content rows_of(std::uint32_t table, std::uint32_t micro) const {
+    return {What::rows, table, micro, due_[table], static_cast<std::uint32_t>(run_)};
   }
 
   /// Drops data in transit. Only states that were fetched before their update reach the next run.

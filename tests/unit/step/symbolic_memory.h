@@ -24,6 +24,7 @@ struct Content {
     states,     ///< states of a block; part: its sub-group
     value,      ///< a value of a micro-batch
     counts,     ///< a value of all ranks
+    rows,       ///< rows of a table for a micro-batch; by: the run
     sum,        ///< a gradient sum; by: number of additions so far
     gradient,   ///< packed gradient of a block; by: see Sums
     statistics  ///< statistics of the gradient of a block
@@ -32,10 +33,11 @@ struct Content {
 
   What what = What::zeros;
   std::uint32_t number = 0;  ///< number of the block, value or sum
-  /// Values: the micro-batch. Weights: sub-groups to which one more update has been applied.
+  /// Values and rows: the micro-batch. Weights: sub-groups to which one more update has been
+  /// applied.
   std::uint32_t part = 0;
-  /// Weights and states: updates applied, with kUndone if a rollback undoes the last one. Others:
-  /// the run.
+  /// Weights, rows and states: updates applied, with kUndone if a rollback undoes the last one.
+  /// Others: the run.
   std::uint64_t version = 0;
   std::uint32_t by = 0;  ///< values: position of the pass that wrote them last; see SerialOrder
 
@@ -50,8 +52,8 @@ struct Sums {
 };
 
 inline std::string show(const Content& content) {
-  constexpr std::string_view kNames[] = {"zeros",  "weights", "decoded",  "states",    "value",
-                                         "counts", "sum",     "gradient", "statistics"};
+  constexpr std::string_view kNames[] = {"zeros",  "weights", "decoded", "states",   "value",
+                                         "counts", "rows",    "sum",     "gradient", "statistics"};
   return fmt::format("{} {} (part {}, version {}{}, by {})",
                      kNames[static_cast<std::size_t>(content.what)], content.number, content.part,
                      content.version & ~Content::kUndone,

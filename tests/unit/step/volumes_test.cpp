@@ -3,10 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <deque>
-#include <map>
-#include <optional>
-#include <set>
 
 #include <gtest/gtest.h>
 
@@ -16,41 +12,13 @@
 #include "src/step/plan_types.h"
 #include "src/step/recomputation.h"
 #include "tests/support/random_problem.h"
+#include "tests/unit/step/misses.h"
 #include "tests/unit/step/value_devices.h"
 
 namespace ballast::step::volumes_test {
 namespace {
 
 using Volumes = std::array<Bytes, plan::kLaneCount>;
-
-/// Counts how often data must be loaded into `places` buffers with least-recently-used replacement:
-/// if at least `places` others were used since their last use, or if they were never used, or
-/// loaded in another case. `when`: the case in which the data are needed, or always.
-class Misses {
- public:
-  /// The pass in which an expert had rows; empty for any pass.
-  using When = std::optional<std::int64_t>;
-  static constexpr std::int64_t kInStep = -1;
-  static constexpr std::int64_t kInStepBefore = -2;
-
-  explicit Misses(std::size_t places) : places_(places) {}
-
-  bool use(std::uint32_t block, When when = {}) {
-    const auto last = std::find(uses_.rbegin(), uses_.rend(), block);
-    bool missing =
-        last == uses_.rend() || std::set<std::uint32_t>(uses_.rbegin(), last).size() >= places_;
-    uses_.push_back(block);
-    const auto brought = brought_.find(block);
-    missing = missing || (brought->second && brought->second != when);
-    if (missing) brought_[block] = when;
-    return missing;
-  }
-
- private:
-  std::size_t places_;
-  std::deque<std::uint32_t> uses_;
-  std::map<std::uint32_t, When> brought_;
-};
 
 /// Counts one run on one rank: the weights that its stops need one after the other, and the data
 /// that move with them.
@@ -80,6 +48,7 @@ class Counter {
       if (gradient_is_on_nvme(b)) count(Lane::writeback, gradient_on_nvme(b));
     }
     const std::uint32_t passes = layer_major() ? 1 : micro_batches;
+    together_ = micro_batches / passes;
     for (pass_ = 0; pass_ < passes; ++pass_) {
       go_through(applies_updates && pass_ == 0, pass_ + 1 == passes);
     }
@@ -119,6 +88,7 @@ class Counter {
   Volumes evaluation() {
     const std::uint32_t micro_batches = problem_.evaluation_micro_batches;
     values(stops_of(program_.evaluation, model::HeadForm::visits), micro_batches);
+    together_ = layer_major() ? micro_batches : 1;
     for (pass_ = 0; pass_ < (layer_major() ? 1 : micro_batches); ++pass_) {
       for (const model::Stop& stop : program_.evaluation) weights(stop);
     }
@@ -300,15 +270,22 @@ class Counter {
   void for_weights(const model::Stop& stop, const Handle& handle) const {
     for (const model::PassId id : stop.passes) {
       for (const model::Operand& operand : program_.passes[id].operands) {
-        if (operand.kind == model::OperandKind::weights) handle(operand.number);
+        const bool rows = operand.kind == model::OperandKind::rows;
+        if (rows || operand.kind == model::OperandKind::weights) handle(operand.number);
       }
     }
   }
   void weights(const model::Stop& stop) {
     for_weights(stop, [this](std::uint32_t b) {
+      if (program_.blocks[b].selected > 0) return rows(b);
       const bool decodes = problem_.blocks[b].is_quantized();
       if (!decodes || decoded_[dealt_[b]].use(b, for_pass(b))) weights(b, for_pass(b));
     });
+  }
+  /// Rows of a table for each micro-batch. The table itself stays below the device.
+  void rows(std::uint32_t table) {
+    if (at(table).weights == Tier::nvme) stage(table, {});
+    count(Lane::upload, together_ * program_.blocks[table].selected);
   }
   /// A block's weights on the device.
   void weights(std::uint32_t block, When when) {
@@ -366,6 +343,7 @@ class Counter {
   Misses staging_;
   std::vector<Misses> decoded_;  ///< by device
   std::uint32_t pass_ = 0;       ///< number of the pass, by groups of micro-batches
+  std::uint32_t together_ = 1;   ///< micro-batches in a group
   Volumes volumes_{};
 };
 

@@ -30,11 +30,10 @@ class LinkOps {
     check(cuda::add_sums(stream_.native(), sums, {rows, width}, x, step),
           "gradient of shared keys and values", {rows, width});
   }
-  /// The caller has checked the tokens.
-  void mix_rows(const TokenRows<const T>& table, const TokenMix& how, const std::int32_t* tokens,
-                std::size_t rows, const T* x, std::size_t step, T* y) const {
-    check(cuda::mix_rows(stream_.native(), table, how, tokens, rows, x, step, y),
-          "inputs of a layer", {rows, table.width});
+  void mix_rows(const TokenRows<const T>& rows, const TokenMix& how, const T* x, std::size_t step,
+                T* y) const {
+    check(cuda::mix_rows(stream_.native(), rows, how, x, step, y), "inputs of a layer",
+          {rows.size, rows.width});
   }
   void mix_rows_backward(const TokenRows<float>& table, const TokenMix& how,
                          const std::int32_t* tokens, std::size_t rows, const T* dy, T* dx,

@@ -37,15 +37,11 @@ __global__ void add_to_columns(const float* sums, std::size_t width, T* x, std::
 }
 
 template <class T>
-__global__ void mix(TokenRows<const T> table, TokenMix how, const std::int32_t* tokens, const T* x,
-                    std::size_t step, T* y) {
+__global__ void mix(TokenRows<const T> rows, TokenMix how, const T* x, std::size_t step, T* y) {
   const std::size_t column = own_column<T>();
-  if (column >= table.width) return;
-  const std::int32_t token = tokens[blockIdx.x];
-  float row[kOneAccess<T>] = {};
-  if (is_in(token, 0, table.size)) {
-    device::read(table.rows + static_cast<std::size_t>(token) * table.width + column, row);
-  }
+  if (column >= rows.width) return;
+  float row[kOneAccess<T>];
+  device::read(rows.rows + blockIdx.x * rows.width + column, row);
   for (float& value : row) value = device::rounded_product(value, how.scale);
   Piece<T> scaled;
   device::narrow(row, scaled);
@@ -53,7 +49,7 @@ __global__ void mix(TokenRows<const T> table, TokenMix how, const std::int32_t* 
   float values[kOneAccess<T>];
   device::read(x + blockIdx.x * step + column, values);
   for (unsigned i = 0; i < kOneAccess<T>; ++i) values[i] = (values[i] + row[i]) * how.factor;
-  device::write(values, y + blockIdx.x * table.width + column);
+  device::write(values, y + blockIdx.x * rows.width + column);
 }
 
 template <class T>
@@ -86,12 +82,10 @@ cudaError_t add_sums(cudaStream_t stream, const float* sums, Rows rows, T* x, st
 }
 
 template <class T>
-cudaError_t mix_rows(cudaStream_t stream, const TokenRows<const T>& table, const TokenMix& how,
-                     const std::int32_t* tokens, std::size_t rows, const T* x, std::size_t step,
-                     T* y) {
-  if (rows == 0 || table.width == 0) return cudaSuccess;
-  return device::launch(by_rows<T>(stream, rows, table.width), &mix<T>, table, how, tokens, x, step,
-                        y);
+cudaError_t mix_rows(cudaStream_t stream, const TokenRows<const T>& rows, const TokenMix& how,
+                     const T* x, std::size_t step, T* y) {
+  if (rows.size == 0 || rows.width == 0) return cudaSuccess;
+  return device::launch(by_rows<T>(stream, rows.size, rows.width), &mix<T>, rows, how, x, step, y);
 }
 
 template <class T>
@@ -118,7 +112,7 @@ cudaError_t mix_rows_backward(cudaStream_t stream, const TokenRows<float>& table
   template cudaError_t put_sums(cudaStream_t, const T*, std::size_t, Rows, bool, float*);        \
   template cudaError_t add_sums(cudaStream_t, const float*, Rows, T*, std::size_t);              \
   template cudaError_t mix_rows(cudaStream_t, const TokenRows<const T>&, const TokenMix&,        \
-                                const std::int32_t*, std::size_t, const T*, std::size_t, T*);    \
+                                const T*, std::size_t, T*);                                      \
   template cudaError_t mix_rows_backward(cudaStream_t, const TokenRows<float>&, const TokenMix&, \
                                          const std::int32_t*, std::size_t, const T*, T*,         \
                                          std::size_t, std::uint32_t*);

@@ -11,8 +11,8 @@
 namespace ballast::model::cuda {
 
 // Kernels of values that layers share besides the residual stream, documented at host::LinkOps.
-// Conventions: rows.h. A token outside a table causes no access outside the arrays: its row is 0,
-// and its gradient is dropped.
+// Conventions: rows.h. A token outside a table causes no access outside the arrays: its gradient is
+// dropped.
 
 template <class T>
 cudaError_t put_sums(cudaStream_t stream, const T* x, std::size_t step, Rows rows, bool adds,
@@ -20,9 +20,8 @@ cudaError_t put_sums(cudaStream_t stream, const T* x, std::size_t step, Rows row
 template <class T>
 cudaError_t add_sums(cudaStream_t stream, const float* sums, Rows rows, T* x, std::size_t step);
 template <class T>
-cudaError_t mix_rows(cudaStream_t stream, const TokenRows<const T>& table, const TokenMix& how,
-                     const std::int32_t* tokens, std::size_t rows, const T* x, std::size_t step,
-                     T* y);
+cudaError_t mix_rows(cudaStream_t stream, const TokenRows<const T>& rows, const TokenMix& how,
+                     const T* x, std::size_t step, T* y);
 /// `links`: scratch memory for 2 * rows values, see scatter().
 template <class T>
 cudaError_t mix_rows_backward(cudaStream_t stream, const TokenRows<float>& table,

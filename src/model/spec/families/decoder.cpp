@@ -147,7 +147,7 @@ class Tensors {
     block_.add_repeated_products(experts.per_token * 3 * wide * h);
     norm(experts.norm_after, h, false);
   }
-  /// Adds the tensors of LayerInputsSpec of layer `index`.
+  /// Adds the tensors of LayerInputsSpec of layer `index`, except its table.
   void layer_inputs(const ModelConfig& c, std::uint64_t index) {
     const LayerInputsSpec& inputs = spec_.inputs;
     if (inputs.width == 0) return;
@@ -159,13 +159,18 @@ class Tensors {
       norm(inputs.projection_norm, inputs.width, false);
       block_.without_prefix();
     }
-    block_.add(inputs.table + ".weight", {inputs.vocabulary, inputs.width}, Init::normal, stddev_);
-    block_.table().without_prefix().columns_of(all, index * inputs.width);
     linear(inputs.gate, h, inputs.width, false);
     block_.repeated();
     linear(inputs.out, inputs.width, h, false, spec_.residual_factor);
     block_.repeated();
     norm(inputs.norm, h, false);
+  }
+  /// Adds the columns of the table of LayerInputsSpec that layer `index` reads.
+  void table(const ModelConfig& c, std::uint64_t index) {
+    const LayerInputsSpec& inputs = spec_.inputs;
+    block_.add(inputs.table + ".weight", {inputs.vocabulary, inputs.width}, Init::normal, stddev_);
+    block_.table().without_prefix().columns_of(c.num_layers * inputs.width, index * inputs.width);
+    block_.part(LayerPart::table);
   }
   /// Adds queries, keys and values with their norms, and the norm before them.
   void attention_inputs(const ModelConfig& c) {
@@ -293,14 +298,21 @@ BlockSpec DecoderFamily::layer(const ModelConfig& c, std::uint64_t index) const 
 std::vector<BlockSpec> DecoderFamily::blocks_of_layer(const ModelConfig& c,
                                                       std::uint64_t index) const {
   const DecoderSpec spec = decoder(c, index);
-  return spec.experts.count == 0 ? Family::blocks_of_layer(c, index)
-                                 : expert_blocks(c, index, spec);
+  if (spec.experts.count > 0) return expert_blocks(c, index, spec);
+  std::vector<BlockSpec> blocks = Family::blocks_of_layer(c, index);
+  if (spec.inputs.width == 0) return blocks;
+  BlockBuilder table(BlockKind::layer, fmt::format("layer {} table", index), prefix(index));
+  Tensors(table, spec, heads(c, index), c.init_stddev).table(c, index);
+  blocks.push_back(table.finish());
+  return blocks;
 }
 
 std::size_t DecoderFamily::count_blocks_of_layer(const ModelConfig& c, std::uint64_t index) const {
-  const std::uint64_t experts = decoder(c, index).experts.count;
-  const std::uint64_t shared = decoder(c, index).experts.shared_width > 0 ? 1 : 0;
-  return experts == 0 ? Family::count_blocks_of_layer(c, index) : 2 + shared + experts;
+  const DecoderSpec spec = decoder(c, index);
+  const std::uint64_t experts = spec.experts.count;
+  const std::uint64_t shared = spec.experts.shared_width > 0 ? 1 : 0;
+  const std::uint64_t tables = spec.inputs.width > 0 ? 1 : 0;
+  return experts == 0 ? Family::count_blocks_of_layer(c, index) + tables : 2 + shared + experts;
 }
 
 std::uint64_t DecoderFamily::experts_of_layer(const ModelConfig& c, std::uint64_t index) const {

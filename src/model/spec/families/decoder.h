@@ -124,7 +124,8 @@ struct DeltaSpec {
 /// Inputs of a layer besides the residual stream. For a token with the embedding e (scaled), layer
 /// l gets p = (n(P e / sqrt(H))_l + sqrt(width) T_l[token]) / sqrt(2). After its MLP it computes x
 /// + norm(out(gelu(gate(x)) * p)). P and n belong to the block of the first layer, and each layer
-/// has its columns of the table T. Source: the class Gemma4TextModel of transformers.
+/// has its columns of the table T, in a block of LayerPart::table. Source: the class
+/// Gemma4TextModel of transformers.
 struct LayerInputsSpec {
   std::uint64_t width = 0;       ///< 0: none
   std::uint64_t vocabulary = 0;  ///< rows of the table

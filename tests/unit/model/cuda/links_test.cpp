@@ -62,7 +62,7 @@ TYPED_TEST(CudaLinks, GradientsOfReadersAreSummedAndAddedOnce) {
   }
 }
 
-/// A table of 6 rows, and tokens of which some are equal.
+/// A table of 6 rows for gradients, and tokens of which some are equal.
 template <class T>
 struct Mixed {
   std::vector<std::int32_t> tokens = {4, 0, 4, 5, 4, 1, 0};
@@ -74,19 +74,18 @@ struct Mixed {
   explicit Mixed(std::size_t width_) : width(width_), step(width_ + 24) {}
 
   [[nodiscard]] std::size_t rows() const { return tokens.size(); }
-  [[nodiscard]] std::vector<T> table() const { return normals_of<T>(size * width, 3); }
+  [[nodiscard]] std::vector<T> table_rows() const { return normals_of<T>(rows() * width, 3); }
   [[nodiscard]] std::vector<T> x() const { return normals_of<T>(rows() * step, 4); }
   [[nodiscard]] std::vector<T> dy() const { return normals_of<T>(rows() * width, 5); }
   [[nodiscard]] std::vector<float> sums() const { return normals_of<float>(size * width, 6); }
 
   [[nodiscard]] std::vector<T> on_device() const {
-    const DeviceArray<std::int32_t> ids(tokens);
-    const DeviceArray<T> from(table());
+    const DeviceArray<T> from(table_rows());
     const DeviceArray<T> inputs(x());
     return in_every_order([&] {
       const DeviceArray<T> out(dy());
-      must(mix_rows<T>(nullptr, {from.data(), size, width}, how, ids.data(), rows(), inputs.data(),
-                       step, out.data()));
+      must(
+          mix_rows<T>(nullptr, {from.data(), rows(), width}, how, inputs.data(), step, out.data()));
       return out.get();
     });
   }
@@ -120,8 +119,8 @@ TYPED_TEST(CudaLinks, RowsOfTokensAreMixed) {
   for (const std::size_t width : kWidths) {
     Mixed<T> of(width);
     std::vector<T> expected(of.rows() * width);
-    host_ops<T>().links().mix_rows({of.table().data(), of.size, width}, of.how, of.tokens.data(),
-                                   of.rows(), of.x().data(), of.step, expected.data());
+    host_ops<T>().links().mix_rows({of.table_rows().data(), of.rows(), width}, of.how,
+                                   of.x().data(), of.step, expected.data());
     EXPECT_TRUE(same_bits(of.on_device(), expected)) << width;
   }
 }
@@ -141,7 +140,7 @@ TYPED_TEST(CudaLinks, GradientsOfRowsAreAddedInTokenOrder) {
   }
 }
 
-TYPED_TEST(CudaLinks, TokensOutsideTheTableHaveRowsOfZeros) {
+TYPED_TEST(CudaLinks, TokensOutsideTheTableTouchNothing) {
   using T = TypeParam;
   Mixed<T> of(8);
   of.how = {8.0F, 0.5F};
@@ -154,13 +153,6 @@ TYPED_TEST(CudaLinks, TokensOutsideTheTableHaveRowsOfZeros) {
   const auto [found_sums, found_dx] = of.gradients_on_device(true, true);
   EXPECT_TRUE(same_bits(found_sums, sums));
   EXPECT_TRUE(same_bits(found_dx, dx));
-  const std::vector<T> out = of.on_device();
-  for (const std::size_t row : {2U, 4U}) {
-    for (std::size_t i = 0; i < of.width; ++i) {
-      const double expected = test::exact(of.x()[row * of.step + i]) / 2.0;
-      EXPECT_EQ(test::exact(out[row * of.width + i]), expected) << row << ", " << i;
-    }
-  }
 }
 
 }  // namespace

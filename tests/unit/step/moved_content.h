@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ballast/model/step_program.h"
+
+#include "tests/unit/step/symbolic_memory.h"
+
+namespace ballast::step {
+
+/// Returns whether `operation` says what it moves. `run`: that of the plan to which its data
+/// belong.
+inline bool belongs(const Operation& operation, const model::StepProgram& program,
+                    const Content& content, std::uint64_t run) {
+  using What = Content::What;
+  switch (content.what) {
+    case What::zeros:
+      return true;
+    case What::value:
+    case What::counts: {
+      const model::StepValue& value = program.values[content.number];
+      const bool report = program.classes[value.of].slots == model::SlotRule::report;
+      const bool own = value.owner == operation.block && content.part == operation.micro;
+      return content.version == run && (report || own);
+    }
+    case What::gradient:
+      return content.number == operation.block && content.version == run;
+    case What::rows:
+      return content.number == operation.block && content.part == operation.micro;
+    case What::states:
+      return content.number == operation.block && content.part == operation.sub_group;
+    default:
+      return content.number == operation.block;
+  }
+}
+
+}  // namespace ballast::step
