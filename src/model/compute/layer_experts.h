@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "ballast/core/bump.h"
 #include "ballast/core/gradient_stats.h"
@@ -50,8 +51,8 @@ inline LayerExpertsAt find_layer_experts(const BlockSpec& block, const LayerExpe
 /// Experts in addition to the MLP of a layer, in its block (LayerExpertsSpec). They read the
 /// residual stream x after attention. With y, the result of the MLP, the layer adds norm(norm(y) +
 /// norm(experts(x))) to x. The rows of one expert are copied next to each other, a chunk at a time.
-/// Ops::route() must leave its `starts` in host memory. Source: the class Gemma4TextDecoderLayer of
-/// transformers.
+/// The numbers of rows are awaited, because they determine the products. Source: the class
+/// Gemma4TextDecoderLayer of transformers.
 template <class Ops>
 class LayerExperts {
  public:
@@ -81,7 +82,7 @@ class LayerExperts {
     logits_ = bump.take<float>(shape_.rows * shape_.step());
     dlogits_ = bump.take<T>(shape_.rows * shape_.step());
     starts_ = bump.take<std::int32_t>(shape_.experts + 1);
-    unit_ = bump.take<float>(1);
+    products_ = bump.take<float>(chunk_);
     x_ = bump.take<T>(chunk_ * width_);
     dy_ = bump.take<T>(chunk_ * width_);
     part_ = bump.take<float>(chunk_ * width_);
@@ -99,6 +100,7 @@ class LayerExperts {
     ops_.multiply({rows, shape_.experts, width_}, matrix(routed_, width_),
                   transposed(block[at.router].weight, width_), matrix(logits_, shape_.step()));
     ops_.route(shape_, logits_, {}, nullptr, routing_, starts_);
+    first_choices_ = ops_.fetch(starts_, shape_.experts + 1);
     ops_.norm(block[at.norm_before], x, normed_, rows);
     ops_.zero(sums_, rows * width_);
     by_chunks([&](std::size_t expert, const ExpertRows& chunk) {
@@ -168,8 +170,8 @@ class LayerExperts {
   template <class Work>
   void by_chunks(const Work& work) const {
     for (std::size_t e = 0; e < shape_.experts; ++e) {
-      const auto end = static_cast<std::size_t>(starts_[e + 1]);
-      for (auto first = static_cast<std::size_t>(starts_[e]); first < end; first += chunk_) {
+      const auto end = static_cast<std::size_t>(first_choices_[e + 1]);
+      for (auto first = static_cast<std::size_t>(first_choices_[e]); first < end; first += chunk_) {
         work(e,
              ExpertRows{routing_.places + first, std::min(chunk_, end - first), shape_.per_token});
       }
@@ -217,7 +219,7 @@ class LayerExperts {
     ops_.linear_weight(out, scaled_, dy_, width_, rows);
     ops_.linear_input(out, dy_, width_, dactivated_, rows);
     ops_.dot_rows(chunk, scaled_, dactivated_, routing_.weights, routing_.weight_gradients, wide_);
-    add_factor_gradient(block, at.factors + expert, rows * wide_);
+    add_factor_gradient(block, at.factors + expert, chunk.count);
     ops_.scale_by(block.weights + at.factors + expert, 1, dactivated_, rows * wide_);
     const Linear<T> in = in_map(block, at, expert);
     ops_.gate_backward({Activation::gelu_tanh}, gate_up(rows), dactivated_);
@@ -226,11 +228,11 @@ class LayerExperts {
     ops_.add_rows(chunk, part_, nullptr, sums_, width_);
   }
   /// Adds the sum of the products of activated values and gradients of scaled ones.
-  void add_factor_gradient(const BlockWeights<T>& block, Elems factor, std::size_t size) {
+  void add_factor_gradient(const BlockWeights<T>& block, Elems factor, std::size_t rows) {
     float* const gradient = block[NormAt{.weight = factor}].weight_gradient;
     if (gradient == nullptr) return;
-    *unit_ = 1.0F;
-    ops_.add_column_products({activated_, 1, dactivated_, 1, unit_, size, 1}, gradient);
+    ops_.dot_rows({nullptr, rows, 1}, activated_, dactivated_, nullptr, products_, wide_);
+    ops_.add_sum(products_, rows, gradient);
   }
 
   RouterShape shape_;
@@ -245,17 +247,18 @@ class LayerExperts {
   float* sums_ = nullptr;
   GradientStats* statistics_ = nullptr;  ///< scratch of the rounding
   Routing routing_;
-  float* logits_ = nullptr;         ///< [N, step]
-  T* dlogits_ = nullptr;            ///< [N, step]
-  std::int32_t* starts_ = nullptr;  ///< [experts + 1]
-  float* unit_ = nullptr;
-  T* x_ = nullptr;           ///< [chunk, H]
-  T* dy_ = nullptr;          ///< [chunk, H]
-  float* part_ = nullptr;    ///< [chunk, H]
-  T* hidden_ = nullptr;      ///< [chunk, gate | up]
-  T* activated_ = nullptr;   ///< [chunk, I]
-  T* scaled_ = nullptr;      ///< [chunk, I], times the expert's factor
-  T* dactivated_ = nullptr;  ///< [chunk, I]
+  float* logits_ = nullptr;                      ///< [N, step]
+  T* dlogits_ = nullptr;                         ///< [N, step]
+  std::int32_t* starts_ = nullptr;               ///< [experts + 1]
+  std::span<const std::int32_t> first_choices_;  ///< `starts_` in host memory
+  float* products_ = nullptr;                    ///< [chunk], of activated values and gradients
+  T* x_ = nullptr;                               ///< [chunk, H]
+  T* dy_ = nullptr;                              ///< [chunk, H]
+  float* part_ = nullptr;                        ///< [chunk, H]
+  T* hidden_ = nullptr;                          ///< [chunk, gate | up]
+  T* activated_ = nullptr;                       ///< [chunk, I]
+  T* scaled_ = nullptr;                          ///< [chunk, I], times the expert's factor
+  T* dactivated_ = nullptr;                      ///< [chunk, I]
 };
 
 }  // namespace ballast::model

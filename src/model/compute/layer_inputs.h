@@ -12,22 +12,10 @@
 #include "src/model/compute/adapted_maps.h"
 #include "src/model/compute/layer.h"
 #include "src/model/compute/tensor_offsets.h"
+#include "src/model/compute/token_rows.h"
 #include "src/model/spec/families/decoder.h"
 
 namespace ballast::model {
-
-/// Rows of a table: one per token, or the gradient of all.
-template <class T>
-struct TokenRows {
-  T* rows = nullptr;
-  std::size_t size = 0;   ///< number of rows
-  std::size_t width = 0;  ///< columns
-};
-/// Factors of Ops::links(): of a table's row, and of its sum with another row.
-struct TokenMix {
-  float scale = 1.0F;
-  float factor = 1.0F;
-};
 
 /// Tensors of a LayerInputsSpec in the block of a layer.
 struct LayerInputsAt {
@@ -60,7 +48,7 @@ inline LayerInputsAt find_layer_inputs(const BlockSpec& block, const LayerInputs
 }
 
 /// Forward and backward passes of LayerInputsSpec. Inputs of all layers have `row()` columns per
-/// token. Devices without Ops::links() refuse such models before they make layers.
+/// token.
 template <class Ops>
 class LayerInputs {
  public:
@@ -77,12 +65,9 @@ class LayerInputs {
         chunk_(chunk),
         ops_(ops),
         maps_(maps) {
-    expects(Ops::kHasLinks || width_ == 0, "the device has no layer inputs");
-    if constexpr (Ops::kHasLinks) {
-      how_.scale =
-          to_float(from_float<T>(static_cast<float>(std::sqrt(static_cast<double>(width_)))));
-      how_.factor = static_cast<float>(1.0 / std::numbers::sqrt2);
-    }
+    how_.scale =
+        to_float(from_float<T>(static_cast<float>(std::sqrt(static_cast<double>(width_)))));
+    how_.factor = static_cast<float>(1.0 / std::numbers::sqrt2);
   }
 
   /// Takes the memory for one call.
@@ -135,14 +120,11 @@ class LayerInputs {
     maps_.linear_weight(block, at.out, activated_, result_, hidden_, rows);
     maps_.linear_input(block, at.out, result_, hidden_, activated_, rows);
     ops_.gate_backward({Activation::gelu_tanh}, pair(rows), activated_);
-    if constexpr (Ops::kHasLinks) {
-      T* const gradient =
-          links.inputs_gradient == nullptr ? nullptr : columns(links.inputs_gradient, at, rows);
-      const std::int32_t* const own =
-          links.table_gradient == nullptr ? nullptr : tokens + rows.first;
-      ops_.links().mix_rows_backward({links.table_gradient, at.rows, width_}, how_, own, rows.count,
-                                     input_, gradient, all_);
-    }
+    T* const gradient =
+        links.inputs_gradient == nullptr ? nullptr : columns(links.inputs_gradient, at, rows);
+    const std::int32_t* const own = links.table_gradient == nullptr ? nullptr : tokens + rows.first;
+    ops_.links().mix_rows_backward({links.table_gradient, at.rows, width_}, how_, own, rows.count,
+                                   input_, gradient, all_);
     maps_.linear_weight(block, at.gate, x, gate_, width_, rows);
     maps_.linear_input(block, at.gate, gate_, width_, dy, rows, true);
   }
@@ -160,10 +142,8 @@ class LayerInputs {
   void compute(const BlockWeights<T>& block, const LayerInputsAt& at, const MapRows& rows,
                const LayerLinks<T>& links, const T* x) {
     maps_.linear(block, at.gate, x, gate_, width_, rows);
-    if constexpr (Ops::kHasLinks) {
-      ops_.links().mix_rows({links.table_rows + rows.first * width_, rows.count, width_}, how_,
-                            columns(links.inputs, at, rows), all_, input_);
-    }
+    ops_.links().mix_rows({links.table_rows + rows.first * width_, rows.count, width_}, how_,
+                          columns(links.inputs, at, rows), all_, input_);
     ops_.gate({Activation::gelu_tanh}, pair(rows), activated_);
     maps_.linear(block, at.out, activated_, result_, hidden_, rows);
   }

@@ -49,15 +49,13 @@ class SharedKeys {
   void backward(const AttentionShape& shape, const SharedKeysAt& at, const LayerLinks<T>& links,
                 const LayerMemory<T>& m) {
     if (links.keys_values_gradient == nullptr) return;
-    if constexpr (Ops::kHasLinks) {
-      const std::size_t width = 2 * shape.kv_width();
-      T* const own = m.dqkv + shape.width();
-      if (at.reads) {
-        ops_.links().sum_columns(own, shape.row(), shape.tokens(), width, !at.last,
-                                 links.keys_values_gradient);
-      } else if (at.gives) {
-        ops_.links().add_sums(links.keys_values_gradient, shape.tokens(), width, own, shape.row());
-      }
+    const std::size_t width = 2 * shape.kv_width();
+    T* const own = m.dqkv + shape.width();
+    if (at.reads) {
+      ops_.links().sum_columns(own, shape.row(), shape.tokens(), width, !at.last,
+                               links.keys_values_gradient);
+    } else if (at.gives) {
+      ops_.links().add_sums(links.keys_values_gradient, shape.tokens(), width, own, shape.row());
     }
   }
 

@@ -58,17 +58,8 @@ void require_heads(const ModelConfig& config) {
 }
 
 void require_numbers(const ModelConfig& config) {
-  if (config.details.contains("enable_moe_block") && config.flag("enable_moe_block")) {
-    throw Error(
-        ErrorCategory::config,
-        "model.enable_moe_block is true, but device cuda does not support experts next to an "
-        "MLP; set ballast.device to \"host\"");
-  }
-  if (links_layers(config)) {
-    throw Error(ErrorCategory::config,
-                "model.num_kv_shared_layers or model.hidden_size_per_layer_input is above 0 (Gemma "
-                "4 E2B, E4B), which device cuda does not support; set ballast.device to \"host\"");
-  }
+  require_packs("model.hidden_size_per_layer_input",
+                family(config.family).layer_input_width(config));
   require_packs("model.hidden_size", config.hidden_size);
   require_packs("model.intermediate_size", config.intermediate_size);
   for (const char* const key :

@@ -43,6 +43,7 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, const KernelOption
       set_(options.set),
       checks_(options.checks),
       mixers_(delta_shape(config, shape_), epsilon_, checks_ == GpuChecks::each),
+      has_layer_inputs_(family(config.family).layer_input_width(config) > 0),
       choices_(options.products),
       backend_(set_ == KernelSet::plain || shape_.cap > 0.0 ? AttentionBackend::own
                                                             : options.attention) {
@@ -53,6 +54,7 @@ template <class T>
 void Ops<T>::take_memory(Bump& bump) {
   products_workspace_ = bump.take<std::byte>(Products::kWorkspace, 256);
   partials_ = bump.take<float>(partial_floats(widest_));
+  if (has_layer_inputs_) token_links_ = bump.take<std::uint32_t>(2 * shape_.tokens());
   token_check_.set_memory(bump.take<std::uint32_t>(1));
   if (kFusable<T>) fused_workspace_ = bump.take<std::byte>(FusedAttention::kWorkspace, 256);
   if (products_) products_->set_workspace(products_workspace_);
@@ -383,6 +385,16 @@ void Ops<T>::route(const RouterShape& shape, float* logits, const RouterBiases<T
 }
 
 template <class T>
+std::span<const std::int32_t> Ops<T>::fetch(const std::int32_t* values, std::size_t count) {
+  fetched_.resize(count);
+  check(cudaMemcpyAsync(fetched_.data(), values, count * sizeof(std::int32_t),
+                        cudaMemcpyDeviceToHost, queue_),
+        "copy of numbers of rows", {count});
+  stream_->synchronize();
+  return fetched_;
+}
+
+template <class T>
 void Ops<T>::add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
                                const RouterTotals& totals) const {
   check(cuda::add_router_totals(queue_, shape, routing, first, totals, partials_),
@@ -430,6 +442,11 @@ void Ops<T>::put_quotients(const ExpertRows& rows, const float* values, const fl
                            float* to) const {
   check(cuda::put_quotients(queue_, rows, values, weights, to),
         "gradients of the weights of an expert's rows", {rows.count});
+}
+
+template <class T>
+void Ops<T>::add_sum(const float* values, std::size_t count, float* sum) const {
+  check(add_partials(queue_, {values, count, 1}, sum, nullptr), "sum of an expert's rows", {count});
 }
 
 template <class T>

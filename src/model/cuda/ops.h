@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 
@@ -18,6 +20,7 @@
 #include "src/model/compute/layer.h"
 #include "src/model/compute/routing.h"
 #include "src/model/cuda/cudnn/fused_attention.h"
+#include "src/model/cuda/links/link_ops.h"
 #include "src/model/cuda/mixers/mixer_ops.h"
 #include "src/model/cuda/products/products.h"
 #include "src/model/cuda/products/whole_eights.h"
@@ -37,7 +40,6 @@ class Ops {
  public:
   using Value = T;
   static constexpr Bytes kLogitBytes = 512 * kMiB;
-  static constexpr bool kHasLinks = false;  // see host::Ops
   /// See in_whole_eights().
   static constexpr bool sums_in_parts(std::size_t extent) {
     return sizeof(T) == 2 && whole_eights(extent) < extent;
@@ -103,6 +105,9 @@ class Ops {
     mixers_.use(stream_);
     return mixers_;
   }
+  [[nodiscard]] LinkOps<T> links() const {
+    return {*stream_, token_links_, checks_ == GpuChecks::each};
+  }
 
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
   void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y, std::size_t rows);
@@ -144,6 +149,7 @@ class Ops {
   void put(std::span<const float> values, float* to) const;
   void route(const RouterShape& shape, float* logits, const RouterBiases<T>& biases,
              const std::int32_t* targets, const Routing& to, std::int32_t* starts) const;
+  [[nodiscard]] std::span<const std::int32_t> fetch(const std::int32_t* values, std::size_t count);
   void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
                          const RouterTotals& totals) const;
   void router_losses(const RouterShape& shape, const RouterTotals& totals, double* losses) const;
@@ -157,6 +163,7 @@ class Ops {
                 float* weight_gradients, std::size_t width) const;
   void put_quotients(const ExpertRows& rows, const float* values, const float* weights,
                      float* to) const;
+  void add_sum(const float* values, std::size_t count, float* sum) const;
   void add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) const;
   void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
                 std::size_t width) const;
@@ -215,6 +222,7 @@ class Ops {
   KernelSet set_;
   GpuChecks checks_;
   MixerOps<T> mixers_;
+  bool has_layer_inputs_;
   std::optional<device::WorkIsAwaited> awaited_;  ///< with GpuChecks::each
   std::shared_ptr<ProductChoices> choices_;
   std::optional<Products> products_;
@@ -222,9 +230,11 @@ class Ops {
   std::unique_ptr<FusedAttention> fused_;
   bool fused_has_run_ = false;
   float* partials_ = nullptr;
+  std::uint32_t* token_links_ = nullptr;  ///< scratch of links()
   std::byte* products_workspace_ = nullptr;
   std::byte* fused_workspace_ = nullptr;
   TokenCheck token_check_;
+  std::vector<std::int32_t> fetched_;
   device::CudaStream* stream_ = nullptr;
   cudaStream_t queue_ = nullptr;
 };

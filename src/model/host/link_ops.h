@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "src/model/compute/layer_inputs.h"
+#include "src/model/compute/token_rows.h"
 #include "src/model/host/kernel_tables.h"
 
 namespace ballast::model::host {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,9 +42,6 @@ class Ops {
   /// Returns whether a product that sums over `extent` elements does so in parts. Each part then
   /// adds to the result, which must be fp32.
   static constexpr bool sums_in_parts(std::size_t /*extent*/) { return false; }
-
-  /// Whether links() exists.
-  static constexpr bool kHasLinks = true;
 
   /// `threads`: size of the team.
   Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads,
@@ -196,6 +195,11 @@ class Ops {
   /// end of the last; null: not wanted.
   void route(const RouterShape& shape, float* logits, const RouterBiases<T>& biases,
              const std::int32_t* targets, const Routing& to, std::int32_t* starts) const;
+  /// Returns [count] numbers that route() has computed, in host memory, valid until the next call.
+  /// On other devices it waits for the work before.
+  [[nodiscard]] std::span<const std::int32_t> fetch(const std::int32_t* values, std::size_t count) {
+    return {values, count};
+  }
   /// Adds a router's results to the totals. The `first` router resets them.
   void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
                          const RouterTotals& totals) const {
@@ -225,6 +229,10 @@ class Ops {
   /// to = values / weights (0 for a weight of 0), at the places of the choices.
   void put_quotients(const ExpertRows& rows, const float* values, const float* weights,
                      float* to) const;
+  /// sum += the sum of the values, in double, rounded once.
+  void add_sum(const float* values, std::size_t count, float* sum) const {
+    *sum = static_cast<float>(std::accumulate(values, values + count, static_cast<double>(*sum)));
+  }
   /// y [rows, width] += bias (null: 0).
   void add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) const;
   /// sums [N, width] += y * weights (null: 1), in the rows of the choices.

@@ -1,29 +1,12 @@
 #include <algorithm>
-#include <limits>
 
 #include "src/device/cuda/eight.h"
 #include "src/model/cuda/rows/row_pieces.h"
+#include "src/model/cuda/tokens/scatter.h"
 #include "src/model/cuda/tokens/tokens.h"
 
 namespace ballast::model::cuda {
 namespace {
-
-constexpr unsigned kTokenThreads = 256;
-
-/// Marks the end of a list of links.
-constexpr std::uint32_t kEndOfLinks = std::numeric_limits<std::uint32_t>::max();
-/// Positions per block that searches for the next position with the same token. Each warp takes a
-/// few of them, one after the other.
-constexpr unsigned kPositions = 32;
-/// Tokens that are searched at a time.
-constexpr unsigned kTokenTile = 2048;
-/// Rows that a thread prefetches.
-constexpr unsigned kRowsAhead = 8;
-
-/// Whether `token` is one of [first, first + size).
-__device__ bool is_in(std::int32_t token, std::size_t first, std::size_t size) {
-  return token >= 0 && static_cast<std::size_t>(token) - first < size;
-}
 
 __global__ void find_bad_token(const std::int32_t* tokens, std::size_t count, std::int32_t least,
                                std::size_t vocabulary, std::uint32_t* first_bad) {
@@ -73,125 +56,6 @@ __global__ void look_up(Embedding<const T> tables, Ids ids, EmbeddingExtents ext
   device::write(row, out + at * extents.width + column);
 }
 
-/// Every position starts as the end of its list and as the first of its token.
-__global__ void start_links(std::uint32_t* next, std::uint32_t* is_first, std::size_t count) {
-  const std::size_t at = std::size_t{blockIdx.x} * kTokenThreads + threadIdx.x;
-  if (at >= count) return;
-  next[at] = kEndOfLinks;
-  is_first[at] = 1;
-}
-
-/// Returns the index of the first element of tile[begin..end) that equals `token`, or `end`. A warp
-/// compares four elements per lane at a time. The tile is aligned and padded to whole comparisons;
-/// matches after the end are ignored.
-__device__ unsigned find_in(const std::int32_t* tile, unsigned begin, unsigned end,
-                            std::int32_t token) {
-  constexpr unsigned kEach = kOneAccess<std::int32_t>;
-  constexpr unsigned kLook = kEach * device::kWarp;
-  static_assert(kTokenTile % kLook == 0);
-  const unsigned own = threadIdx.x % device::kWarp * kEach;
-  for (unsigned at = begin / kLook * kLook; at < end; at += kLook) {
-    const uint4 word = device::load_16(tile + at + own);
-    const std::uint32_t some[kEach] = {word.x, word.y, word.z, word.w};
-    unsigned mine = end;
-    for (unsigned i = kEach; i-- > 0;) {
-      const unsigned place = at + own + i;
-      if (some[i] == static_cast<std::uint32_t>(token) && place >= begin) mine = place;
-    }
-    const unsigned found = __ballot_sync(device::kAllLanes, mine < end);
-    if (found != 0) return __shfl_sync(device::kAllLanes, mine, __ffs(static_cast<int>(found)) - 1);
-  }
-  return end;
-}
-
-/// Links each position to the next one with the same token, which is then not the token's first.
-/// The distances to all successors of a token add up to at most `count`, so the work is `count`
-/// times the number of different tokens in [from, from + size). Other tokens are not linked.
-__global__ void link(const std::int32_t* tokens, std::size_t from, std::size_t size,
-                     std::uint32_t* next, std::uint32_t* is_first, unsigned count) {
-  constexpr unsigned kWarps = kTokenThreads / device::kWarp;
-  constexpr unsigned kEach = kPositions / kWarps;
-  alignas(16) __shared__ std::int32_t tile[kTokenTile];
-  const unsigned lane = threadIdx.x % device::kWarp;
-  const unsigned first = blockIdx.x * kPositions + threadIdx.x / device::kWarp * kEach;
-  unsigned searching = 0;  // one bit per position of the warp
-  for (unsigned i = 0; i < kEach; ++i) {
-    const bool wanted = first + i < count && is_in(tokens[first + i], from, size);
-    searching |= (wanted ? 1U : 0U) << i;
-  }
-  for (unsigned start = blockIdx.x * kPositions; start < count; start += kTokenTile) {
-    const unsigned here = count - start < kTokenTile ? count - start : kTokenTile;
-    for (unsigned i = threadIdx.x; i < here; i += kTokenThreads) tile[i] = tokens[start + i];
-    __syncthreads();
-    for (unsigned i = 0; i < kEach; ++i) {
-      if ((searching >> i & 1U) == 0) continue;
-      const unsigned begin = first + i + 1 > start ? first + i + 1 - start : 0;
-      const unsigned found = find_in(tile, begin, here, tokens[first + i]);
-      if (found >= here) continue;
-      searching &= ~(1U << i);
-      if (lane == 0) {
-        next[first + i] = start + found;
-        is_first[start + found] = 0;
-      }
-    }
-    // All threads are done with the tile. If no thread is still searching, no further tile is
-    // needed.
-    if (__syncthreads_or(static_cast<int>(searching)) == 0) return;
-  }
-}
-
-/// Adds a row times `scale` to `sum`.
-template <class T>
-__device__ void add(float (&sum)[kOneAccess<T>], const Piece<T>& row, float scale = 1.0F) {
-  float values[kOneAccess<T>];
-  device::widen(row, values);
-  for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += values[i] * scale;
-}
-
-/// A sum of rows: dy[i] is added to row ids[i] - first of `table` [size, width].
-template <class T>
-struct Scatter {
-  const std::int32_t* ids;
-  const std::uint32_t* next = nullptr;
-  const std::uint32_t* is_first = nullptr;
-  const T* dy;
-  float* table;
-  std::size_t first = 0;
-  std::size_t size;
-  std::size_t width;
-  float scale = 1.0F;
-};
-
-/// The block of an id's first position follows the links from there.
-template <class T>
-__global__ void add_to_rows(Scatter<T> scatter) {
-  const std::size_t column = own_column<T>();
-  std::uint32_t at = blockIdx.x;
-  const std::int32_t id = scatter.ids[at];
-  if (scatter.is_first[at] == 0 || !is_in(id, scatter.first, scatter.size)) return;
-  if (column >= scatter.width) return;
-  const std::size_t row = static_cast<std::size_t>(id) - scatter.first;
-  float* const gradient = scatter.table + row * scatter.width + column;
-  float sum[kOneAccess<T>];
-  device::read(gradient, sum);
-  while (at != kEndOfLinks) {
-    Piece<T> rows[kRowsAhead];
-    unsigned there = 0;
-#pragma unroll
-    for (unsigned i = 0; i < kRowsAhead; ++i) {
-      if (at == kEndOfLinks) continue;
-      rows[i] = device::read<kOneAccess<T>>(scatter.dy + std::size_t{at} * scatter.width + column);
-      at = scatter.next[at];
-      ++there;
-    }
-#pragma unroll
-    for (unsigned i = 0; i < kRowsAhead; ++i) {
-      if (i < there) add<T>(sum, rows[i], scatter.scale);
-    }
-  }
-  device::write(sum, gradient);
-}
-
 /// The block of a position adds its rows of all sequences.
 template <class T>
 __global__ void add_to_positions(const T* dy, std::size_t count, std::size_t length,
@@ -203,26 +67,9 @@ __global__ void add_to_positions(const T* dy, std::size_t count, std::size_t len
   device::read(gradient, sum);
 #pragma unroll 4
   for (std::size_t at = blockIdx.x; at < count; at += length) {
-    add<T>(sum, device::read<kOneAccess<T>>(dy + at * width + column));
+    add_piece<T>(sum, device::read<kOneAccess<T>>(dy + at * width + column));
   }
   device::write(sum, gradient);
-}
-
-template <class T>
-cudaError_t scatter(cudaStream_t stream, Scatter<T> sums, std::size_t count, std::uint32_t* links) {
-  std::uint32_t* const next = links;
-  std::uint32_t* const is_first = links + count;
-  sums.next = next;
-  sums.is_first = is_first;
-  cudaError_t code = device::launch(
-      {.stream = stream, .blocks = blocks_for(count, kTokenThreads), .threads = kTokenThreads},
-      &start_links, next, is_first, count);
-  if (code != cudaSuccess) return code;
-  code = device::launch(
-      {.stream = stream, .blocks = blocks_for(count, kPositions), .threads = kTokenThreads}, &link,
-      sums.ids, sums.first, sums.size, next, is_first, static_cast<unsigned>(count));
-  if (code != cudaSuccess) return code;
-  return device::launch(by_rows<T>(stream, count, sums.width), &add_to_rows<T>, sums);
 }
 
 }  // namespace

@@ -378,8 +378,8 @@ std::uint64_t widest_of_specs(const ModelConfig& c) {
   for (std::uint64_t layer = 0; described != nullptr && layer < c.num_layers; ++layer) {
     const DecoderSpec spec = described->decoder(c, layer);
     widest = std::max({widest, spec.mlp_width, spec.inputs.width, spec.experts.count,
-                       spec.experts.stacked ? 2 * spec.experts.width : 0, spec.latent.query_rank,
-                       spec.latent.rank + spec.latent.rotating});
+                       spec.layer_experts.count, spec.experts.stacked ? 2 * spec.experts.width : 0,
+                       spec.latent.query_rank, spec.latent.rank + spec.latent.rotating});
   }
   return widest;
 }

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "src/model/cuda/experts/experts.h"
+#include "src/model/cuda/rows/rows.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/decided.h"
@@ -152,6 +153,21 @@ TYPED_TEST(CudaExperts, BiasesAreAddedToResults) {
     const DeviceArray<float> sums(before);
     must(add_bias<T>(nullptr, bias_there.data(), sums.data(), kRows, width));
     EXPECT_TRUE(same_bits(sums.get(), expected)) << width;
+  }
+}
+
+TYPED_TEST(CudaExperts, ProductsOfRowsHaveOneSum) {
+  for (const std::size_t count : {1U, 31U, 2048U}) {
+    const std::vector<float> values = normals_of<float>(count, 1);
+    const DeviceArray<float> there(values);
+    float expected = 7.0F;
+    host_ops<TypeParam>().add_sum(values.data(), count, &expected);
+    const std::vector<float> found = in_every_order([&] {
+      const DeviceArray<float> sum(std::vector<float>{7.0F, 8.0F});
+      must(add_partials(nullptr, {there.data(), count, 1}, sum.data(), nullptr));
+      return sum.get();
+    });
+    expect_close(found, {double(expected), 8.0}, 1e-6 * std::sqrt(double(count)));
   }
 }
 
