@@ -116,12 +116,12 @@ class Prefetch {
     asm("" : "+r"(narrow_), "+r"(wide_));
   }
 
-  /// Prefetch distance in bytes for an array of 16-bit numbers (`narrow`) or of others.
+  /// Prefetch distance in bytes for an array of at most 16-bit numbers (`narrow`) or of others.
   [[nodiscard]] std::size_t bytes(bool narrow) const { return narrow ? narrow_ : wide_; }
 
   template <class T>
   void of(const T* from) const {
-    const char* ahead = reinterpret_cast<const char*>(from) + bytes(sizeof(T) == 2);
+    const char* ahead = reinterpret_cast<const char*>(from) + bytes(sizeof(T) <= 2);
     for (std::size_t line = 0; line < kBlock * sizeof(T); line += kCacheLine) {
       __builtin_prefetch(ahead + line);
     }

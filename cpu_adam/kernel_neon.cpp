@@ -16,6 +16,7 @@ struct NeonLanes : VectorLanes<xsimd::neon64> {
   }
   static Bits widen(const std::uint16_t* from) { return Bits(vmovl_u16(vld1_u16(from))); }
   static void narrow(std::uint16_t* to, Bits value) { vst1_u16(to, vmovn_u32(value)); }
+  static void narrow_upper(std::uint16_t* to, Bits value) { vst1_u16(to, vshrn_n_u32(value, 16)); }
   static Bits pair(const std::uint16_t* low, const std::uint16_t* high) {
     const uint16x4x2_t halves = vzip_u16(vld1_u16(low), vld1_u16(high));
     return Bits(vreinterpretq_u32_u16(vcombine_u16(halves.val[0], halves.val[1])));

@@ -31,17 +31,17 @@ struct Constants {
 /// second() and weight() load; set_first(), set_second() and set_weight() store. Late loads and
 /// early stores were measured to be fastest.
 
-/// Updates both moments. Keeps the first one and the denominator of the step. `from_gradient` is
+/// Updates both moments. Keeps them and the denominator of the step. `from_gradient` is
 /// Coefficients::first_from_end at compile time, since a selection in the loop costs 5%.
 template <class Lanes, bool from_gradient>
 struct AdamMoments {
   using Float = typename Lanes::Float;
-  Float first, denominator;
+  Float first, second, denominator;
 
   template <class Group>
   constexpr AdamMoments(const Constants<Lanes>& k, Group at, Float gradient) : first(at.first()) {
     const Float decayed = at.second() * k.second_decay;
-    const Float second = Lanes::fma(k.second_weight * gradient, gradient, decayed);
+    second = Lanes::fma(k.second_weight * gradient, gradient, decayed);
     denominator = Lanes::sqrt(second) + k.epsilon;
     if constexpr (from_gradient) {
       first = Lanes::fma(k.first_weight, gradient - first, gradient);
@@ -53,16 +53,27 @@ struct AdamMoments {
   }
 };
 
+/// In two parts, so that the square roots of some elements overlap with the divisions of others.
 template <bool from_gradient = false>
 struct AdamWRule {
   using FromGradient = AdamWRule<true>;
   static constexpr bool kFirst = true;
   static constexpr bool kSecond = true;
   template <class Lanes, class Group>
-  static constexpr void apply(const Constants<Lanes>& k, Group at) {
-    const AdamMoments<Lanes, from_gradient> moments(k, at, at.gradient());
-    const auto step = Lanes::divide(k.step_size * moments.first, moments.denominator);
+  static constexpr AdamMoments<Lanes, from_gradient> moments(const Constants<Lanes>& k, Group at) {
+    return {k, at, at.gradient()};
+  }
+  /// `first`, `denominator`: of AdamMoments.
+  template <class Lanes, class Group>
+  static constexpr void finish(const Constants<Lanes>& k, Group at, typename Lanes::Float first,
+                               typename Lanes::Float denominator) {
+    const auto step = Lanes::divide(k.step_size * first, denominator);
     at.set_weight(Lanes::fma(at.weight(), k.decay, step));
+  }
+  template <class Lanes, class Group>
+  static constexpr void apply(const Constants<Lanes>& k, Group at) {
+    const auto updated = moments<Lanes>(k, at);
+    finish<Lanes>(k, at, updated.first, updated.denominator);
   }
 };
 

@@ -26,6 +26,7 @@ struct ScalarLanes {
   static void end_streams() {}
   static Bits widen(const std::uint16_t* from) { return *from; }
   static void narrow(std::uint16_t* to, Bits value) { *to = static_cast<std::uint16_t>(value); }
+  static void narrow_upper(std::uint16_t* to, Bits value) { narrow(to, value >> 16); }
   static Bits pair(const std::uint16_t* low, const std::uint16_t* high) {
     return (static_cast<std::uint32_t>(*high) << 16) | *low;
   }
