@@ -27,49 +27,48 @@
 /// - load(p), store(p, Float): floats, aligned to their own size only
 /// - stream(p, Float): a store that bypasses the caches; end_streams(): orders such stores
 /// - widen(p), narrow(p, Bits): 16-bit patterns zero-extended, low halves; widen8, narrow8: bytes;
-///   narrow_upper(p, Bits): upper halves
+///   widen_upper(p), narrow_upper(p, Bits): 16-bit patterns as upper halves
 /// - pair(low, high), unpair(Bits, low, high): 32-bit patterns whose halves lie in two arrays
 /// - load_half(p), store_half(p, Float): IEEE binary16, to nearest even
 /// - fma(a, b, c), sqrt(a), divide(a, b): rounded once
 /// - bits_of(Float), number_of(Bits), to_float(Bits below 2^31)
 /// - where_nan(Float, yes, no), where_zero(Bits, yes, no), where_less(Float, Float, yes, no):
-///   selects Bits by lane; larger(Bits, Bits): unsigned maximum
+///   selects Bits by lane; larger(Bits, Bits): unsigned maximum; zero_where_zero(Bits, bits),
+///   zero_where_nan(Float, bits): `bits`, or 0 where the first is 0 or NaN
 /// - Squares: 16 sums of squares in double, see kernel_squares.h
 /// - optional: expand_codes<Kind> and compress_codes<Kind>, faster than those of kernel_codes.h
 namespace ballast::cpu_adam {
 namespace {
 
-/// How first moments are stored. `element`: number of the first of kWidth elements.
+/// How first moments are stored.
 struct F32First {
   using Stored = float;
+  static constexpr bool kDraws = false;
   template <class Lanes>
   static constexpr typename Lanes::Float load(const Stored* from) {
     return Lanes::load(from);
   }
   template <class Lanes>
-  static constexpr void store(Stored* to, typename Lanes::Float value, const std::uint32_t*,
-                              std::uint32_t) {
+  static constexpr void store(Stored* to, typename Lanes::Float value) {
     Lanes::store(to, value);
   }
 };
 
-/// Rounds stochastically.
+/// Rounds stochastically with one draw per element.
 struct Bf16First {
   using Stored = std::uint16_t;
+  static constexpr bool kDraws = true;
   template <class Lanes>
   static typename Lanes::Float load(const Stored* from) {
-    return Lanes::number_of(Lanes::widen(from) << 16);
+    return Lanes::number_of(Lanes::widen_upper(from));
   }
   template <class Lanes>
-  static void store(Stored* to, typename Lanes::Float value, const std::uint32_t* key,
-                    std::uint32_t element) {
-    const std::uint32_t keys[2] = {key[0], key[1]};
-    Lanes::narrow_upper(to, round_to_bf16<Lanes>(value, draw<Lanes>(keys, element)));
+  static void store(Stored* to, typename Lanes::Float value, typename Lanes::Bits draws) {
+    Lanes::narrow_upper(to, round_to_bf16<Lanes>(value, draws));
   }
 };
 
-/// The typed arrays of an update with fp32 or bf16 first moments and fp32 second moments, with the
-/// number of their first element and the key of stochastic rounding.
+/// The typed arrays of an update with fp32 or bf16 first moments and fp32 second moments.
 template <class Weight, class Grad, class First = F32First>
 struct Arrays {
   typename Weight::Main* main;
@@ -77,8 +76,6 @@ struct Arrays {
   typename First::Stored* first;
   float* second;
   const typename Grad::Stored* gradient;
-  std::uint32_t element = 0;
-  const std::uint32_t* draw_key = nullptr;
 };
 
 /// The kWidth elements from index `i` on, for a rule. Everything is passed by value: references
@@ -100,8 +97,11 @@ struct Group {
     return Weight::template load<Lanes>(arrays.main + i, remainder_or_copy());
   }
   constexpr void set_first(Float value) const {
-    First::template store<Lanes>(arrays.first + i, value, arrays.draw_key,
-                                 arrays.element + static_cast<std::uint32_t>(i));
+    if constexpr (!First::kDraws) First::template store<Lanes>(arrays.first + i, value);
+  }
+  /// Stores a first moment that is rounded with these random bits.
+  constexpr void set_first(Float value, typename Lanes::Bits draws) const {
+    First::template store<Lanes>(arrays.first + i, value, draws);
   }
   constexpr void set_second(Float value) const { Lanes::store(arrays.second + i, value); }
   constexpr void set_weight(Float value) const {
@@ -114,35 +114,54 @@ struct Group {
   }
 };
 
-template <class Lanes, class Rule, class Weight, class Grad, class First>
-constexpr void update_at(const Constants<Lanes>& k, Arrays<Weight, Grad, First> arrays,
-                         std::size_t i) {
-  Rule::template apply<Lanes>(k, Group<Lanes, Weight, Grad, First>{arrays, k.gradient_scale, i});
+template <class Lanes, class Rule, class Weight, class Grad>
+constexpr void update_at(const Constants<Lanes>& k, Arrays<Weight, Grad> arrays, std::size_t i) {
+  Rule::template apply<Lanes>(k, Group<Lanes, Weight, Grad, F32First>{arrays, k.gradient_scale, i});
 }
 
-/// Updates `kCount` elements from index `i` on.
+/// Updates kCount groups of kWidth elements from index `i` on with a rule in parts. `draw` fills an
+/// array with their random bits. The order of the parts hides the latencies of square roots and
+/// divisions, because a CPU looks only some instructions ahead.
 template <class Lanes, class Rule, std::size_t kCount, class Weight, class Grad, class First>
-constexpr void update_from(const Constants<Lanes>& k, Arrays<Weight, Grad, First> arrays,
-                           std::size_t i) {
-  constexpr std::size_t kGroups = kCount / Lanes::kWidth;
+constexpr void update_groups(const Constants<Lanes>& k, Arrays<Weight, Grad, First> arrays,
+                             std::size_t i, const auto& draw) {
   const auto group = [&](std::size_t n) {
     return Group<Lanes, Weight, Grad, First>{arrays, k.gradient_scale, i + n * Lanes::kWidth};
   };
-  // With bf16 first moments this was measured to be slower than element by element.
-  if constexpr (std::is_same_v<First, F32First> &&
-                requires { Rule::template moments<Lanes>(k, group(0)); }) {
-    typename Lanes::Float first[kGroups];
-    typename Lanes::Float denominator[kGroups];
-    for (std::size_t n = 0; n < kGroups; ++n) {
-      const auto updated = Rule::template moments<Lanes>(k, group(n));
-      first[n] = updated.first;
-      denominator[n] = updated.denominator;
-    }
-    for (std::size_t n = 0; n < kGroups; ++n) {
-      Rule::template finish<Lanes>(k, group(n), first[n], denominator[n]);
-    }
+  typename Lanes::Float first[kCount];
+  typename Lanes::Float step[kCount];
+  for (std::size_t n = 0; n < kCount; ++n) {
+    const auto updated = Rule::template moments<Lanes>(k, group(n));
+    first[n] = updated.first;
+    step[n] = denominator_of<Lanes>(k, updated.second);
+  }
+  typename Lanes::Bits draws[kCount];
+  if constexpr (First::kDraws) draw(draws);
+  for (std::size_t n = 0; n < kCount; ++n) {
+    step[n] = Rule::template step<Lanes>(k, first[n], step[n]);
+  }
+  if constexpr (First::kDraws) {
+    for (std::size_t n = 0; n < kCount; ++n) group(n).set_first(first[n], draws[n]);
+  }
+  for (std::size_t n = 0; n < kCount; ++n) {
+    step[n] = Rule::template weight<Lanes>(k, group(n).weight(), step[n]);
+  }
+  for (std::size_t n = 0; n < kCount; ++n) group(n).set_weight(step[n]);
+}
+
+/// Updates kCount groups of kWidth elements of `s` from index `i` on, `at` in `arrays`.
+template <class Lanes, class Rule, std::size_t kCount, class Weight, class Grad, class First>
+constexpr void update_some(const Constants<Lanes>& k, const DrawConstants<Lanes>& rounding,
+                           const Streams& s, std::size_t i, Arrays<Weight, Grad, First> arrays,
+                           std::size_t at) {
+  if constexpr (requires { Rule::kInParts; }) {
+    update_groups<Lanes, Rule, kCount>(k, arrays, at, [&](auto& draws) {
+      draw<Lanes>(rounding, s.element + static_cast<std::uint32_t>(i), draws);
+    });
   } else {
-    for (std::size_t n = 0; n < kGroups; ++n) Rule::template apply<Lanes>(k, group(n));
+    for (std::size_t n = 0; n < kCount; ++n) {
+      update_at<Lanes, Rule>(k, arrays, at + n * Lanes::kWidth);
+    }
   }
 }
 
@@ -157,14 +176,11 @@ struct Padded {
 };
 
 template <class Weight, class Grad, class First>
-inline Arrays<Weight, Grad, First> arrays_of(const Coefficients& coefficients, const Streams& s) {
+inline Arrays<Weight, Grad, First> arrays_of(const Streams& s) {
   return {static_cast<typename Weight::Main*>(s.main),
           static_cast<typename Weight::RemainderOrCopy*>(s.remainder_or_copy),
-          static_cast<typename First::Stored*>(s.first),
-          static_cast<float*>(s.second),
-          static_cast<const typename Grad::Stored*>(s.gradient),
-          s.element,
-          coefficients.draw_key};
+          static_cast<typename First::Stored*>(s.first), static_cast<float*>(s.second),
+          static_cast<const typename Grad::Stored*>(s.gradient)};
 }
 
 /// Updates the last elements, from index `i` on. It takes none of run()'s constants by reference,
@@ -172,7 +188,7 @@ inline Arrays<Weight, Grad, First> arrays_of(const Coefficients& coefficients, c
 template <class Lanes, class Rule, class Weight, class Grad, class First>
 inline void update_rest(const Coefficients& coefficients, const Streams& s, std::size_t i) {
   const std::size_t rest = s.size - i;
-  const auto a = arrays_of<Weight, Grad, First>(coefficients, s);
+  const auto a = arrays_of<Weight, Grad, First>(s);
   Padded<Lanes, typename Weight::Main> main;
   Padded<Lanes, typename Weight::RemainderOrCopy> remainder_or_copy;
   Padded<Lanes, typename First::Stored> first;
@@ -183,11 +199,10 @@ inline void update_rest(const Coefficients& coefficients, const Streams& s, std:
   if constexpr (Rule::kFirst) first.fill(a.first + i, rest);
   if constexpr (Rule::kSecond) second.fill(a.second + i, rest);
   gradient.fill(a.gradient + i, rest);
-  const Arrays<Weight, Grad, First> padded = {
-      main.values,   remainder_or_copy.values, first.values,
-      second.values, gradient.values,          a.element + static_cast<std::uint32_t>(i),
-      a.draw_key};
-  update_at<Lanes, Rule>(Constants<Lanes>(coefficients), padded, 0);
+  const Arrays<Weight, Grad, First> padded = {main.values, remainder_or_copy.values, first.values,
+                                              second.values, gradient.values};
+  update_some<Lanes, Rule, 1>(Constants<Lanes>(coefficients),
+                              DrawConstants<Lanes>(coefficients.draw_key), s, i, padded, 0);
   main.drain(a.main + i, rest);
   if constexpr (Weight::kStoresRemainderOrCopy)
     remainder_or_copy.drain(a.remainder_or_copy + i, rest);
@@ -205,7 +220,9 @@ void run(const Coefficients& coefficients, const Streams& s) noexcept {
   }
   const Prefetch ahead(sizeof(typename Weight::Main) == 4);
   const Constants<Lanes> k(coefficients);
-  const auto a = arrays_of<Weight, Grad, First>(coefficients, s);
+  const DrawConstants<Lanes> rounding(coefficients.draw_key);
+  if constexpr (First::kDraws) rounding.keep_in_memory();
+  const auto a = arrays_of<Weight, Grad, First>(s);
   const std::size_t size = s.size;
   std::size_t i = 0;
   for (; i + kBlock <= size; i += kBlock) {
@@ -214,10 +231,10 @@ void run(const Coefficients& coefficients, const Streams& s) noexcept {
     if constexpr (Rule::kFirst) ahead.of(a.first + i);
     if constexpr (Rule::kSecond) ahead.of(a.second + i);
     ahead.of(a.gradient + i);
-    update_from<Lanes, Rule, kBlock>(k, a, i);
+    update_some<Lanes, Rule, kBlock / Lanes::kWidth>(k, rounding, s, i, a, i);
   }
   for (; i + Lanes::kWidth <= size; i += Lanes::kWidth) {
-    update_at<Lanes, Rule>(k, a, i);
+    update_some<Lanes, Rule, 1>(k, rounding, s, i, a, i);
   }
   if (i < size) update_rest<Lanes, Rule, Weight, Grad, First>(coefficients, s, i);
 }

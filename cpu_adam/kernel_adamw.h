@@ -19,7 +19,6 @@ namespace {
 struct UpdatedMoments {
   alignas(kCacheLine) float first[kTile];
   alignas(kCacheLine) float second[kTile];
-  alignas(kCacheLine) float denominator[kTile];
 };
 
 /// kWidth elements whose moments were expanded, for the first part of the rule.
@@ -82,9 +81,8 @@ inline void update_moments(const Constants<Lanes>& k, const Prefetch& ahead, con
       const ExpandedGroup<Lanes, Grad> at{gradients, k.gradient_scale, first[n],
                                           second[n], &updated,         i};
       const auto moments = AdamWRule<>::moments<Lanes>(k, at);
-      Lanes::store(updated.denominator + i, moments.denominator);
       largest_first.add(moments.first);
-      largest_second.add(moments.second);
+      largest_second.add_positive(moments.second);
     }
   }
   *s.first_exponents = static_cast<std::uint8_t>(largest_first.shared_exponent());
@@ -94,7 +92,8 @@ inline void update_moments(const Constants<Lanes>& k, const Prefetch& ahead, con
 /// The second pass.
 template <class Lanes, class Weight>
 inline void update_weights(const Constants<Lanes>& k, const Prefetch& ahead, const Streams& s,
-                           const UpdatedMoments& updated, const std::uint32_t (&draw_key)[2]) {
+                           const UpdatedMoments& updated, const DrawConstants<Lanes>& rounding) {
+  constexpr std::size_t kGroups = kBlock / Lanes::kWidth;
   auto* const main = static_cast<typename Weight::Main*>(s.main);
   auto* const remainder_or_copy =
       static_cast<typename Weight::RemainderOrCopy*>(s.remainder_or_copy);
@@ -103,17 +102,29 @@ inline void update_weights(const Constants<Lanes>& k, const Prefetch& ahead, con
   for (std::size_t block = 0; block < kTile; block += kBlock) {
     ahead.of(main + block);
     if constexpr (Weight::kStoresRemainderOrCopy) ahead.of(remainder_or_copy + block);
-    for (std::size_t i = block; i < block + kBlock; i += Lanes::kWidth) {
+    const auto weights = [&](std::size_t n) {
+      const std::size_t i = block + n * Lanes::kWidth;
       auto* const other = Weight::kStoresRemainderOrCopy ? remainder_or_copy + i : nullptr;
-      AdamWRule<>::finish<Lanes>(k, WeightGroup<Lanes, Weight>{main + i, other},
-                                 Lanes::load(updated.first + i),
-                                 Lanes::load(updated.denominator + i));
+      return WeightGroup<Lanes, Weight>{main + i, other};
+    };
+    // In this order the latencies of square roots and divisions overlap with other instructions.
+    typename Lanes::Float step[kGroups];
+    for (std::size_t n = 0; n < kGroups; ++n) {
+      step[n] = denominator_of<Lanes>(k, Lanes::load(updated.second + block + n * Lanes::kWidth));
     }
-    const Draws<Lanes> draws(draw_key, s.element + static_cast<std::uint32_t>(block));
+    const Draws<Lanes> draws(rounding, s.element + static_cast<std::uint32_t>(block));
+    for (std::size_t n = 0; n < kGroups; ++n) {
+      const auto first = Lanes::load(updated.first + block + n * Lanes::kWidth);
+      step[n] = AdamWRule<>::step<Lanes>(k, first, step[n]);
+    }
     compress_codes(first_scale, updated.first + block, draws,
                    static_cast<std::uint8_t*>(s.first) + block);
     compress_codes(second_scale, updated.second + block, draws,
                    static_cast<std::uint8_t*>(s.second) + block);
+    for (std::size_t n = 0; n < kGroups; ++n) {
+      step[n] = AdamWRule<>::weight<Lanes>(k, weights(n).weight(), step[n]);
+    }
+    for (std::size_t n = 0; n < kGroups; ++n) weights(n).set_weight(step[n]);
   }
 }
 
@@ -123,12 +134,14 @@ void run_adamw_blockwise8(FusedKernel fused, const Coefficients& k, const Stream
   const bool alike = s.undecayed == 0 && !k.first_from_end;
   const std::size_t whole = alike ? s.size / kTile * kTile : 0;
   const Constants<Lanes> constants(k);
+  const DrawConstants<Lanes> rounding(k.draw_key);
+  rounding.keep_in_memory();
   const Prefetch ahead(sizeof(typename Weight::Main) == sizeof(float));
   for (std::size_t start = 0; start < whole; start += kTile) {
     const Streams block = block_of(s, start, kTile);
     UpdatedMoments updated;
     update_moments<Lanes, Grad>(constants, ahead, block, updated);
-    update_weights<Lanes, Weight>(constants, ahead, block, updated, k.draw_key);
+    update_weights<Lanes, Weight>(constants, ahead, block, updated, rounding);
   }
   if (whole < s.size) {
     run_blockwise8<Lanes>(fused, k, block_of(s, whole, s.size - whole));

@@ -15,7 +15,21 @@ struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
     const __m256i zero = _mm256_cmpeq_epi32(value, _mm256_setzero_si256());
     return Bits(_mm256_blendv_epi8(no, yes, zero));
   }
+  static Bits zero_where_nan(Float value, Bits bits) {
+    const __m256 number = _mm256_cmp_ps(value, value, _CMP_ORD_Q);
+    return Bits(_mm256_and_si256(_mm256_castps_si256(number), bits));
+  }
+  static Bits zero_where_zero(Bits value, Bits bits) {
+    return Bits(_mm256_andnot_si256(_mm256_cmpeq_epi32(value, _mm256_setzero_si256()), bits));
+  }
   static Bits widen(const std::uint16_t* from) { return Bits(_mm256_cvtepu16_epi32(load8(from))); }
+  static Bits widen_upper(const std::uint16_t* from) {
+    constexpr char kNone = -128;
+    const __m256i order = _mm256_setr_epi8(
+        kNone, kNone, 0, 1, kNone, kNone, 2, 3, kNone, kNone, 4, 5, kNone, kNone, 6, 7,  //
+        kNone, kNone, 8, 9, kNone, kNone, 10, 11, kNone, kNone, 12, 13, kNone, kNone, 14, 15);
+    return Bits(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load8(from)), order));
+  }
   static void narrow(std::uint16_t* to, Bits value) {
     const __m256i low = _mm256_and_si256(value, _mm256_set1_epi32(0xffff));
     store8(to, packed(low));
@@ -88,16 +102,16 @@ struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
       words[i] = _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xaa);
     }
     const auto code_of = [base](__m256i upper) {
-      const __m256i magnitude = _mm256_and_si256(upper, _mm256_set1_epi16(0x7fff));
+      const __m256i magnitude = _mm256_and_si256(upper, in_memory<0x7fff7fff>());
       return _mm256_sub_epi16(_mm256_srli_epi16(magnitude, 4), base);
     };
     __m256i bytes = _mm256_packus_epi16(code_of(words[0]), code_of(words[1]));
-    const __m256i one = _mm256_set1_epi8(1);
+    const __m256i one = in_memory<0x01010101>();
     const __m256i small = _mm256_cmpeq_epi8(_mm256_min_epu8(bytes, one), bytes);
     if (_mm256_movemask_epi8(small) != 0) return false;
     if constexpr (Kind::kSigned) {
       const __m256i signs = _mm256_packs_epi16(words[0], words[1]);
-      bytes = _mm256_or_si256(bytes, _mm256_and_si256(signs, _mm256_set1_epi8(-0x80)));
+      bytes = _mm256_or_si256(bytes, _mm256_and_si256(signs, in_memory<0x80808080U>()));
     }
     // Even and odd elements of two vectors alternate in each half.
     const __m256i fours = _mm256_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15,  //
@@ -133,6 +147,14 @@ struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
     return _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,  //
                             0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
   }
+  /// A constant that is loaded where it is used. gcc would build it again in each iteration.
+  template <std::uint32_t value>
+  static __m256i in_memory() {
+    static constexpr std::uint32_t kValue = value;
+    const std::uint32_t* from = &kValue;
+    asm("" : "+r"(from));
+    return _mm256_set1_epi32(static_cast<int>(*from));
+  }
   /// The low half of each pattern in both of its halves.
   static __m256i in_words(Bits value) {
     return _mm256_blend_epi16(value, _mm256_slli_epi32(value, 16), 0xaa);
@@ -142,7 +164,7 @@ struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
   static Bits rounded_for(const float* from, Bits draws) {
     // Shifts the 16 random bits to bit 4.
     const Bits shifted = Kind::kRandomShift == 0 ? draws << 4 : draws >> (Kind::kRandomShift - 4);
-    return bits_of(load(from)) + (shifted & pattern(0xffff0U)) + pattern(8U);
+    return bits_of(load(from)) + (shifted & Bits(in_memory<0xffff0>())) + Bits(in_memory<8>());
   }
   static void store8(std::uint16_t* to, __m128i value) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), value);

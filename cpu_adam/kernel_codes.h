@@ -15,21 +15,45 @@ namespace {
 
 constexpr std::size_t kTile = Codes::kBlock;
 
-/// 32 random bits for each of kWidth elements: a keyed integer hash of their counters, two rounds
-/// of xor-shift and multiply with constants found with Wellons' hash-prospector (2018). A counter
-/// is the number of the element + key[0].
+/// Constants of draw().
 template <class Lanes>
-constexpr typename Lanes::Bits hash_counters(const std::uint32_t (&key)[2],
-                                             typename Lanes::Bits counters) {
-  auto x = (counters ^ (counters >> 16)) * Lanes::pattern(0x21f0aaadU);
-  x = (x ^ (x >> 15) ^ Lanes::pattern(key[1])) * Lanes::pattern(0xd35a2d97U);
-  return x ^ (x >> 15);
-}
+struct DrawConstants {
+  using Bits = typename Lanes::Bits;
+  Bits counters, key, first_factor, second_factor;
 
-/// 32 random bits for each of kWidth elements from number `element` on.
+  explicit constexpr DrawConstants(const std::uint32_t (&draw_key)[2])
+      : counters(Lanes::iota() + Lanes::pattern(draw_key[0])),
+        key(Lanes::pattern(draw_key[1])),
+        first_factor(Lanes::pattern(0x21f0aaadU)),
+        second_factor(Lanes::pattern(0xd35a2d97U)) {}
+
+  /// Makes gcc load the constants where registers do not suffice. It would otherwise build them
+  /// again in each iteration of a loop, which takes three instructions.
+  void keep_in_memory() const { asm("" : : "r"(this) : "memory"); }
+};
+
+/// 32 random bits for each of kWidth elements from number `element` on: a keyed integer hash of the
+/// counter, two rounds of xor-shift and multiply with constants found with Wellons'
+/// hash-prospector (2018).
+template <class Lanes, std::size_t kCount>
+constexpr void draw(const DrawConstants<Lanes>& k, std::uint32_t element,
+                    typename Lanes::Bits (&x)[kCount]) {
+  // Step by step for all vectors, because a CPU looks only some instructions ahead.
+  for (std::size_t i = 0; i < kCount; ++i) {
+    const auto before = static_cast<std::uint32_t>(i * Lanes::kWidth);
+    x[i] = k.counters + Lanes::pattern(element + before);
+  }
+  for (auto& bits : x) bits = bits ^ (bits >> 16);
+  for (auto& bits : x) bits = bits * k.first_factor;
+  for (auto& bits : x) bits = bits ^ (bits >> 15) ^ k.key;
+  for (auto& bits : x) bits = bits * k.second_factor;
+  for (auto& bits : x) bits = bits ^ (bits >> 15);
+}
 template <class Lanes>
 constexpr typename Lanes::Bits draw(const std::uint32_t (&key)[2], std::uint32_t element) {
-  return hash_counters<Lanes>(key, Lanes::iota() + Lanes::pattern(element + key[0]));
+  typename Lanes::Bits bits[1];
+  draw<Lanes>(DrawConstants<Lanes>(key), element, bits);
+  return bits[0];
 }
 
 /// Rounds to bf16 stochastically: up with a probability proportional to the bits that are cut off.
@@ -40,8 +64,7 @@ constexpr typename Lanes::Bits round_to_bf16(typename Lanes::Float value,
   const auto bits = Lanes::bits_of(value);
   const auto infinity = Lanes::pattern(0x7f800000U);
   const auto finite = (bits & infinity) ^ infinity;  // 0 for infinities and NaNs
-  const auto none = Lanes::pattern(0U);
-  return bits + Lanes::where_zero(finite, none, random & Lanes::pattern(0xffffU));
+  return bits + Lanes::zero_where_zero(finite, random & Lanes::pattern(0xffffU));
 }
 
 /// The two kinds of codes. A code c >= 1 stands for the float whose upper 12 bits are
@@ -71,7 +94,7 @@ constexpr std::uint32_t code_base(std::uint32_t exponent) {
 template <class Lanes, class Kind>
 constexpr typename Lanes::Float expand_code(typename Lanes::Bits byte, typename Lanes::Bits base) {
   const auto code = byte & Lanes::pattern(Kind::kLargest);
-  auto bits = Lanes::where_zero(code, Lanes::pattern(0U), (code + base) << kCut);
+  auto bits = Lanes::zero_where_zero(code, (code + base) << kCut);
   if constexpr (Kind::kSigned) bits = bits | ((byte & Lanes::pattern(0x80U)) << 24);
   return Lanes::number_of(bits);
 }
@@ -147,14 +170,24 @@ template <class Lanes>
 struct Draws {
   typename Lanes::Bits bits[kBlock / Lanes::kWidth];
 
-  Draws(const std::uint32_t (&key)[2], std::uint32_t element) {
-    const auto counters = Lanes::iota() + Lanes::pattern(element + key[0]);
-    for (std::size_t i = 0; i < kBlock / Lanes::kWidth; ++i) {
-      const auto before = static_cast<std::uint32_t>(i * Lanes::kWidth);
-      bits[i] = hash_counters<Lanes>(key, counters + Lanes::pattern(before));
-    }
-  }
+  Draws(const DrawConstants<Lanes>& k, std::uint32_t element) { draw<Lanes>(k, element, bits); }
 };
+
+template <class Lanes, class Kind>
+inline void compress_each(const CodeScale<Lanes, Kind>& scale, const float* from,
+                          const Draws<Lanes>& draws, std::uint8_t* codes) {
+  for (std::size_t i = 0; i < kBlock / Lanes::kWidth; ++i) {
+    const auto number = Lanes::load(from + i * Lanes::kWidth);
+    Lanes::narrow8(codes + i * Lanes::kWidth,
+                   compress_code<Lanes, Kind>(scale, number, draws.bits[i]));
+  }
+}
+
+template <class Lanes, class Kind>
+[[gnu::noinline, gnu::cold]] void compress_rare(CodeScale<Lanes, Kind> scale, const float* from,
+                                                Draws<Lanes> draws, std::uint8_t* codes) {
+  compress_each(scale, from, draws, codes);
+}
 
 /// Compresses kBlock numbers.
 template <class Lanes, class Kind>
@@ -162,11 +195,10 @@ inline void compress_codes(const CodeScale<Lanes, Kind>& scale, const float* fro
                            const Draws<Lanes>& draws, std::uint8_t* codes) {
   if constexpr (requires { Lanes::template compress_codes<Kind>(scale, from, draws, codes); }) {
     if (Lanes::template compress_codes<Kind>(scale, from, draws, codes)) return;
-  }
-  for (std::size_t i = 0; i < kBlock / Lanes::kWidth; ++i) {
-    const auto number = Lanes::load(from + i * Lanes::kWidth);
-    Lanes::narrow8(codes + i * Lanes::kWidth,
-                   compress_code<Lanes, Kind>(scale, number, draws.bits[i]));
+    // Copies, because an object whose address a function gets cannot stay in registers.
+    compress_rare(CodeScale(scale), from, Draws(draws), codes);
+  } else {
+    compress_each(scale, from, draws, codes);
   }
 }
 
@@ -178,6 +210,10 @@ class LargestMagnitude {
     const auto magnitude = Lanes::bits_of(number) & Lanes::pattern(0x7fffffffU);
     lanes_ = Lanes::larger(lanes_, magnitude);
   }
+  /// `number` has no sign, or is NaN.
+  void add_positive(typename Lanes::Float number) {
+    lanes_ = Lanes::larger(lanes_, Lanes::bits_of(number));
+  }
   [[nodiscard]] std::uint32_t shared_exponent() const {
     float lanes[Lanes::kWidth];
     Lanes::store(lanes, Lanes::number_of(lanes_));
@@ -186,7 +222,7 @@ class LargestMagnitude {
       const auto bits = __builtin_bit_cast(std::uint32_t, lane);
       largest = bits > largest ? bits : largest;
     }
-    return exponent_for(largest);
+    return exponent_for(largest & 0x7fffffffU);
   }
 
  private:
@@ -207,8 +243,10 @@ inline void compress_block(const BlockOfCodes& first, const BlockOfCodes& second
                            const std::uint32_t (&key)[2], std::uint32_t element) {
   const CodeScale<Lanes, SignedCodes> first_scale(first.exponent);
   const CodeScale<Lanes, UnsignedCodes> second_scale(second.exponent);
+  const DrawConstants<Lanes> constants(key);
+  constants.keep_in_memory();
   for (std::size_t i = 0; i < kTile; i += kBlock) {
-    const Draws<Lanes> draws(key, element + static_cast<std::uint32_t>(i));
+    const Draws<Lanes> draws(constants, element + static_cast<std::uint32_t>(i));
     if (first.codes != nullptr) {
       compress_codes(first_scale, first.numbers + i, draws, first.codes + i);
     }

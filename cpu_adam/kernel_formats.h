@@ -16,7 +16,7 @@ struct Bf16Gradient {
   using Stored = std::uint16_t;
   template <class Lanes>
   static constexpr typename Lanes::Float load(const Stored* from) {
-    return Lanes::number_of(Lanes::widen(from) << 16);
+    return Lanes::number_of(Lanes::widen_upper(from));
   }
 };
 
@@ -53,10 +53,8 @@ struct SplitWeights {
   template <class Lanes>
   static constexpr void store(Main* weight, RemainderOrCopy* remainder,
                               typename Lanes::Float master) {
-    const auto half = Lanes::pattern(0x8000U);
-    const auto bits = Lanes::bits_of(master);
-    const auto rounded = (bits + half) ^ half;
-    Lanes::unpair(Lanes::where_nan(master, bits, rounded), remainder, weight);
+    const auto half = Lanes::zero_where_nan(master, Lanes::pattern(0x8000U));
+    Lanes::unpair((Lanes::bits_of(master) + half) ^ half, remainder, weight);
   }
 };
 

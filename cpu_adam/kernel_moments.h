@@ -50,7 +50,7 @@ struct Bf16Tile {
       from = padded;
     }
     for (std::size_t i = 0; i < kTile; i += Lanes::kWidth) {
-      Lanes::store(values + i, Lanes::number_of(Lanes::widen(from + i) << 16));
+      Lanes::store(values + i, Lanes::number_of(Lanes::widen_upper(from + i)));
     }
   }
   void compress(std::uint16_t* to, std::size_t size, const std::uint32_t (&key)[2],

@@ -67,8 +67,8 @@ struct TouchedArray {
 
 /// An update with fp32 moments.
 using FusedKernel = void (*)(const Coefficients& coefficients, const Streams& streams) noexcept;
-/// An update with compressed moments. Runs a fused kernel on each tile, or its own instructions where
-/// the optimizer has such a kernel.
+/// An update with compressed moments. Runs a fused kernel on each tile, or its own instructions
+/// where the optimizer has such a kernel.
 using CompressedKernel = void (*)(FusedKernel fused, const Coefficients& coefficients,
                                   const Streams& streams) noexcept;
 /// Loads and stores rows [0, rows) of `arrays`, `stretch` * 64 elements of each array in turn; see
