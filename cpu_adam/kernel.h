@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cpu_adam/kernel_adamw.h"
 #include "cpu_adam/kernel_formats.h"
 #include "cpu_adam/kernel_moments.h"
 #include "cpu_adam/kernel_rules.h"
@@ -25,46 +26,83 @@
 /// - broadcast(float), pattern(uint32), iota(): 0, 1, 2 ... as Bits
 /// - load(p), store(p, Float): floats, aligned to their own size only
 /// - stream(p, Float): a store that bypasses the caches; end_streams(): orders such stores
-/// - widen(p), narrow(p, Bits): 16-bit patterns zero-extended, low halves; widen8, narrow8: bytes
+/// - widen(p), narrow(p, Bits): 16-bit patterns zero-extended, low halves; widen8, narrow8: bytes;
+///   widen_upper(p), narrow_upper(p, Bits): 16-bit patterns as upper halves
 /// - pair(low, high), unpair(Bits, low, high): 32-bit patterns whose halves lie in two arrays
 /// - load_half(p), store_half(p, Float): IEEE binary16, to nearest even
 /// - fma(a, b, c), sqrt(a), divide(a, b): rounded once
 /// - bits_of(Float), number_of(Bits), to_float(Bits below 2^31)
 /// - where_nan(Float, yes, no), where_zero(Bits, yes, no), where_less(Float, Float, yes, no):
-///   selects Bits by lane; larger(Bits, Bits): unsigned maximum
+///   selects Bits by lane; larger(Bits, Bits): unsigned maximum; zero_where_zero(Bits, bits),
+///   zero_where_nan(Float, bits): `bits`, or 0 where the first is 0 or NaN
 /// - Squares: 16 sums of squares in double, see kernel_squares.h
+/// - optional: expand_codes<Kind> and compress_codes<Kind>, faster than those of kernel_codes.h
 namespace ballast::cpu_adam {
 namespace {
 
-/// The typed arrays of an update with fp32 moments.
-template <class Weight, class Grad>
+/// How first moments are stored.
+struct F32First {
+  using Stored = float;
+  static constexpr bool kDraws = false;
+  template <class Lanes>
+  static constexpr typename Lanes::Float load(const Stored* from) {
+    return Lanes::load(from);
+  }
+  template <class Lanes>
+  static constexpr void store(Stored* to, typename Lanes::Float value) {
+    Lanes::store(to, value);
+  }
+};
+
+/// Rounds stochastically with one draw per element.
+struct Bf16First {
+  using Stored = std::uint16_t;
+  static constexpr bool kDraws = true;
+  template <class Lanes>
+  static typename Lanes::Float load(const Stored* from) {
+    return Lanes::number_of(Lanes::widen_upper(from));
+  }
+  template <class Lanes>
+  static void store(Stored* to, typename Lanes::Float value, typename Lanes::Bits draws) {
+    Lanes::narrow_upper(to, round_to_bf16<Lanes>(value, draws));
+  }
+};
+
+/// The typed arrays of an update with fp32 or bf16 first moments and fp32 second moments.
+template <class Weight, class Grad, class First = F32First>
 struct Arrays {
   typename Weight::Main* main;
   typename Weight::RemainderOrCopy* remainder_or_copy;
-  float* first;
+  typename First::Stored* first;
   float* second;
   const typename Grad::Stored* gradient;
 };
 
 /// The kWidth elements from index `i` on, for a rule. Everything is passed by value: references
 /// would keep the compiler from holding addresses and constants in registers across the stores.
-template <class Lanes, class Weight, class Grad>
+template <class Lanes, class Weight, class Grad, class First>
 struct Group {
   using Float = typename Lanes::Float;
 
-  Arrays<Weight, Grad> arrays;
+  Arrays<Weight, Grad, First> arrays;
   Float gradient_scale;
   std::size_t i;
 
   constexpr Float gradient() const {
     return Grad::template load<Lanes>(arrays.gradient + i) * gradient_scale;
   }
-  constexpr Float first() const { return Lanes::load(arrays.first + i); }
+  constexpr Float first() const { return First::template load<Lanes>(arrays.first + i); }
   constexpr Float second() const { return Lanes::load(arrays.second + i); }
   constexpr Float weight() const {
     return Weight::template load<Lanes>(arrays.main + i, remainder_or_copy());
   }
-  constexpr void set_first(Float value) const { Lanes::store(arrays.first + i, value); }
+  constexpr void set_first(Float value) const {
+    if constexpr (!First::kDraws) First::template store<Lanes>(arrays.first + i, value);
+  }
+  /// Stores a first moment that is rounded with these random bits.
+  constexpr void set_first(Float value, typename Lanes::Bits draws) const {
+    First::template store<Lanes>(arrays.first + i, value, draws);
+  }
   constexpr void set_second(Float value) const { Lanes::store(arrays.second + i, value); }
   constexpr void set_weight(Float value) const {
     Weight::template store<Lanes>(arrays.main + i, remainder_or_copy(), value);
@@ -78,7 +116,53 @@ struct Group {
 
 template <class Lanes, class Rule, class Weight, class Grad>
 constexpr void update_at(const Constants<Lanes>& k, Arrays<Weight, Grad> arrays, std::size_t i) {
-  Rule::template apply<Lanes>(k, Group<Lanes, Weight, Grad>{arrays, k.gradient_scale, i});
+  Rule::template apply<Lanes>(k, Group<Lanes, Weight, Grad, F32First>{arrays, k.gradient_scale, i});
+}
+
+/// Updates kCount groups of kWidth elements from index `i` on with a rule in parts. `draw` fills an
+/// array with their random bits. The order of the parts hides the latencies of square roots and
+/// divisions, because a CPU looks only some instructions ahead.
+template <class Lanes, class Rule, std::size_t kCount, class Weight, class Grad, class First>
+constexpr void update_groups(const Constants<Lanes>& k, Arrays<Weight, Grad, First> arrays,
+                             std::size_t i, const auto& draw) {
+  const auto group = [&](std::size_t n) {
+    return Group<Lanes, Weight, Grad, First>{arrays, k.gradient_scale, i + n * Lanes::kWidth};
+  };
+  typename Lanes::Float first[kCount];
+  typename Lanes::Float step[kCount];
+  for (std::size_t n = 0; n < kCount; ++n) {
+    const auto updated = Rule::template moments<Lanes>(k, group(n));
+    first[n] = updated.first;
+    step[n] = denominator_of<Lanes>(k, updated.second);
+  }
+  typename Lanes::Bits draws[kCount];
+  if constexpr (First::kDraws) draw(draws);
+  for (std::size_t n = 0; n < kCount; ++n) {
+    step[n] = Rule::template step<Lanes>(k, first[n], step[n]);
+  }
+  if constexpr (First::kDraws) {
+    for (std::size_t n = 0; n < kCount; ++n) group(n).set_first(first[n], draws[n]);
+  }
+  for (std::size_t n = 0; n < kCount; ++n) {
+    step[n] = Rule::template weight<Lanes>(k, group(n).weight(), step[n]);
+  }
+  for (std::size_t n = 0; n < kCount; ++n) group(n).set_weight(step[n]);
+}
+
+/// Updates kCount groups of kWidth elements of `s` from index `i` on, `at` in `arrays`.
+template <class Lanes, class Rule, std::size_t kCount, class Weight, class Grad, class First>
+constexpr void update_some(const Constants<Lanes>& k, const DrawConstants<Lanes>& rounding,
+                           const Streams& s, std::size_t i, Arrays<Weight, Grad, First> arrays,
+                           std::size_t at) {
+  if constexpr (requires { Rule::kInParts; }) {
+    update_groups<Lanes, Rule, kCount>(k, arrays, at, [&](auto& draws) {
+      draw<Lanes>(rounding, s.element + static_cast<std::uint32_t>(i), draws);
+    });
+  } else {
+    for (std::size_t n = 0; n < kCount; ++n) {
+      update_at<Lanes, Rule>(k, arrays, at + n * Lanes::kWidth);
+    }
+  }
 }
 
 /// Buffer for the last elements when they do not fill the lanes, so that the same instructions
@@ -91,32 +175,34 @@ struct Padded {
   void drain(T* to, std::size_t count) const { __builtin_memcpy(to, values, count * sizeof(T)); }
 };
 
-template <class Weight, class Grad>
-inline Arrays<Weight, Grad> arrays_of(const Streams& s) {
+template <class Weight, class Grad, class First>
+inline Arrays<Weight, Grad, First> arrays_of(const Streams& s) {
   return {static_cast<typename Weight::Main*>(s.main),
           static_cast<typename Weight::RemainderOrCopy*>(s.remainder_or_copy),
-          static_cast<float*>(s.first), static_cast<float*>(s.second),
+          static_cast<typename First::Stored*>(s.first), static_cast<float*>(s.second),
           static_cast<const typename Grad::Stored*>(s.gradient)};
 }
 
 /// Updates the last elements, from index `i` on. It takes none of run()'s constants by reference,
 /// so that the compiler keeps those in registers.
-template <class Lanes, class Rule, class Weight, class Grad>
+template <class Lanes, class Rule, class Weight, class Grad, class First>
 inline void update_rest(const Coefficients& coefficients, const Streams& s, std::size_t i) {
   const std::size_t rest = s.size - i;
-  const auto a = arrays_of<Weight, Grad>(s);
+  const auto a = arrays_of<Weight, Grad, First>(s);
   Padded<Lanes, typename Weight::Main> main;
   Padded<Lanes, typename Weight::RemainderOrCopy> remainder_or_copy;
-  Padded<Lanes, float> first, second;
+  Padded<Lanes, typename First::Stored> first;
+  Padded<Lanes, float> second;
   Padded<Lanes, typename Grad::Stored> gradient;
   main.fill(a.main + i, rest);
   if constexpr (Weight::kLoadsRemainder) remainder_or_copy.fill(a.remainder_or_copy + i, rest);
   if constexpr (Rule::kFirst) first.fill(a.first + i, rest);
   if constexpr (Rule::kSecond) second.fill(a.second + i, rest);
   gradient.fill(a.gradient + i, rest);
-  const Arrays<Weight, Grad> padded = {main.values, remainder_or_copy.values, first.values,
-                                       second.values, gradient.values};
-  update_at<Lanes, Rule, Weight, Grad>(Constants<Lanes>(coefficients), padded, 0);
+  const Arrays<Weight, Grad, First> padded = {main.values, remainder_or_copy.values, first.values,
+                                              second.values, gradient.values};
+  update_some<Lanes, Rule, 1>(Constants<Lanes>(coefficients),
+                              DrawConstants<Lanes>(coefficients.draw_key), s, i, padded, 0);
   main.drain(a.main + i, rest);
   if constexpr (Weight::kStoresRemainderOrCopy)
     remainder_or_copy.drain(a.remainder_or_copy + i, rest);
@@ -124,17 +210,19 @@ inline void update_rest(const Coefficients& coefficients, const Streams& s, std:
   if constexpr (Rule::kSecond) second.drain(a.second + i, rest);
 }
 
-template <class Lanes, class Rule, class Weight, class Grad>
+template <class Lanes, class Rule, class Weight, class Grad, class First = F32First>
 void run(const Coefficients& coefficients, const Streams& s) noexcept {
   if constexpr (requires { typename Rule::FromGradient; }) {
     using Other = typename Rule::FromGradient;
     if (coefficients.first_from_end && !std::is_same_v<Rule, Other>) {
-      return run<Lanes, Other, Weight, Grad>(coefficients, s);
+      return run<Lanes, Other, Weight, Grad, First>(coefficients, s);
     }
   }
   const Prefetch ahead(sizeof(typename Weight::Main) == 4);
   const Constants<Lanes> k(coefficients);
-  const auto a = arrays_of<Weight, Grad>(s);
+  const DrawConstants<Lanes> rounding(coefficients.draw_key);
+  if constexpr (First::kDraws) rounding.keep_in_memory();
+  const auto a = arrays_of<Weight, Grad, First>(s);
   const std::size_t size = s.size;
   std::size_t i = 0;
   for (; i + kBlock <= size; i += kBlock) {
@@ -143,42 +231,70 @@ void run(const Coefficients& coefficients, const Streams& s) noexcept {
     if constexpr (Rule::kFirst) ahead.of(a.first + i);
     if constexpr (Rule::kSecond) ahead.of(a.second + i);
     ahead.of(a.gradient + i);
-    for (std::size_t group = 0; group < kBlock; group += Lanes::kWidth) {
-      update_at<Lanes, Rule, Weight, Grad>(k, a, i + group);
-    }
+    update_some<Lanes, Rule, kBlock / Lanes::kWidth>(k, rounding, s, i, a, i);
   }
   for (; i + Lanes::kWidth <= size; i += Lanes::kWidth) {
-    update_at<Lanes, Rule, Weight, Grad>(k, a, i);
+    update_some<Lanes, Rule, 1>(k, rounding, s, i, a, i);
   }
-  if (i < size) update_rest<Lanes, Rule, Weight, Grad>(coefficients, s, i);
+  if (i < size) update_rest<Lanes, Rule, Weight, Grad, First>(coefficients, s, i);
 }
 
-template <class Lanes, class Rule, class Weight>
-constexpr void fill_gradients(FusedKernel (&row)[kGradientTypes]) {
-  row[gradient_index(DType::bf16)] = run<Lanes, Rule, Weight, Bf16Gradient>;
-  row[gradient_index(DType::f16)] = run<Lanes, Rule, Weight, F16Gradient>;
-  row[gradient_index(DType::f32)] = run<Lanes, Rule, Weight, F32Gradient>;
+/// AdamW with bf16 first moments in one pass.
+template <class Lanes, class Weight, class Grad>
+void run_adamw_bf16_first(FusedKernel fused, const Coefficients& k, const Streams& s) noexcept {
+  if (k.first_from_end) return run_bf16_first<Lanes>(fused, k, s);
+  run<Lanes, AdamWRule<>, Weight, Grad, Bf16First>(k, s);
 }
 
+/// Calls `fill` with every pair of formats and their places in the tables of a variant.
+constexpr void for_each_format(const auto& fill) {
+  const auto with_gradients = [&fill](auto weight, Weights::Format format) {
+    const int w = static_cast<int>(format);
+    fill(weight, Bf16Gradient(), w, gradient_index(DType::bf16));
+    fill(weight, F16Gradient(), w, gradient_index(DType::f16));
+    fill(weight, F32Gradient(), w, gradient_index(DType::f32));
+  };
+  with_gradients(SplitWeights(), Weights::Format::split);
+  with_gradients(PlainWeights(), Weights::Format::plain);
+  with_gradients(Bf16Copy(), Weights::Format::copy_bf16);
+  with_gradients(F16Copy(), Weights::Format::copy_f16);
+}
+
+/// The kernels of one optimizer. Those of compressed moments are the ones that serve all
+/// optimizers.
 template <class Lanes, class Rule>
-constexpr void fill_weights(FusedKernel (&table)[Weights::kFormats][kGradientTypes]) {
-  fill_gradients<Lanes, Rule, SplitWeights>(table[static_cast<int>(Weights::Format::split)]);
-  fill_gradients<Lanes, Rule, PlainWeights>(table[static_cast<int>(Weights::Format::plain)]);
-  fill_gradients<Lanes, Rule, Bf16Copy>(table[static_cast<int>(Weights::Format::copy_bf16)]);
-  fill_gradients<Lanes, Rule, F16Copy>(table[static_cast<int>(Weights::Format::copy_f16)]);
+constexpr void fill_optimizer(Variant& v, Optimizer optimizer) {
+  const int o = static_cast<int>(optimizer);
+  for_each_format([&v, o]<class Weight, class Grad>(Weight, Grad, int weight, int gradient) {
+    v.fused[o][weight][gradient] = run<Lanes, Rule, Weight, Grad>;
+    v.bf16_first[o][weight][gradient] = run_bf16_first<Lanes>;
+    v.blockwise8[o][weight][gradient] = run_blockwise8<Lanes>;
+  });
+}
+
+/// AdamW's own kernels for compressed moments. The scalar variant has none, so that tests compare
+/// both ways to compute the same.
+template <class Lanes>
+constexpr void fill_adamw(Variant& v) {
+  if constexpr (Lanes::kWidth > 1) {
+    constexpr int o = static_cast<int>(Optimizer::adamw);
+    for_each_format([&v]<class Weight, class Grad>(Weight, Grad, int weight, int gradient) {
+      v.bf16_first[o][weight][gradient] = run_adamw_bf16_first<Lanes, Weight, Grad>;
+      v.blockwise8[o][weight][gradient] = run_adamw_blockwise8<Lanes, Weight, Grad>;
+    });
+  }
 }
 
 template <class Lanes>
 constexpr Variant make_variant(Isa isa) {
   Variant v{};
   v.isa = isa;
-  fill_weights<Lanes, AdamWRule<>>(v.fused[static_cast<int>(Optimizer::adamw)]);
-  fill_weights<Lanes, AdamRule<>>(v.fused[static_cast<int>(Optimizer::adam)]);
-  fill_weights<Lanes, AdagradRule>(v.fused[static_cast<int>(Optimizer::adagrad)]);
-  fill_weights<Lanes, LionRule>(v.fused[static_cast<int>(Optimizer::lion)]);
-  fill_weights<Lanes, SgdRule>(v.fused[static_cast<int>(Optimizer::sgd)]);
-  v.bf16_first = run_bf16_first<Lanes>;
-  v.blockwise8 = run_blockwise8<Lanes>;
+  fill_optimizer<Lanes, AdamWRule<>>(v, Optimizer::adamw);
+  fill_optimizer<Lanes, AdamRule<>>(v, Optimizer::adam);
+  fill_optimizer<Lanes, AdagradRule>(v, Optimizer::adagrad);
+  fill_optimizer<Lanes, LionRule>(v, Optimizer::lion);
+  fill_optimizer<Lanes, SgdRule>(v, Optimizer::sgd);
+  fill_adamw<Lanes>(v);
   v.touch = run_touch<Lanes>;
   v.squares[gradient_index(DType::bf16)] = sum_squares<Lanes, Bf16Gradient>;
   v.squares[gradient_index(DType::f16)] = sum_squares<Lanes, F16Gradient>;

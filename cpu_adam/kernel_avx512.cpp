@@ -22,8 +22,14 @@ struct Avx512Lanes : VectorLanes<xsimd::avx512bw> {
   static Bits where_zero(Bits value, Bits yes, Bits no) {
     return Bits(_mm512_mask_blend_epi32(_mm512_testn_epi32_mask(value, value), no, yes));
   }
+  static Bits zero_where_nan(Float value, Bits bits) { return where_nan(value, pattern(0U), bits); }
+  static Bits zero_where_zero(Bits value, Bits bits) {
+    return where_zero(value, pattern(0U), bits);
+  }
   static Bits widen(const std::uint16_t* from) { return Bits(_mm512_cvtepu16_epi32(load16(from))); }
+  static Bits widen_upper(const std::uint16_t* from) { return widen(from) << 16; }
   static void narrow(std::uint16_t* to, Bits value) { store16(to, _mm512_cvtepi32_epi16(value)); }
+  static void narrow_upper(std::uint16_t* to, Bits value) { narrow(to, value >> 16); }
   static Bits pair(const std::uint16_t* low, const std::uint16_t* high) {
     const __m512i halves = _mm512_inserti64x4(_mm512_castsi256_si512(load16(low)), load16(high), 1);
     return Bits(_mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), halves));

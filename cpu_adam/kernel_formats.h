@@ -16,7 +16,7 @@ struct Bf16Gradient {
   using Stored = std::uint16_t;
   template <class Lanes>
   static constexpr typename Lanes::Float load(const Stored* from) {
-    return Lanes::number_of(Lanes::widen(from) << 16);
+    return Lanes::number_of(Lanes::widen_upper(from));
   }
 };
 
@@ -53,10 +53,8 @@ struct SplitWeights {
   template <class Lanes>
   static constexpr void store(Main* weight, RemainderOrCopy* remainder,
                               typename Lanes::Float master) {
-    const auto half = Lanes::pattern(0x8000U);
-    const auto bits = Lanes::bits_of(master);
-    const auto rounded = (bits + half) ^ half;
-    Lanes::unpair(Lanes::where_nan(master, bits, rounded), remainder, weight);
+    const auto half = Lanes::zero_where_nan(master, Lanes::pattern(0x8000U));
+    Lanes::unpair((Lanes::bits_of(master) + half) ^ half, remainder, weight);
   }
 };
 
@@ -116,12 +114,12 @@ class Prefetch {
     asm("" : "+r"(narrow_), "+r"(wide_));
   }
 
-  /// Prefetch distance in bytes for an array of 16-bit numbers (`narrow`) or of others.
+  /// Prefetch distance in bytes for an array of at most 16-bit numbers (`narrow`) or of others.
   [[nodiscard]] std::size_t bytes(bool narrow) const { return narrow ? narrow_ : wide_; }
 
   template <class T>
   void of(const T* from) const {
-    const char* ahead = reinterpret_cast<const char*>(from) + bytes(sizeof(T) == 2);
+    const char* ahead = reinterpret_cast<const char*>(from) + bytes(sizeof(T) <= 2);
     for (std::size_t line = 0; line < kBlock * sizeof(T); line += kCacheLine) {
       __builtin_prefetch(ahead + line);
     }

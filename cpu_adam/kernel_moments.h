@@ -5,180 +5,36 @@
 
 #include "ballast/core/units.h"
 
+#include "cpu_adam/kernel_codes.h"
 #include "cpu_adam/variant.h"
 
-/// Compressed moments, tile by tile: expand to floats in the first-level cache, update with a fused
-/// kernel, compress. README.md describes the codes. GPUs run the constexpr functions too
-/// (src/update/cuda), as in the other headers.
+/// Compressed moments of any optimizer, tile by tile: expand to floats in the first-level cache,
+/// update with a fused kernel, compress. kernel_adamw.h has a faster way for AdamW.
 namespace ballast::cpu_adam {
 namespace {
 
-constexpr std::size_t kTile = Codes::kBlock;
-
-/// 32 random bits for each of kWidth elements from number `element` on: a keyed integer hash of the
-/// counter, two rounds of xor-shift and multiply with constants found with Wellons'
-/// hash-prospector (2018).
-template <class Lanes>
-constexpr typename Lanes::Bits draw(const std::uint32_t (&key)[2], std::uint32_t element) {
-  auto x = Lanes::iota() + Lanes::pattern(element + key[0]);
-  x = (x ^ (x >> 16)) * Lanes::pattern(0x21f0aaadU);
-  x = (x ^ (x >> 15) ^ Lanes::pattern(key[1])) * Lanes::pattern(0xd35a2d97U);
-  return x ^ (x >> 15);
-}
-
-/// Rounds to bf16 stochastically: up with a probability proportional to the bits that are cut off.
-template <class Lanes>
-constexpr typename Lanes::Bits round_to_bf16(typename Lanes::Float value,
-                                             typename Lanes::Bits random) {
-  const auto bits = Lanes::bits_of(value);
-  const auto infinity = Lanes::pattern(0x7f800000U);
-  const auto exponent = (bits & infinity) ^ infinity;
-  const auto finite = bits + (random & Lanes::pattern(0xffffU));
-  const auto special = Lanes::where_nan(value, bits | Lanes::pattern(0x400000U), bits);
-  return Lanes::where_zero(exponent, special, finite) >> 16;
-}
-
-/// The two kinds of codes. A code c >= 1 stands for the float whose upper 12 bits are
-/// (exponent * 8 + 7) - (kLargest - c); 0 stands for zero.
-struct SignedCodes {
-  static constexpr std::uint32_t kLargest = 127;
-  static constexpr bool kSigned = true;
-  static constexpr int kRandomShift = 0;  ///< selects the random bits for rounding
-};
-struct UnsignedCodes {
-  static constexpr std::uint32_t kLargest = 255;
-  static constexpr bool kSigned = false;
-  static constexpr int kRandomShift = 16;
-};
-
-/// Number of bits that a code cuts off, and the smallest shared exponent: small enough for every
-/// relevant moment, large enough that no code stands for a denormal.
-constexpr int kCut = 20;
-constexpr std::uint32_t kLowestExponent = 48;
-
-template <class Kind>
-constexpr std::uint32_t code_base(std::uint32_t exponent) {
-  return exponent * 8 + 7 - Kind::kLargest;
-}
-
-/// Expands bytes, zero-extended, to the numbers that they encode under the exponent of `base`.
-template <class Lanes, class Kind>
-constexpr typename Lanes::Float expand_code(typename Lanes::Bits byte, typename Lanes::Bits base) {
-  const auto code = byte & Lanes::pattern(Kind::kLargest);
-  auto bits = Lanes::where_zero(code, Lanes::pattern(0U), (code + base) << kCut);
-  if constexpr (Kind::kSigned) bits = bits | ((byte & Lanes::pattern(0x80U)) << 24);
-  return Lanes::number_of(bits);
-}
-
-template <class Lanes, class Kind>
-inline void expand_codes(const std::uint8_t* codes, std::uint32_t exponent, float* to) {
-  const auto base = Lanes::pattern(code_base<Kind>(exponent));
-  for (std::size_t i = 0; i < kTile; i += Lanes::kWidth) {
-    Lanes::store(to + i, expand_code<Lanes, Kind>(Lanes::widen8(codes + i), base));
-  }
-}
-
-/// The shared exponent of a tile whose largest magnitude has this pattern: the exponent of the
-/// magnitude rounded up. 255 for an infinity or a NaN.
-constexpr std::uint32_t exponent_for(std::uint32_t largest) {
-  const std::uint32_t exponent = (largest + ((1U << kCut) - 1)) >> 23;
-  if (exponent < kLowestExponent) return kLowestExponent;
-  return exponent > 255 ? 255 : exponent;
-}
-
-template <class Lanes>
-inline std::uint32_t shared_exponent(const float* from) {
-  auto largest = Lanes::pattern(0U);
-  for (std::size_t i = 0; i < kTile; i += Lanes::kWidth) {
-    const auto bits = Lanes::bits_of(Lanes::load(from + i));
-    largest = Lanes::larger(largest, bits & Lanes::pattern(0x7fffffffU));
-  }
-  float lanes[Lanes::kWidth];
-  Lanes::store(lanes, Lanes::number_of(largest));
-  std::uint32_t bits = 0;
-  for (const float lane : lanes) {
-    const std::uint32_t other = __builtin_bit_cast(std::uint32_t, lane);
-    bits = other > bits ? other : bits;
-  }
-  return exponent_for(bits);
-}
-
-/// Constants for rounding to codes under a shared exponent, in every lane.
-template <class Lanes, class Kind>
-struct CodeScale {
-  typename Lanes::Bits base;
-  typename Lanes::Float threshold;  ///< number of the smallest code
-  typename Lanes::Float unit;       ///< value of one random bit below the threshold
-  bool all_nan;
-
-  explicit constexpr CodeScale(std::uint32_t exponent)
-      : CodeScale(exponent, __builtin_bit_cast(float, (code_base<Kind>(exponent) + 1) << kCut)) {}
-
- private:
-  constexpr CodeScale(std::uint32_t exponent, float smallest)
-      : base(Lanes::pattern(code_base<Kind>(exponent))),
-        threshold(Lanes::broadcast(smallest)),
-        unit(Lanes::broadcast(smallest * 0x1p-16F)),
-        all_nan(exponent == 255) {}
-};
-
-/// Rounds numbers to codes stochastically and without bias. Below the smallest code a first moment
-/// becomes that code or zero; a second moment never becomes zero, which would let the update
-/// explode. `draws`: random bits of the elements.
-template <class Lanes, class Kind>
-constexpr typename Lanes::Bits compress_code(const CodeScale<Lanes, Kind>& scale,
-                                             typename Lanes::Float number,
-                                             typename Lanes::Bits draws) {
-  const auto zero = Lanes::pattern(0U);
-  const auto one = Lanes::pattern(1U);
-  const auto bits = Lanes::bits_of(number);
-  const auto magnitude = bits & Lanes::pattern(0x7fffffffU);
-  const auto value = Lanes::number_of(magnitude);
-  const auto random = (draws >> Kind::kRandomShift) & Lanes::pattern(0xffffU);
-  const auto rounded = (magnitude + (random << 4) + Lanes::pattern(8U)) >> kCut;
-  auto small = Lanes::where_zero(magnitude, zero, one);
-  if constexpr (Kind::kSigned) {
-    small = Lanes::where_less(Lanes::to_float(random) * scale.unit, value, one, zero);
-  }
-  auto code = Lanes::where_less(value, scale.threshold, small, rounded - scale.base);
-  if (scale.all_nan) code = Lanes::pattern(Kind::kLargest);
-  if constexpr (Kind::kSigned) code = code | ((bits >> 24) & Lanes::pattern(0x80U));
-  return code;
-}
-
-template <class Lanes, class Kind>
-inline void compress_codes(const float* from, std::uint32_t exponent, std::uint8_t* codes,
-                           const std::uint32_t (&key)[2], std::uint32_t element) {
-  const CodeScale<Lanes, Kind> scale(exponent);
-  for (std::size_t i = 0; i < kTile; i += Lanes::kWidth) {
-    const auto draws = draw<Lanes>(key, element + static_cast<std::uint32_t>(i));
-    Lanes::narrow8(codes + i, compress_code<Lanes, Kind>(scale, Lanes::load(from + i), draws));
-  }
-}
-
-/// A moment of a tile in floats, expanded from and compressed to codes.
+/// A moment of a tile in floats, expanded from codes.
 template <class Lanes, class Kind>
 struct BlockwiseTile {
   alignas(kCacheLine) float values[kTile];
 
-  void expand(const std::uint8_t* codes, std::uint32_t exponent, std::size_t size) {
-    if (size == kTile) return expand_codes<Lanes, Kind>(codes, exponent, values);
-    std::uint8_t padded[kTile] = {};
-    __builtin_memcpy(padded, codes, size);
-    expand_codes<Lanes, Kind>(padded, exponent, values);
-  }
-  /// Writes the codes and returns the shared exponent.
-  std::uint8_t compress(std::uint8_t* codes, std::size_t size, const std::uint32_t (&key)[2],
-                        std::uint32_t element) const {
-    const std::uint32_t exponent = shared_exponent<Lanes>(values);
-    if (size == kTile) {
-      compress_codes<Lanes, Kind>(values, exponent, codes, key, element);
-    } else {
-      std::uint8_t padded[kTile];
-      compress_codes<Lanes, Kind>(values, exponent, padded, key, element);
-      __builtin_memcpy(codes, padded, size);
+  void expand(const std::uint8_t* codes, std::uint32_t exponent) {
+    const auto base = Lanes::pattern(code_base<Kind>(exponent));
+    for (std::size_t i = 0; i < kTile; i += kExpanded) {
+      typename Lanes::Float numbers[kExpanded / Lanes::kWidth];
+      expand_codes<Lanes, Kind>(codes + i, base, numbers);
+      for (std::size_t n = 0; n < kExpanded / Lanes::kWidth; ++n) {
+        Lanes::store(values + i + n * Lanes::kWidth, numbers[n]);
+      }
     }
-    return static_cast<std::uint8_t>(exponent);
+  }
+  /// Finds the shared exponent and stores it, unless the optimizer has no such moment.
+  std::uint32_t find_exponent(std::uint8_t* exponent) const {
+    if (exponent == nullptr) return kLowestExponent;
+    LargestMagnitude<Lanes> largest;
+    for (std::size_t i = 0; i < kTile; i += Lanes::kWidth) largest.add(Lanes::load(values + i));
+    *exponent = static_cast<std::uint8_t>(largest.shared_exponent());
+    return *exponent;
   }
 };
 
@@ -194,7 +50,7 @@ struct Bf16Tile {
       from = padded;
     }
     for (std::size_t i = 0; i < kTile; i += Lanes::kWidth) {
-      Lanes::store(values + i, Lanes::number_of(Lanes::widen(from + i) << 16));
+      Lanes::store(values + i, Lanes::number_of(Lanes::widen_upper(from + i)));
     }
   }
   void compress(std::uint16_t* to, std::size_t size, const std::uint32_t (&key)[2],
@@ -203,7 +59,8 @@ struct Bf16Tile {
     std::uint16_t* target = size < kTile ? padded : to;
     for (std::size_t i = 0; i < kTile; i += Lanes::kWidth) {
       const auto random = draw<Lanes>(key, element + static_cast<std::uint32_t>(i));
-      Lanes::narrow(target + i, round_to_bf16<Lanes>(Lanes::load(values + i), random));
+      const auto rounded = round_to_bf16<Lanes>(Lanes::load(values + i), random);
+      Lanes::narrow_upper(target + i, rounded);
     }
     if (size < kTile) __builtin_memcpy(to, padded, size * sizeof *to);
   }
@@ -222,6 +79,16 @@ inline Streams tile_of(const Streams& all, std::size_t start, std::size_t size) 
   tile.size = size;
   tile.element = all.element + static_cast<std::uint32_t>(start);
   return tile;
+}
+
+/// Elements [start, start + size) of `all` with 8-bit moments. `start` is that of a block.
+inline Streams block_of(const Streams& all, std::size_t start, std::size_t size) {
+  Streams block = tile_of(all, start, size);
+  block.first = forward(all.first, start);
+  block.second = forward(all.second, start);
+  if (all.first_exponents != nullptr) block.first_exponents += start / kTile;
+  if (all.second_exponents != nullptr) block.second_exponents += start / kTile;
+  return block;
 }
 
 /// Updates a tile with fp32 moments, some of whose elements have no weight decay.
@@ -255,31 +122,59 @@ void run_bf16_first(FusedKernel fused, const Coefficients& k, const Streams& s) 
   }
 }
 
+/// The codes of a block, in a buffer if the shard ends within it. Null if the optimizer has no such
+/// moment.
+class CodesOfTile {
+ public:
+  CodesOfTile(void* codes, std::size_t size)
+      : codes_(static_cast<std::uint8_t*>(codes)), size_(size) {}
+
+  [[nodiscard]] std::uint8_t* block() { return in_buffer() ? buffer_ : codes_; }
+  [[nodiscard]] const std::uint8_t* load() {
+    if (in_buffer()) {
+      __builtin_memset(buffer_ + size_, 0, kTile - size_);
+      __builtin_memcpy(buffer_, codes_, size_);
+    }
+    return block();
+  }
+  void store() const {
+    if (in_buffer()) __builtin_memcpy(codes_, buffer_, size_);
+  }
+
+ private:
+  [[nodiscard]] bool in_buffer() const { return codes_ != nullptr && size_ < kTile; }
+
+  std::uint8_t* codes_;
+  std::size_t size_;
+  std::uint8_t buffer_[kTile];
+};
+
 template <class Lanes>
 void run_blockwise8(FusedKernel fused, const Coefficients& k, const Streams& s) noexcept {
   BlockwiseTile<Lanes, SignedCodes> first;
   BlockwiseTile<Lanes, UnsignedCodes> second;
   for (std::size_t start = 0; start < s.size; start += kTile) {
     const std::size_t size = s.size - start < kTile ? s.size - start : kTile;
-    const std::size_t block = start / kTile;
-    Streams tile = tile_of(s, start, size);
+    const Streams block = block_of(s, start, size);
+    CodesOfTile first_codes(block.first, size);
+    CodesOfTile second_codes(block.second, size);
+    if (block.first != nullptr) first.expand(first_codes.load(), *block.first_exponents);
+    if (block.second != nullptr) second.expand(second_codes.load(), *block.second_exponents);
+    Streams tile = block;
     tile.first = first.values;
     tile.second = second.values;
-    auto* first_codes = static_cast<std::uint8_t*>(forward(s.first, start));
-    auto* second_codes = static_cast<std::uint8_t*>(forward(s.second, start));
-    if (s.first != nullptr) first.expand(first_codes, s.first_exponents[block], size);
-    if (s.second != nullptr) second.expand(second_codes, s.second_exponents[block], size);
     if (s.undecayed == 0) {
       fused(k, tile);
     } else {
       run_mixed(fused, k, tile);
     }
-    if (s.first != nullptr) {
-      s.first_exponents[block] = first.compress(first_codes, size, k.draw_key, tile.element);
-    }
-    if (s.second != nullptr) {
-      s.second_exponents[block] = second.compress(second_codes, size, k.draw_key, tile.element);
-    }
+    const std::uint32_t first_exponent = first.find_exponent(block.first_exponents);
+    const std::uint32_t second_exponent = second.find_exponent(block.second_exponents);
+    compress_block<Lanes>({first.values, first_codes.block(), first_exponent},
+                          {second.values, second_codes.block(), second_exponent}, k.draw_key,
+                          block.element);
+    first_codes.store();
+    second_codes.store();
   }
 }
 

@@ -14,8 +14,14 @@ struct NeonLanes : VectorLanes<xsimd::neon64> {
   static Bits where_zero(Bits value, Bits yes, Bits no) {
     return Bits(vbslq_u32(vceqzq_u32(value), yes, no));
   }
+  static Bits zero_where_nan(Float value, Bits bits) { return where_nan(value, pattern(0U), bits); }
+  static Bits zero_where_zero(Bits value, Bits bits) {
+    return where_zero(value, pattern(0U), bits);
+  }
   static Bits widen(const std::uint16_t* from) { return Bits(vmovl_u16(vld1_u16(from))); }
+  static Bits widen_upper(const std::uint16_t* from) { return widen(from) << 16; }
   static void narrow(std::uint16_t* to, Bits value) { vst1_u16(to, vmovn_u32(value)); }
+  static void narrow_upper(std::uint16_t* to, Bits value) { vst1_u16(to, vshrn_n_u32(value, 16)); }
   static Bits pair(const std::uint16_t* low, const std::uint16_t* high) {
     const uint16x4x2_t halves = vzip_u16(vld1_u16(low), vld1_u16(high));
     return Bits(vreinterpretq_u32_u16(vcombine_u16(halves.val[0], halves.val[1])));

@@ -31,18 +31,17 @@ struct Constants {
 /// second() and weight() load; set_first(), set_second() and set_weight() store. Late loads and
 /// early stores were measured to be fastest.
 
-/// Updates both moments. Keeps the first one and the denominator of the step. `from_gradient` is
+/// Updates both moments and keeps them. `from_gradient` is
 /// Coefficients::first_from_end at compile time, since a selection in the loop costs 5%.
 template <class Lanes, bool from_gradient>
 struct AdamMoments {
   using Float = typename Lanes::Float;
-  Float first, denominator;
+  Float first, second;
 
   template <class Group>
   constexpr AdamMoments(const Constants<Lanes>& k, Group at, Float gradient) : first(at.first()) {
     const Float decayed = at.second() * k.second_decay;
-    const Float second = Lanes::fma(k.second_weight * gradient, gradient, decayed);
-    denominator = Lanes::sqrt(second) + k.epsilon;
+    second = Lanes::fma(k.second_weight * gradient, gradient, decayed);
     if constexpr (from_gradient) {
       first = Lanes::fma(k.first_weight, gradient - first, gradient);
     } else {
@@ -53,16 +52,41 @@ struct AdamMoments {
   }
 };
 
+/// The denominator of Adam's step.
+template <class Lanes>
+constexpr typename Lanes::Float denominator_of(const Constants<Lanes>& k,
+                                               typename Lanes::Float second) {
+  return Lanes::sqrt(second) + k.epsilon;
+}
+
+/// In parts, so that the square roots, divisions and other instructions of several vectors overlap.
 template <bool from_gradient = false>
 struct AdamWRule {
   using FromGradient = AdamWRule<true>;
+  static constexpr bool kInParts = true;
   static constexpr bool kFirst = true;
   static constexpr bool kSecond = true;
   template <class Lanes, class Group>
+  static constexpr AdamMoments<Lanes, from_gradient> moments(const Constants<Lanes>& k, Group at) {
+    return {k, at, at.gradient()};
+  }
+  template <class Lanes>
+  static constexpr typename Lanes::Float step(const Constants<Lanes>& k,
+                                              typename Lanes::Float first,
+                                              typename Lanes::Float denominator) {
+    return Lanes::divide(k.step_size * first, denominator);
+  }
+  template <class Lanes>
+  static constexpr typename Lanes::Float weight(const Constants<Lanes>& k,
+                                                typename Lanes::Float old,
+                                                typename Lanes::Float step) {
+    return Lanes::fma(old, k.decay, step);
+  }
+  template <class Lanes, class Group>
   static constexpr void apply(const Constants<Lanes>& k, Group at) {
-    const AdamMoments<Lanes, from_gradient> moments(k, at, at.gradient());
-    const auto step = Lanes::divide(k.step_size * moments.first, moments.denominator);
-    at.set_weight(Lanes::fma(at.weight(), k.decay, step));
+    const auto updated = moments<Lanes>(k, at);
+    const auto change = step<Lanes>(k, updated.first, denominator_of<Lanes>(k, updated.second));
+    at.set_weight(weight<Lanes>(k, at.weight(), change));
   }
 };
 
@@ -75,7 +99,8 @@ struct AdamRule {
   static constexpr void apply(const Constants<Lanes>& k, Group at) {
     const auto weight = at.weight();
     const AdamMoments<Lanes, from_gradient> moments(k, at, Lanes::fma(k.l2, weight, at.gradient()));
-    at.set_weight(weight + Lanes::divide(k.step_size * moments.first, moments.denominator));
+    at.set_weight(weight + Lanes::divide(k.step_size * moments.first,
+                                         denominator_of<Lanes>(k, moments.second)));
   }
 };
 

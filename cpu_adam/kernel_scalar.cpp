@@ -25,7 +25,9 @@ struct ScalarLanes {
   static void stream(void* to, Float value) { store(to, value); }
   static void end_streams() {}
   static Bits widen(const std::uint16_t* from) { return *from; }
+  static Bits widen_upper(const std::uint16_t* from) { return widen(from) << 16; }
   static void narrow(std::uint16_t* to, Bits value) { *to = static_cast<std::uint16_t>(value); }
+  static void narrow_upper(std::uint16_t* to, Bits value) { narrow(to, value >> 16); }
   static Bits pair(const std::uint16_t* low, const std::uint16_t* high) {
     return (static_cast<std::uint32_t>(*high) << 16) | *low;
   }
@@ -46,6 +48,10 @@ struct ScalarLanes {
   static Bits larger(Bits a, Bits b) { return a > b ? a : b; }
   static Bits where_nan(Float value, Bits yes, Bits no) { return value != value ? yes : no; }
   static Bits where_zero(Bits value, Bits yes, Bits no) { return value == 0 ? yes : no; }
+  static Bits zero_where_nan(Float value, Bits bits) { return where_nan(value, pattern(0U), bits); }
+  static Bits zero_where_zero(Bits value, Bits bits) {
+    return where_zero(value, pattern(0U), bits);
+  }
   static Bits where_less(Float a, Float b, Bits yes, Bits no) { return a < b ? yes : no; }
 
   struct Squares {

@@ -106,21 +106,24 @@ void Updater::step(const Hyper& hyper, const Shard& shard, const Shard& saved) c
 void Updater::Impl::step(const Hyper& hyper, const Shard& shard, const Shard* saved) const {
   require_complete(hyper, shard);
   if (shard.size == 0) return;
-  const FusedKernel fused =
-      variant.fused[static_cast<int>(hyper.optimizer)][static_cast<int>(shard.weights.format)]
-                   [gradient_index(shard.gradient.type)];
+  const auto kernel_of = [&](const auto& table) {
+    return table[static_cast<int>(hyper.optimizer)][static_cast<int>(shard.weights.format)]
+                [gradient_index(shard.gradient.type)];
+  };
+  const FusedKernel fused = kernel_of(variant.fused);
   const DefaultFloatingPoint for_the_coefficients;
   const Coefficients coefficients = coefficients_of(hyper);
   const Moments::Format moments = format_of_moments(hyper.optimizer, shard);
+  const CompressedKernel compressed = moments == Moments::Format::bf16_first
+                                          ? kernel_of(variant.bf16_first)
+                                          : kernel_of(variant.blockwise8);
   const auto update_alike = [&](Elems start, Elems count, std::uint8_t undecayed) {
     Streams streams = piece_of(hyper.optimizer, shard, start, count);
     Coefficients keyed = undecayed == kUndecayed ? without_decay(coefficients) : coefficients;
     if (moments == Moments::Format::f32) return fused(keyed, streams);
     if (undecayed != kUndecayed) streams.undecayed = undecayed;
     key_draws(keyed, hyper.step, static_cast<std::uint32_t>((shard.first_element + start) >> 32));
-    const CompressedKernel kernel =
-        moments == Moments::Format::bf16_first ? variant.bf16_first : variant.blockwise8;
-    kernel(fused, keyed, streams);
+    compressed(fused, keyed, streams);
   };
   const auto update = [&](Elems start, Elems count) {
     for_decays(shard, start, start + count, update_alike);

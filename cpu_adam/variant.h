@@ -67,7 +67,8 @@ struct TouchedArray {
 
 /// An update with fp32 moments.
 using FusedKernel = void (*)(const Coefficients& coefficients, const Streams& streams) noexcept;
-/// An update with compressed moments. Runs a fused kernel on each tile.
+/// An update with compressed moments. Runs a fused kernel on each tile, or its own instructions
+/// where the optimizer has such a kernel.
 using CompressedKernel = void (*)(FusedKernel fused, const Coefficients& coefficients,
                                   const Streams& streams) noexcept;
 /// Loads and stores rows [0, rows) of `arrays`, `stretch` * 64 elements of each array in turn; see
@@ -90,8 +91,8 @@ constexpr int gradient_index(DType type) {
 struct Variant {
   Isa isa;
   FusedKernel fused[kOptimizers][Weights::kFormats][kGradientTypes];
-  CompressedKernel bf16_first;
-  CompressedKernel blockwise8;
+  CompressedKernel bf16_first[kOptimizers][Weights::kFormats][kGradientTypes];
+  CompressedKernel blockwise8[kOptimizers][Weights::kFormats][kGradientTypes];
   TouchKernel touch;
   SquaresKernel squares[kGradientTypes];
 };

@@ -37,6 +37,7 @@ struct ThreadLanes {
   static constexpr Float load(const float* from) { return {*from}; }
   static constexpr void store(float* to, Float value) { *to = value.value; }
   static constexpr Bits widen(const std::uint16_t* from) { return *from; }
+  static constexpr Bits widen_upper(const std::uint16_t* from) { return widen(from) << 16U; }
   static constexpr void narrow(std::uint16_t* to, Bits value) {
     *to = static_cast<std::uint16_t>(value);
   }
@@ -68,6 +69,12 @@ struct ThreadLanes {
     return value.value != value.value ? yes : no;
   }
   static constexpr Bits where_zero(Bits value, Bits yes, Bits no) { return value == 0 ? yes : no; }
+  static constexpr Bits zero_where_nan(Float value, Bits bits) {
+    return where_nan(value, pattern(0U), bits);
+  }
+  static constexpr Bits zero_where_zero(Bits value, Bits bits) {
+    return where_zero(value, pattern(0U), bits);
+  }
   static constexpr Bits where_less(Float a, Float b, Bits yes, Bits no) {
     return a.value < b.value ? yes : no;
   }

@@ -205,7 +205,7 @@ struct Bf16Moment {
     for (unsigned i = 0; i < kOwn; ++i) {
       const std::uint32_t bits =
           cpu_adam::round_to_bf16<ThreadLanes>(Rounded{numbers[i]}, draws[i]);
-      packed.set(i, static_cast<std::uint16_t>(bits));
+      packed.set(i, static_cast<std::uint16_t>(bits >> 16));
     }
   }
   __device__ void store(void* array, std::uint8_t*, Place at) const { packed.store(array, at); }
@@ -285,8 +285,7 @@ __device__ void apply(const Coefficients& coefficients, std::uint8_t undecayed, 
         ((undecayed >> (Place::element(i) / cpu_adam::Shard::kDecayStep)) & 1U) == 0;
     k.decay.value = decays ? coefficients.decay : 1.0F;
     k.l2.value = decays ? coefficients.l2 : 0.0F;
-    cpu_adam::update_at<ThreadLanes, Rule, cpu_adam::PlainWeights, cpu_adam::F32Gradient>(
-        k, numbers, i);
+    cpu_adam::update_at<ThreadLanes, Rule>(k, numbers, i);
   }
 }
 
