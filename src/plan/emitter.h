@@ -47,7 +47,7 @@ class Emitter {
   Plan plan_;
   EdgeSources sources_;
   std::vector<Boundary> history_;  ///< by buffer: its uses in the plan so far
-  std::vector<OpId> edges_;        ///< of one operation; kept for its memory
+  std::vector<OpId> edges_;        ///< edges of the new operation; kept for its memory
 };
 
 }  // namespace ballast::plan

@@ -146,8 +146,8 @@ TierFiller::Fit TierFiller::fit(const Placement& placement, const step::Options&
 }
 
 /// Searches between `most` blocks, which exceed a budget by `lacking`, and none, which leave the
-/// room of `now`. Memory grows nearly in proportion to the number of blocks, so it interpolates, and
-/// halves every second time.
+/// room of `now`. Memory grows nearly in proportion to the number of blocks, so it interpolates,
+/// and halves every second time.
 std::size_t TierFiller::max_that_fit(const Placement& placement, const PlacementStep& step,
                                      const std::vector<std::size_t>& blocks, std::size_t most,
                                      Fit& now, std::int64_t lacking,
@@ -229,8 +229,7 @@ std::size_t TierFiller::min_excess(const Placement& placement, const PlacementSt
   std::size_t best = 0;
   const std::size_t stride = std::max<std::size_t>(1, most / kTries);
   for (std::size_t count = stride; count <= most; count += stride) {
-    const Fit here =
-        count == most ? all : fit(moved_to(placement, step, blocks, count), options);
+    const Fit here = count == most ? all : fit(moved_to(placement, step, blocks, count), options);
     if (here.excess > now.excess || (here.excess == now.excess && here.excess > 0)) continue;
     now = here;
     best = count;
@@ -354,8 +353,8 @@ std::size_t TierFiller::count_to_place(const Placement& placement, const Placeme
 }
 
 std::size_t TierFiller::apply(Placement& placement, const PlacementStep& step,
-                              const step::Options& options, bool swapping,
-                              const std::string& moves, std::optional<Fit>& now) const {
+                              const step::Options& options, bool swapping, const std::string& moves,
+                              std::optional<Fit>& now) const {
   if (step.kind == TensorClass::all) {
     placement = nearest(options, swapping ? Tier::nvme : Tier::host);
     now.reset();

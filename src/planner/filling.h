@@ -65,7 +65,8 @@ inline PlacementRecipe keep_intermediates() {
 /// below the device, or with all of these if there are fewer.
 step::Placement with_speculation(step::Placement placement, std::size_t count);
 
-/// The numbers of blocks that moves placed, each with the moves before it: many recipes begin alike.
+/// The numbers of blocks that moves placed, each with the moves before it: many recipes begin
+/// alike.
 class PlacedCounts {
  public:
   [[nodiscard]] std::optional<std::size_t> find(const std::string& moves) const {
@@ -110,7 +111,7 @@ class TierFiller {
   /// Returns the placement with everything open on these tiers.
   [[nodiscard]] step::Placement uniform(Tier weights, Tier optimizer, Tier activations,
                                         Tier gradients) const;
-  /// What a placement leaves of the budgets.
+  /// The memory that a placement leaves.
   struct Fit {
     std::int64_t room = 0;  ///< the smallest rest of a budget; negative if one is exceeded
     Bytes excess = 0;       ///< see excess()

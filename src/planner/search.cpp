@@ -283,7 +283,8 @@ void PlanSearch::prefetch_experts(Candidate plan) {
   const step::Problem& problem = plan.point.choice->outline.problem;
   if (problem.table->routing_bytes() == 0 || request_.config.ballast.expert_prefetch) return;
   plan.point.options.prefetches_experts = true;
-  const plan::Schedule schedule = step::build_steady_step(problem, plan.placement, plan.point.options);
+  const plan::Schedule schedule =
+      step::build_steady_step(problem, plan.placement, plan.point.options);
   measure(request_, schedule, plan);
   count_simulation(schedule.steady.operations.size());
   record(std::move(plan));
@@ -354,7 +355,8 @@ std::vector<std::pair<std::size_t, Candidate>> PlanSearch::speculating(
   run_in_parallel(counts.size(), threads_, [&](std::size_t i) {
     auto& [count, candidate] = candidates[i];
     candidate.placement = with_speculation(plan.placement, count);
-    const plan::Schedule schedule = step::build_steady_step(problem, candidate.placement, plan.point.options);
+    const plan::Schedule schedule =
+        step::build_steady_step(problem, candidate.placement, plan.point.options);
     measure(request_, schedule, candidate);
     operations[i] = schedule.steady.operations.size();
   });

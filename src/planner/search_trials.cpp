@@ -29,10 +29,10 @@ model::KernelSizes kernels_of(const PlanRequest& request, std::uint64_t size) {
                            : request.rates.shared_cores > 0;
   const char* const device = on_host || !device::cuda_built_in() ? "host" : "cuda";
   const int threads = on_host ? config.ballast.compute_threads : 1;
-  const std::string question = fmt::format(
-      "{} {} {} on {}, {} threads; {} {} {} {}", shape.sequences, shape.length, shape.parts, device,
-      threads, config.ballast.expert_parallel, config.model.vocabulary_tiles,
-      config.model.layer_tiles, to_string(config.type));
+  const std::string question =
+      fmt::format("{} {} {} on {}, {} threads; {} {} {} {}", shape.sequences, shape.length,
+                  shape.parts, device, threads, config.ballast.expert_parallel,
+                  config.model.vocabulary_tiles, config.model.layer_tiles, to_string(config.type));
   return request.known_kernels->of(question, [&] {
     return model::kernel_memory(request.model, config.type, shape, device, threads);
   });
@@ -77,7 +77,8 @@ void run_trial(const PlanRequest& request, const SearchPoint& point,
   trial.candidate = std::move(candidate);
   trial.bound = std::numeric_limits<double>::infinity();
   if (seen.contains(trial.key)) return;
-  const plan::Schedule schedule = step::build_steady_step(problem, trial.candidate->placement, point.options);
+  const plan::Schedule schedule =
+      step::build_steady_step(problem, trial.candidate->placement, point.options);
   trial.operations = schedule.steady.operations.size();
   trial.bound =
       static_cast<double>(problem.tokens_per_step()) / busiest_seconds(schedule, request.rates);

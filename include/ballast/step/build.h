@@ -15,8 +15,8 @@ namespace ballast::step {
 /// Purpose::evaluation, a block that places more than its weights).
 plan::Schedule build(const Problem& problem, const Placement& placement, const Options& options);
 
-/// Builds only the buffers and the step `steady`, which are enough to simulate a run after its first
-/// steps. A planner does this for hundreds of placements.
+/// Builds only the buffers and the step `steady`, which are enough to simulate a run after its
+/// first steps. A planner does this for hundreds of placements.
 plan::Schedule build_steady_step(const Problem& problem, const Placement& placement,
                                  const Options& options);
 
