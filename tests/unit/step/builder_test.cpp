@@ -312,6 +312,28 @@ TEST(Builder, SumsAreThoseOfTheListedBuffers) {
   }
 }
 
+TEST(Builder, ASteadyStepAloneIsThatOfTheWholeSchedule) {
+  std::size_t compared = 0;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    const auto [problem, placement, options] = any_problem(seed);
+    if (options.purpose != Purpose::training) continue;
+    const Schedule whole = build(problem, placement, options);
+    const Schedule alone = build_steady_step(problem, placement, options);
+    EXPECT_TRUE(alone.first.operations.empty());
+    EXPECT_EQ(alone.buffers.size(), whole.buffers.size());
+    EXPECT_EQ(alone.steady.applies_updates, whole.steady.applies_updates);
+    ASSERT_EQ(alone.steady.operations.size(), whole.steady.operations.size());
+    for (std::size_t i = 0; i < whole.steady.operations.size(); ++i, ++compared) {
+      const Operation& of_whole = whole.steady.operations[i];
+      const Operation& of_alone = alone.steady.operations[i];
+      EXPECT_EQ(of_alone.action, of_whole.action);
+      EXPECT_EQ(of_alone.bytes, of_whole.bytes);
+      EXPECT_EQ(of_alone.after, of_whole.after);
+    }
+  }
+  EXPECT_GT(compared, 0U);
+}
+
 TEST(Builder, ACheckpointInTheBackgroundHasRoomInAdditionToTheOthers) {
   const auto count = [](Tier first, Tier others, std::uint32_t kept) {
     BuildArguments problem = uniform(3, 1, others, others);
