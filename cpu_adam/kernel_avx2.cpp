@@ -96,7 +96,7 @@ struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
     if (scale.all_nan) return false;
     const __m256i base = in_words(scale.base);
     __m256i words[2];
-    for (int i = 0; i < 2; ++i) {
+    for (std::size_t i = 0; i < 2; ++i) {
       const Bits even = rounded_for<Kind>(from + 16 * i, draws.bits[2 * i]);
       const Bits odd = rounded_for<Kind>(from + 16 * i + 8, draws.bits[2 * i + 1]);
       words[i] = _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xaa);
