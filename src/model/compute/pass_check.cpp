@@ -54,7 +54,8 @@ Bytes bytes_of_links(const ModelConfig& config, std::uint64_t layer, Port port, 
   const std::uint64_t keys_and_values = 2 * heads.kv_heads * heads.head_dim;
   if (port == Port::keys_values) return keys_and_values * size_of(type);
   if (port == Port::keys_values_gradient) return keys_and_values * sizeof(float);
-  return config.num_layers * own.layer_input_width(config) * size_of(type);
+  const Bytes row = own.layer_input_width(config) * size_of(type);
+  return port == Port::table_rows ? row : config.num_layers * row;
 }
 
 bool is_head_kernel(Kernel kernel) {
@@ -166,10 +167,8 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
     case Port::keys_values_gradient:
     case Port::layer_inputs:
     case Port::layer_inputs_gradient:
-      return tokens * bytes_of_links(model_.config, block.layer, port, type_);
     case Port::table_rows:
-      return tokens * family(model_.config.family).layer_input_width(model_.config) *
-             size_of(type_);
+      return tokens * bytes_of_links(model_.config, block.layer, port, type_);
     case Port::gradient:
       return block.own_trained_elements() * sizeof(float);
     case Port::output_gradient:

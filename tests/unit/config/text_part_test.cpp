@@ -178,7 +178,9 @@ TEST(TextPart, OfGemma4HasLayersThatShareKeysAndHaveInputs) {
   EXPECT_EQ(first.tensor("model.per_layer_model_projection.weight").shape,
             (std::vector<std::uint64_t>{48, 64}));
   EXPECT_EQ(last.find("model.per_layer_model_projection.weight"), nullptr);
-  const model::TensorSpec& table = last.tensor("model.embed_tokens_per_layer.weight");
+  const model::BlockSpec columns = family.blocks_of_layer(c.model, 2).back();
+  EXPECT_EQ(columns.part, model::LayerPart::table);
+  const model::TensorSpec& table = columns.tensor("model.embed_tokens_per_layer.weight");
   EXPECT_EQ(table.shape, (std::vector<std::uint64_t>{300, 16}));
   EXPECT_EQ(table.whole_shape(), (std::vector<std::uint64_t>{300, 48}));
   EXPECT_EQ(model::run_in_files(table, 17).first, 48U + 32 + 1);
