@@ -151,8 +151,9 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
       return model_.split.tensor *
              round_up(model_.own_vocabulary_tiles() * tokens * kRowSumBytes, kPage);
     case Port::terms:
-    case Port::received:
-      return 0;  // arguments of the engine
+    case Port::received:   // arguments of the engine
+    case Port::workspace:  // set_workspace() has checked it
+      return 0;
     case Port::routing:
       return (sizes_.experts + 1) * sizeof(std::int32_t);
     case Port::routing_counts:
@@ -178,8 +179,6 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
              sizeof(float);
     case Port::table_gradient:
       return model_.blocks[pass.block + 1].own_trained_elements() * sizeof(float);
-    case Port::workspace:
-      return 0;  // set_workspace() has checked it
   }
   return 0;
 }
