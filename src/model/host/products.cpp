@@ -58,6 +58,17 @@ const dnnl::engine& cpu() {
   return engine;
 }
 
+/// Chooses an implementation for these operands. oneDNN 2 describes a product first.
+template <class... Operands>
+dnnl::matmul::primitive_desc choose(const dnnl::primitive_attr& attributes,
+                                    const Operands&... operands) {
+#if DNNL_VERSION_MAJOR >= 3
+  return {cpu(), operands..., attributes};
+#else
+  return {{operands...}, attributes, cpu()};
+#endif
+}
+
 Primitive make(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& c, bool add_to_c,
                bool with_bias) {
   Primitive made;
@@ -73,17 +84,16 @@ Primitive make(const Extents& e, const Matrix& a, const Matrix& b, const Matrix&
     add.append_sum(1.0F);
     attributes.set_post_ops(add);
   }
-  const auto finish = [&](const dnnl::matmul::desc& what) {
-    const dnnl::matmul::primitive_desc chosen(what, attributes, cpu());
+  const auto finish = [&](const dnnl::matmul::primitive_desc& chosen) {
     made.scratchpad = chosen.scratchpad_desc();
     made.matmul = dnnl::matmul(chosen);
     made.is_blocked = std::string_view(chosen.impl_info_str()).starts_with("brg");
     return made;
   };
-  if (!with_bias) return finish({made.a, made.b, made.c});
+  if (!with_bias) return finish(choose(attributes, made.a, made.b, made.c));
   const auto width = static_cast<Dimension>(e.n);
   made.bias = Memory::desc({1, width}, data_type(a.type), Memory::dims{width, 1});
-  return finish({made.a, made.b, made.bias, made.c});
+  return finish(choose(attributes, made.a, made.b, made.bias, made.c));
 }
 
 void execute(const Primitive& primitive, const Matrix& a, const Matrix& b, const Matrix& c,
@@ -217,17 +227,18 @@ void for_depths(const Extents& e, const Matrix& a, const Matrix& c, const Part& 
 }
 
 /// Returns the instruction set of oneDNN's products, and whether their bits are the same for every
-/// number of threads. For AMX and others this is untested and counts as false.
+/// number of threads. For AMX, oneDNN 3 and others this is untested and counts as false.
 std::pair<std::string, bool> instruction_set() {
+  constexpr bool kIsTested = DNNL_VERSION_MAJOR == 2;
   switch (dnnl::get_effective_cpu_isa()) {
     case dnnl::cpu_isa::avx2:
       return {"AVX2", false};
     case dnnl::cpu_isa::avx512_core:
-      return {"AVX-512", true};
+      return {"AVX-512", kIsTested};
     case dnnl::cpu_isa::avx512_core_vnni:
-      return {"AVX-512 VNNI", true};
+      return {"AVX-512 VNNI", kIsTested};
     case dnnl::cpu_isa::avx512_core_bf16:
-      return {"AVX-512 bf16", true};
+      return {"AVX-512 bf16", kIsTested};
     case dnnl::cpu_isa::avx512_core_amx:
       return {"AMX", false};
     default:
