@@ -21,6 +21,7 @@ std::vector<std::vector<OpId>> seam(const Plan& before, const Plan& next) {
   }
   EdgeSources sources(before);
   for (OpId to = 0; to < edges.size(); ++to) {
+    if (edges[to].empty()) continue;
     for (const OpId from : std::exchange(edges[to], {})) {
       sources.add_edge(edges[to], from, to, next.operations[to]);
     }

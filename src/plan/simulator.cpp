@@ -1,6 +1,7 @@
 #include "ballast/plan/simulator.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -15,23 +16,23 @@
 namespace ballast::plan {
 namespace {
 
+struct Edge {
+  OpId from;
+  OpId to;
+};
+
 /// The operations that wait for each operation.
 class Followers {
  public:
   Followers() = default;
 
-  /// `each(id, visit)` visits the inputs of waiting operation `id`, all below `count`.
-  template <class Each>
-  Followers(std::size_t count, std::size_t waiting, Each each) : begin_(count + 1, 0) {
-    for (OpId id = 0; id < waiting; ++id) {
-      each(id, [&](OpId before) { ++begin_[before + 1]; });
-    }
+  /// All edges start at operations below `count`.
+  Followers(std::size_t count, const std::vector<Edge>& edges)
+      : begin_(count + 1, 0), ids_(edges.size()) {
+    for (const Edge& edge : edges) ++begin_[edge.from + 1];
     for (std::size_t i = 0; i < count; ++i) begin_[i + 1] += begin_[i];
-    ids_.resize(begin_.back());
     std::vector<std::size_t> next(begin_.begin(), begin_.end() - 1);
-    for (OpId id = 0; id < waiting; ++id) {
-      each(id, [&](OpId before) { ids_[next[before]++] = id; });
-    }
+    for (const Edge& edge : edges) ids_[next[edge.from]++] = edge.to;
   }
 
   template <class Visit>
@@ -44,35 +45,39 @@ class Followers {
   std::vector<OpId> ids_;
 };
 
-/// Visits the inputs of operation `id` of `plan` that its stream does not order.
-template <class Visit>
-void visit_inputs(const Plan& plan, OpId id, Visit visit) {
-  for (const OpId before : plan.operations[id].after) {
-    if (!ordered_by_stream(plan.operations[before], plan.operations[id])) visit(before);
-  }
-}
-
-/// The data of a plan that all of its submissions share.
+/// The data of a plan that all of its submissions share. Operations are large, so each is read
+/// once.
 struct PlanTable {
   PlanTable(const Plan& source, const Schedule& schedule, const Rates& rates)
-      : plan(&source),
-        followers(source.operations.size(), source.operations.size(),
-                  [&](OpId id, auto visit) { visit_inputs(source, id, visit); }) {
-    queues.resize(lane_count(schedule.devices));
-    costs.reserve(source.operations.size());
-    inputs.reserve(source.operations.size());
-    for (OpId id = 0; id < source.operations.size(); ++id) {
+      : plan(&source), queues(lane_count(schedule.devices)) {
+    const std::size_t count = source.operations.size();
+    costs.reserve(count);
+    inputs.reserve(count);
+    std::vector<std::optional<StreamId>> streams;
+    streams.reserve(count);
+    std::vector<Edge> edges;
+    edges.reserve(2 * count);
+    for (OpId id = 0; id < count; ++id) {
       const Operation& operation = source.operations[id];
+      const std::optional<StreamId> stream = stream_of(operation);
+      const std::size_t before = edges.size();
+      for (const OpId input : operation.after) {
+        const bool ordered = stream && stream == streams[input];
+        if (!ordered) edges.push_back({input, id});
+      }
+      inputs.push_back(static_cast<std::uint32_t>(edges.size() - before));
+      streams.push_back(stream);
       costs.push_back(cost_of(operation, schedule, rates));
-      visit_inputs(source, id, [&, &count = inputs.emplace_back(0)](OpId) { ++count; });
       queues.at(lane_number(operation)).push_back(id);
     }
+    followers = Followers(count, edges);
   }
 
   const Plan* plan;
   Followers followers;
   std::vector<Cost> costs;
-  std::vector<std::uint32_t> inputs;      ///< number of inputs of each operation within the plan
+  std::vector<std::uint32_t>
+      inputs;  ///< number of inputs that the operation's stream does not order
   std::vector<std::vector<OpId>> queues;  ///< by lane_number()
 };
 
@@ -100,11 +105,17 @@ struct SimulatedRun {
 struct LaneState {
   std::size_t run = 0;
   std::size_t position = 0;
-  bool busy = false;
   bool enqueued = false;  ///< the operation was enqueued while its predecessor ran
   double start = 0.0;
   Cost left;
 };
+
+template <class Visit>
+void for_each_lane(LaneSet lanes, Visit visit) {
+  for (; lanes != 0; lanes &= lanes - 1) {
+    visit(static_cast<std::size_t>(std::countr_zero(lanes)));
+  }
+}
 
 class Simulation {
  public:
@@ -128,11 +139,10 @@ class Simulation {
 
   void play() {
     if (options_.warm_up == 0) window_begin_ = 0.0;
-    while (true) {
+    do {
       submit();
       start();
-      if (!step()) break;
-    }
+    } while (advance());
     if (runs_.size() < total_ || runs_.back().remaining > 0) refuse_deadlock();
   }
 
@@ -159,10 +169,12 @@ class Simulation {
 
  private:
   static Followers join(const PlanTable& before, const PlanTable& next) {
-    const auto edges = seam(*before.plan, *next.plan);
-    return {before.inputs.size(), edges.size(), [&](OpId id, auto visit) {
-              for (const OpId before : edges[id]) visit(before);
-            }};
+    const auto sources = seam(*before.plan, *next.plan);
+    std::vector<Edge> edges;
+    for (OpId to = 0; to < sources.size(); ++to) {
+      for (const OpId from : sources[to]) edges.push_back({from, to});
+    }
+    return {before.inputs.size(), edges};
   }
 
   /// Submits a run after the previous one has passed its gate if at most one other is unfinished,
@@ -200,59 +212,65 @@ class Simulation {
 
   void start() {
     stalled_ = 0;
-    for (std::size_t number = 0; number < lanes_.size(); ++number) {
+    constexpr std::size_t kBits = std::numeric_limits<LaneSet>::digits;
+    const LaneSet all = ~LaneSet{0} >> (kBits - lanes_.size());
+    for_each_lane(all & ~running_, [&](std::size_t number) {
       LaneState& lane = lanes_[number];
-      if (lane.busy || !has_next(lane, number)) continue;
+      if (!has_next(lane, number)) return;
       const SimulatedRun& run = runs_[lane.run];
       const OpId id = operation_of(lane, number);
       if (run.missing[id] > 0) {
         stalled_ |= lane_bit(number);
-        continue;
+        return;
       }
-      lane.busy = true;
+      running_ |= lane_bit(number);
       lane.start = now_;
       lane.left = run.table->costs[id];
       if (lane.enqueued) lane.left.lead = 0.0;
-    }
+    });
   }
 
-  /// Advances to the next time at which an operation or its lead ends. Returns false if none runs.
-  bool step() {
-    LaneSet running = 0;
-    LaneSet working = 0;
-    for (std::size_t number = 0; number < lanes_.size(); ++number) {
-      if (!lanes_[number].busy) continue;
-      running |= lane_bit(number);
-      if (lanes_[number].left.lead <= 0.0) working |= lane_bit(number);
-    }
-    if (running == 0) return false;
-    const Speeds speeds = sharing_.speeds(working);
-    double nearest = std::numeric_limits<double>::infinity();
-    for (std::size_t number = 0; number < lanes_.size(); ++number) {
-      const LaneState& lane = lanes_[number];
-      if (!lane.busy) continue;
-      until_[number] = lane.left.lead > 0.0 ? lane.left.lead : lane.left.work / speeds[number];
-      nearest = std::min(nearest, until_[number]);
-    }
-    account(nearest, running);
-    now_ += nearest;
-    for (std::size_t number = 0; number < lanes_.size(); ++number) {
-      LaneState& lane = lanes_[number];
-      if (!lane.busy) continue;
-      double& left = lane.left.lead > 0.0 ? lane.left.lead : lane.left.work;
-      const double speed = lane.left.lead > 0.0 ? 1.0 : speeds[number];
-      left = until_[number] <= nearest ? 0.0 : std::max(0.0, left - nearest * speed);
-      if (lane.left.lead <= 0.0 && lane.left.work <= 0.0) complete(number);
+  /// Advances until an operation ends. Returns false if none runs.
+  bool advance() {
+    if (running_ == 0) return false;
+    while (!step()) {
     }
     return true;
   }
 
-  void account(double seconds, LaneSet running) {
+  /// Advances to the next time at which an operation or its lead ends. Returns whether an operation
+  /// has ended.
+  bool step() {
+    LaneSet working = 0;
+    for_each_lane(running_, [&](std::size_t number) {
+      if (lanes_[number].left.lead <= 0.0) working |= lane_bit(number);
+    });
+    const Speeds speeds = sharing_.speeds(working);
+    double nearest = std::numeric_limits<double>::infinity();
+    for_each_lane(running_, [&](std::size_t number) {
+      const Cost& left = lanes_[number].left;
+      until_[number] = left.lead > 0.0 ? left.lead : left.work / speeds[number];
+      nearest = std::min(nearest, until_[number]);
+    });
+    account(nearest);
+    now_ += nearest;
+    bool completed = false;
+    for_each_lane(running_, [&](std::size_t number) {
+      LaneState& lane = lanes_[number];
+      double& left = lane.left.lead > 0.0 ? lane.left.lead : lane.left.work;
+      const double speed = lane.left.lead > 0.0 ? 1.0 : speeds[number];
+      left = until_[number] <= nearest ? 0.0 : std::max(0.0, left - nearest * speed);
+      if (lane.left.lead > 0.0 || lane.left.work > 0.0) return;
+      complete(number);
+      completed = true;
+    });
+    return completed;
+  }
+
+  void account(double seconds) {
     if (now_ < window_begin_ || now_ >= window_end_) return;
-    for (std::size_t number = 0; number < lanes_.size(); ++number) {
-      if ((running & lane_bit(number)) != 0) busy_[number] += seconds;
-      if ((stalled_ & lane_bit(number)) != 0) stalled_seconds_[number] += seconds;
-    }
+    for_each_lane(running_, [&](std::size_t number) { busy_[number] += seconds; });
+    for_each_lane(stalled_, [&](std::size_t number) { stalled_seconds_[number] += seconds; });
   }
 
   void complete(std::size_t number) {
@@ -271,7 +289,7 @@ class Simulation {
       timeline_.spans.push_back({run.table->plan, id, lane.run, lane.start, now_});
     }
     mark_gates();
-    lane.busy = false;
+    running_ &= ~lane_bit(number);
     ++lane.position;
     lane.enqueued = next_enqueued;
   }
@@ -322,6 +340,7 @@ class Simulation {
   std::vector<double> until_;  ///< seconds until the lane's operation, or its lead, ends
   std::vector<double> busy_;
   std::vector<double> stalled_seconds_;
+  LaneSet running_ = 0;
   LaneSet stalled_ = 0;
   std::size_t gates_ = 0;  ///< number of runs that have passed their gate
   double window_begin_ = std::numeric_limits<double>::infinity();

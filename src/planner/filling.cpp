@@ -21,14 +21,6 @@ bool takes_optimizer(TensorClass kind) {
   return kind == TensorClass::optimizer || kind == TensorClass::both;
 }
 
-/// Describes what the search of one config varies.
-std::string describe(const step::Options& options) {
-  const step::BufferCounts& buffers = options.buffers;
-  return fmt::format("{} {} {} {} {} {} {}", static_cast<int>(options.order), buffers.weight_slots,
-                     buffers.gradient_slots, buffers.weight_staging, buffers.state_staging,
-                     buffers.activation_staging, buffers.gradient_staging);
-}
-
 std::string describe(const PlacementStep& step) {
   return fmt::format(", {} {} {} {}", static_cast<int>(step.kind), static_cast<int>(step.tier),
                      static_cast<int>(step.order), step.limit);
@@ -67,6 +59,13 @@ Placement moved_to(Placement placement, const PlacementStep& step,
 }
 
 }  // namespace
+
+std::string describe(const step::Options& options) {
+  const step::BufferCounts& buffers = options.buffers;
+  return fmt::format("{} {} {} {} {} {} {}", static_cast<int>(options.order), buffers.weight_slots,
+                     buffers.gradient_slots, buffers.weight_staging, buffers.state_staging,
+                     buffers.activation_staging, buffers.gradient_staging);
+}
 
 bool swaps_gradients(const PlacementRecipe& recipe) {
   return std::any_of(recipe.begin(), recipe.end(),
@@ -312,6 +311,14 @@ std::optional<Placement> TierFiller::best_of_all(const step::Options& options,
 }
 
 Placement TierFiller::nearest(const step::Options& options, Tier gradients) const {
+  const std::string question = describe(options) + std::string(to_string(gradients));
+  if (std::optional<Placement> known = nearest_.find(question)) return *std::move(known);
+  Placement found = find_nearest(options, gradients);
+  nearest_.add(question, found);
+  return found;
+}
+
+Placement TierFiller::find_nearest(const step::Options& options, Tier gradients) const {
   if (std::optional<Placement> best = best_of_all(options, gradients)) return *std::move(best);
   constexpr std::size_t kStarts = 3;
   std::vector<std::pair<Bytes, Placement>> starts;

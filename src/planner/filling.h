@@ -51,6 +51,9 @@ struct PlacementStep {
 
 using PlacementRecipe = std::vector<PlacementStep>;
 
+/// Describes what the search of one config varies in its options.
+std::string describe(const step::Options& options);
+
 /// Returns whether open gradients are on NVMe if the recipe does not move them.
 bool swaps_gradients(const PlacementRecipe& recipe);
 
@@ -65,23 +68,23 @@ inline PlacementRecipe keep_intermediates() {
 /// below the device, or with all of these if there are fewer.
 step::Placement with_speculation(step::Placement placement, std::size_t count);
 
-/// The numbers of blocks that moves placed, each with the moves before it: many recipes begin
-/// alike.
-class PlacedCounts {
+/// Results that trials of one problem share, by a description of the question. Thread-safe.
+template <class Value>
+class Found {
  public:
-  [[nodiscard]] std::optional<std::size_t> find(const std::string& moves) const {
+  [[nodiscard]] std::optional<Value> find(const std::string& question) const {
     const std::scoped_lock lock(mutex_);
-    const auto known = counts_.find(moves);
-    return known == counts_.end() ? std::nullopt : std::optional(known->second);
+    const auto known = found_.find(question);
+    return known == found_.end() ? std::nullopt : std::optional(known->second);
   }
-  void add(const std::string& moves, std::size_t count) {
+  void add(const std::string& question, const Value& value) {
     const std::scoped_lock lock(mutex_);
-    counts_.emplace(moves, count);
+    found_.emplace(question, value);
   }
 
  private:
   mutable std::mutex mutex_;
-  std::unordered_map<std::string, std::size_t> counts_;
+  std::unordered_map<std::string, Value> found_;
 };
 
 /// Places the blocks of one problem within budgets. Open tensors start on NVMe, and the moves of a
@@ -138,6 +141,7 @@ class TierFiller {
   [[nodiscard]] std::optional<step::Placement> best_of_all(const step::Options& options,
                                                            Tier gradients) const;
   [[nodiscard]] step::Placement nearest(const step::Options& options, Tier gradients) const;
+  [[nodiscard]] step::Placement find_nearest(const step::Options& options, Tier gradients) const;
   [[nodiscard]] std::vector<std::size_t> blocks_to_place(const step::Placement& placement,
                                                          const PlacementStep& step) const;
   /// Returns how many of `blocks`, at most `most`, `step` places. `now`: that of `placement`, empty
@@ -160,7 +164,10 @@ class TierFiller {
   const std::vector<PlacementConstraint>& constraints_;
   const memory::Budgets& budgets_;
   std::size_t speculating_;
-  mutable PlacedCounts counts_;
+  /// Numbers of blocks that moves placed, by the moves up to them: many recipes begin alike.
+  mutable Found<std::size_t> counts_;
+  /// Results of nearest(), which tries hundreds of placements.
+  mutable Found<step::Placement> nearest_;
 };
 
 }  // namespace ballast::planner

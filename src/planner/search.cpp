@@ -23,8 +23,9 @@ constexpr std::size_t kProbation = 4;
 constexpr double kWorthSpeculating = 1.02;
 
 /// Lower bound on the number of a step's operations, before it is built.
-std::size_t min_operations(const BatchChoice& choice) {
-  return 2 * choice.outline.model.blocks.size() * choice.outline.micro_batches;
+std::size_t min_operations(const PlanRequest& request, std::uint64_t micro_batch) {
+  const std::uint64_t share = request.config.batch.train_batch / request.mesh.data;
+  return 2 * request.model.blocks.size() * (share / micro_batch);
 }
 
 }  // namespace
@@ -99,10 +100,12 @@ std::vector<PlacementRecipe> basic_recipes() {
 }
 
 PlanSearch::PlanSearch(const PlanRequest& request)
-    : request_(request), threads_(search_threads(request)) {
-  for (const std::uint64_t size : micro_batch_sizes(request)) {
-    choices_.push_back(std::make_unique<BatchChoice>(request, size));
-  }
+    : request_(request), threads_(search_threads(request)), sizes_(micro_batch_sizes(request)) {}
+
+BatchChoice& PlanSearch::choice_of(std::uint64_t micro_batch) {
+  std::unique_ptr<BatchChoice>& choice = choices_[micro_batch];
+  if (!choice) choice = std::make_unique<BatchChoice>(request_, micro_batch);
+  return *choice;
 }
 
 std::optional<Candidate> PlanSearch::run() {
@@ -133,25 +136,26 @@ void PlanSearch::try_recipes(const std::vector<PlacementRecipe>& recipes, Buffer
       // The orders of a recipe are tried together.
       const bool same =
           i > 0 && pending[i - 1].choice == &choice && recipe_of[i - 1] == recipe_of[i];
-      if (!same) left_out = out_of_work() || is_hopeless(choice, recipe_of[i]);
+      if (!same) left_out = out_of_work() || is_hopeless(choice.micro_batch, recipe_of[i]);
       return left_out;
     });
     pending.clear();
     recipe_of.clear();
   };
   for (std::size_t p = 0; p < recipes.size(); ++p) {
-    for (const auto& choice : choices_) {
-      const auto is_of_choice = [&](const SearchPoint& point) {
-        return point.choice == choice.get();
+    for (const std::uint64_t size : sizes_) {
+      const auto is_of_size = [&](const SearchPoint& point) {
+        return point.choice->micro_batch == size;
       };
-      // A pending trial may show that the choice is not hopeless.
-      if (is_hopeless(*choice, p) && std::ranges::any_of(pending, is_of_choice)) try_pending();
+      // A pending trial may show that the size is not hopeless.
+      if (is_hopeless(size, p) && std::ranges::any_of(pending, is_of_size)) try_pending();
       if (out_of_work()) return;
-      if (is_hopeless(*choice, p)) continue;
-      step::Options options = with_buffers(request_.config, choice->outline.options, number);
+      if (is_hopeless(size, p)) continue;
+      BatchChoice& choice = choice_of(size);
+      step::Options options = with_buffers(request_.config, choice.outline.options, number);
       for (const step::Order order : orders(request_.config, options)) {
         options.order = order;
-        pending.push_back({choice.get(), options, recipes[p]});
+        pending.push_back({&choice, options, recipes[p]});
         recipe_of.push_back(p);
       }
       if (pending.size() >= threads_) try_pending();
@@ -162,27 +166,29 @@ void PlanSearch::try_recipes(const std::vector<PlacementRecipe>& recipes, Buffer
 
 /// Returns whether the search leaves out this recipe for a micro-batch size, after what other
 /// recipes have reached.
-bool PlanSearch::is_hopeless(const BatchChoice& choice, std::size_t recipe) const {
+bool PlanSearch::is_hopeless(std::uint64_t micro_batch, std::size_t recipe) const {
   constexpr std::size_t kGivenUp = 12;
   constexpr double kHopeless = 0.9;
   // A large number of very small micro-batches is tried only if nothing else fits.
-  if (!candidates_.empty() && min_operations(choice) > request_.work_limit / 16) return true;
-  if (recipe >= kProbation && choice.best < kHopeless * best_tokens_per_second_) return true;
-  return recipe >= kGivenUp && choice.best == 0.0;
+  if (!candidates_.empty() && min_operations(request_, micro_batch) > request_.work_limit / 16) {
+    return true;
+  }
+  const auto choice = choices_.find(micro_batch);
+  const double best = choice == choices_.end() ? 0.0 : choice->second->best;
+  if (recipe >= kProbation && best < kHopeless * best_tokens_per_second_) return true;
+  return recipe >= kGivenUp && best == 0.0;
 }
 
 void PlanSearch::try_closest_miss() {
   const ClosestMiss nearest = find_closest_miss(request_, Effort::thorough);
   if (nearest.excess > 0) return;
-  const auto choice = std::find_if(choices_.begin(), choices_.end(), [&](const auto& candidate) {
-    return candidate->micro_batch == nearest.micro_batch;
-  });
+  BatchChoice& choice = choice_of(nearest.micro_batch);
   std::vector<PlacementRecipe> recipes = basic_recipes();
   recipes.resize(kProbation);
   std::vector<SearchPoint> points;
   points.reserve(recipes.size());
   for (const PlacementRecipe& recipe : recipes) {
-    points.push_back({choice->get(), nearest.options, concatenate(nearest.recipe, recipe)});
+    points.push_back({&choice, nearest.options, concatenate(nearest.recipe, recipe)});
   }
   attempt(points);
 }

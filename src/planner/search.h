@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -110,14 +111,18 @@ class PlanSearch {
                const std::function<bool(std::size_t)>& leaves_out = nullptr);
   void judge(Trial trial);
   void count_simulation(std::size_t operations);
-  [[nodiscard]] bool is_hopeless(const BatchChoice& choice, std::size_t recipe) const;
+  /// Returns the choice for one of the sizes. It is made when it is first needed: its step program
+  /// takes as long as the simulation of a plan.
+  BatchChoice& choice_of(std::uint64_t micro_batch);
+  [[nodiscard]] bool is_hopeless(std::uint64_t micro_batch, std::size_t recipe) const;
   [[nodiscard]] bool out_of_work() const;
   void record(Candidate candidate);
   [[nodiscard]] const Candidate* best() const;
 
   const PlanRequest& request_;
   std::size_t threads_;
-  std::vector<std::unique_ptr<BatchChoice>> choices_;
+  std::vector<std::uint64_t> sizes_;  ///< micro-batch sizes, largest first
+  std::map<std::uint64_t, std::unique_ptr<BatchChoice>> choices_;  ///< by size
   std::vector<Candidate> candidates_;
   std::set<std::string> seen_;
   std::optional<Error> lacking_;  ///< the first error about a missing rate

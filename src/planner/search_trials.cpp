@@ -41,11 +41,7 @@ model::KernelSizes kernels_of(const PlanRequest& request, std::uint64_t size) {
 /// Returns a key that is equal for points with the same schedule.
 std::string key_of(std::uint64_t micro_batch, const step::Options& options,
                    const step::Placement& placement) {
-  std::string key =
-      fmt::format("{}/{}/{}/{}/{}/{}/{}/{}/", micro_batch, static_cast<int>(options.order),
-                  options.buffers.weight_slots, options.buffers.gradient_slots,
-                  options.buffers.weight_staging, options.buffers.state_staging,
-                  options.buffers.activation_staging, options.buffers.gradient_staging);
+  std::string key = fmt::format("{} {} ", micro_batch, describe(options));
   for (const auto& block : placement.blocks) {
     key += block.gradients == Tier::nvme ? 'g' : '.';
     key += static_cast<char>(

@@ -359,18 +359,20 @@ class LayoutMaker {
   }
 
   void state_buffers() {
-    std::vector<SwappedStates> swapped = placed_.swapped_states(UpdatedIn::forward);
-    const auto backward = placed_.swapped_states(UpdatedIn::backward);
-    swapped.insert(swapped.end(), backward.begin(), backward.end());
-    std::vector<Bytes> sizes(std::min<std::size_t>(options_.buffers.state_staging, swapped.size()),
-                             0);
-    for (std::size_t i = 0; i < swapped.size(); ++i) {
-      Bytes& size = sizes[i % sizes.size()];
-      size = std::max(size, rank_.states(swapped[i].block, swapped[i].sub_group));
+    const std::size_t most = options_.buffers.state_staging;
+    std::vector<Bytes> sizes;  // of the buffers, which sub-groups use in turn
+    std::size_t next = 0;
+    for (const UpdatedIn pass : {UpdatedIn::forward, UpdatedIn::backward}) {
+      placed_.for_swapped_states(pass, [&](const SwappedStates& swapped) {
+        if (sizes.size() < most) sizes.push_back(0);
+        sizes[next] = std::max(sizes[next], rank_.states(swapped.block, swapped.sub_group));
+        next = next + 1 < most ? next + 1 : 0;
+      });
     }
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       layout_.state_staging.push_back(
-          list_.add(fmt::format("state staging {}", i), Tier::host, Kind::staging, sizes[i]));
+          list_.add(list_.merges() ? std::string() : fmt::format("state staging {}", i), Tier::host,
+                    Kind::staging, sizes[i]));
     }
   }
 

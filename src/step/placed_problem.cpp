@@ -22,12 +22,7 @@ PlacedProblem::PlacedProblem(const Problem& problem, const Placement& placement,
 
 std::vector<SwappedStates> PlacedProblem::swapped_states(UpdatedIn pass) const {
   std::vector<SwappedStates> swapped;
-  for (std::uint32_t i = 0; i < blocks(); ++i) {
-    const std::uint32_t b = pass == UpdatedIn::forward ? i : blocks() - 1 - i;
-    if (at(b).optimizer != Tier::nvme || update_pass(b) != pass) continue;
-    const auto groups = static_cast<std::uint32_t>(problem.blocks[b].sub_groups.size());
-    for (std::uint32_t g = 0; g < groups; ++g) swapped.push_back({b, g});
-  }
+  for_swapped_states(pass, [&](const SwappedStates& states) { swapped.push_back(states); });
   return swapped;
 }
 

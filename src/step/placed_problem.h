@@ -113,6 +113,16 @@ struct PlacedProblem {
   /// i-th of the forward pass, and after these the i-th of the backward pass, use state_staging in
   /// turn.
   [[nodiscard]] std::vector<SwappedStates> swapped_states(UpdatedIn pass) const;
+  /// Visits the sub-groups of swapped_states().
+  template <class Visit>
+  void for_swapped_states(UpdatedIn pass, Visit visit) const {
+    for (std::uint32_t i = 0; i < blocks(); ++i) {
+      const std::uint32_t b = pass == UpdatedIn::forward ? i : blocks() - 1 - i;
+      if (at(b).optimizer != Tier::nvme || update_pass(b) != pass) continue;
+      const auto groups = static_cast<std::uint32_t>(problem.blocks[b].sub_groups.size());
+      for (std::uint32_t g = 0; g < groups; ++g) visit(SwappedStates{b, g});
+    }
+  }
 
   /// Returns whether `value` leaves the device between forward and backward pass.
   [[nodiscard]] bool leaves(const model::StepValue& value) const {

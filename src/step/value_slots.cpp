@@ -373,8 +373,9 @@ class SlotMaker {
     std::vector<BufferId> buffers(bytes.size(), kNoBuffer);
     for (std::size_t c = 0; c < bytes.size(); ++c) {
       if (!used[c]) continue;
-      const std::string name =
-          c == 0 ? "gradient accumulator" : fmt::format("gradient accumulator {}", c);
+      const std::string name = list_.merges() ? std::string()
+                               : c == 0       ? "gradient accumulator"
+                                              : fmt::format("gradient accumulator {}", c);
       buffers[c] = list_.add(name, Tier::device, Kind::accumulators, bytes[c], device);
     }
     for (std::size_t s = 0; s < sums.size(); ++s) {
