@@ -59,14 +59,14 @@ const dnnl::engine& cpu() {
 }
 
 /// Chooses an implementation for these operands. oneDNN 2 describes a product first.
-template <class... Operands>
-dnnl::matmul::primitive_desc choose(const dnnl::primitive_attr& attributes,
-                                    const Operands&... operands) {
-#if DNNL_VERSION_MAJOR >= 3
-  return {cpu(), operands..., attributes};
-#else
-  return {{operands...}, attributes, cpu()};
-#endif
+template <class Product = dnnl::matmul, class... Operands>
+auto choose(const dnnl::primitive_attr& attributes, const Operands&... operands) {
+  using Chosen = typename Product::primitive_desc;
+  if constexpr (requires { typename Product::desc; }) {
+    return Chosen(typename Product::desc(operands...), attributes, cpu());
+  } else {
+    return Chosen(cpu(), operands..., attributes);
+  }
 }
 
 Primitive make(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& c, bool add_to_c,
