@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -104,6 +106,22 @@ TEST(Planner, ItsConfigDrawsItsBlueprintEvenWhenPrintedAndReadBack) {
   for (const Tier tier : kTiers) {
     EXPECT_EQ(drawn.ledger.total(tier), decision.blueprint.ledger.total(tier));
   }
+}
+
+TEST(Planner, SizesOnlyMicroBatchesThatItTries) {
+  const Asked asked({}, kRoomy);
+  PlanRequest request = asked.request();
+  request.threads = 1;
+  // After a plan fits, steps with more operations than a sixteenth of this are left out.
+  request.work_limit = 1600;
+  std::set<std::uint64_t> sized;
+  request.kernels = [&](model::MicroBatchShape shape) {
+    sized.insert(shape.sequences);
+    return kernels(asked.model, shape);
+  };
+  static_cast<void>(decide(request));
+  // 12 blocks twice per micro-batch: 4 sequences need at least 96 operations, 2 need 192.
+  EXPECT_EQ(sized, (std::set<std::uint64_t>{4, 8, 16}));
 }
 
 TEST(Planner, KeepsWhatTheConfigNames) {
