@@ -1,4 +1,5 @@
 #include "ballast/core/error.h"
+#include "ballast/core/kernel_times.h"
 
 #include "src/engine/handlers.h"
 #include "src/engine/state_layout.h"
@@ -53,11 +54,13 @@ void run_update(const CurrentOperation& at) {
   }
   if (!is_allowed(at)) return;
   if (at.operation.speculation != Speculation::speculates) {
+    const KernelClock clock(KernelGroup::update);
     return updater.step(at.context.hyper, shard);
   }
   // The gate's coefficient is not known yet.
   cpu_adam::Hyper assumed = at.context.hyper;
   assumed.gradient_scale = at.context.unclipped_scale();
+  const KernelClock clock(KernelGroup::update);
   updater.step(assumed, shard, undo_shard(at, gradient));
 }
 

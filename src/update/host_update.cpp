@@ -1,4 +1,5 @@
 #include "ballast/core/error.h"
+#include "ballast/core/kernel_times.h"
 #include "ballast/device/host_stream.h"
 #include "ballast/update/device_update.h"
 
@@ -14,8 +15,10 @@ class HostUpdate final : public DeviceUpdate {
 
   void step(device::Stream& stream, const cpu_adam::Hyper& hyper,
             const cpu_adam::Shard& shard) override {
-    device::as_host(stream).enqueue(
-        [&updater = updater_, hyper, shard] { updater.step(hyper, shard); });
+    device::as_host(stream).enqueue([&updater = updater_, hyper, shard] {
+      const KernelClock clock(KernelGroup::update);
+      updater.step(hyper, shard);
+    });
   }
 
  private:

@@ -97,6 +97,22 @@ class Bench(unittest.TestCase):
         self.assertEqual([p["flops"] for p in row["passes"]],
                          [layer, 2 * layer + layer - last, 3 * head])
 
+    def test_breakdown_divides_a_step_among_its_kernels(self):
+        tokens, width, inner, layers, batches = 4 * 32, 64, 96, 2, 2
+        (row,) = self.rows("step", *STEP, "--intermediate", "96", "--breakdown")
+        kernels = row["kernels"]
+        self.assertAlmostEqual(sum(k["seconds"] for k in kernels), row["measured_seconds"])
+        self.assertEqual(kernels[-1]["kernel"], "rest")
+        # Products of weights: 2 FLOPs forward and 4 backward.
+        weights = layers * (4 * width * width + 2 * width * inner) + width * 256
+        self.assertEqual(sum(k["flops"] for k in kernels), 6 * batches * tokens * weights)
+        calls = {k["kernel"]: k["calls"] for k in kernels}
+        self.assertEqual(calls[f"{tokens} x {inner} x {width}"], 2 * layers * batches)
+        self.assertEqual(calls[f"{width} x {inner} x {tokens}"], layers * batches)
+        self.assertEqual(calls["attention"], 2 * layers * batches)
+        self.assertGreater(min(calls[k] for k in ("norm", "activation", "update", "packing")), 0)
+        self.assertEqual(self.rows("step", *STEP)[0]["kernels"], [])
+
     def test_step_takes_the_model_of_a_folder_and_times_each_kind_of_layer(self):
         folder = pathlib.Path(self.path, "model")
         folder.mkdir()

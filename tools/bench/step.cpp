@@ -2,18 +2,22 @@
 #include <chrono>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "ballast/config/config.h"
+#include "ballast/core/error.h"
+#include "ballast/core/kernel_times.h"
 #include "ballast/engine/engine.h"
 #include "ballast/planner/make_engine.h"
 #include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
 #include "tools/bench/page.h"
+#include "tools/bench/step_breakdown.h"
 #include "tools/bench/step_products.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
@@ -38,6 +42,7 @@ struct BenchStepArguments {
   std::uint64_t accumulation = 2;
   std::uint64_t steps = 3;
   std::vector<std::string> overrides;
+  bool breakdown = false;
   bool json = false;
   PageFile html;
 };
@@ -50,10 +55,12 @@ struct BenchStepResult {
   std::string description;  ///< description of the device
   double parameters = 0.0;
   std::uint64_t tokens = 0;
-  double seconds = 0.0;      ///< median step
-  double flops = 0.0;        ///< FLOPs of a step's matrix products
-  double model_flops = 0.0;  ///< FLOPs without recomputation
+  double seconds = 0.0;           ///< median step
+  double measured_seconds = 0.0;  ///< all steps together
+  double flops = 0.0;             ///< FLOPs of a step's matrix products
+  double model_flops = 0.0;       ///< FLOPs without recomputation
   std::vector<TimedPass> passes;
+  std::vector<KernelRow> kernels;  ///< sums over all steps; empty without --breakdown
   double gemm_peak = 0.0;
   double loss = 0.0;
   std::uint64_t rolled_back = 0;  ///< steps whose speculative updates were undone
@@ -94,6 +101,31 @@ config::Config make_config(const BenchStepArguments& arguments) {
   return config::parse(text, std::filesystem::current_path(), "bench step", arguments.overrides);
 }
 
+/// Runs the steps to measure and adds their results.
+void run_steps(const BenchStepArguments& arguments, engine::Engine& engine,
+               const engine::TokenBatch& batch, BenchStepResult& result) {
+  std::optional<KernelRecording> recording;
+  if (arguments.breakdown) recording.emplace();
+  std::vector<double> seconds;
+  const KernelTime start = std::chrono::steady_clock::now();
+  for (std::uint64_t step = 0; step < arguments.steps; ++step) {
+    seconds.push_back(seconds_of([&] {
+      const engine::StepResult step_result = engine.train_step(batch, 1e-4);
+      result.loss = step_result.loss;
+      result.rolled_back += step_result.rolled_back ? 1U : 0U;
+    }));
+  }
+  const KernelTime end = std::chrono::steady_clock::now();
+  std::sort(seconds.begin(), seconds.end());
+  result.seconds = seconds[seconds.size() / 2];
+  result.measured_seconds = std::chrono::duration<double>(end - start).count();
+  result.lanes = engine.totals().lanes;
+  if (!recording) return;
+  // Updates of the last step may still run. Their spans are complete when nothing runs.
+  engine.finish();
+  result.kernels = break_down(recording->take(), start, end);
+}
+
 BenchStepResult measure(const BenchStepArguments& arguments) {
   const config::Config config = make_config(arguments);
   plan::Timeline timeline;
@@ -107,6 +139,12 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   result.family = config.model.family;
   result.kind = engine.device().kind();
   result.description = engine.device().description();
+  if (arguments.breakdown && result.kind != "host") {
+    throw Error(
+        ErrorCategory::config,
+        "bench step --breakdown measures the kernels of the host device; use --device host, "
+        "or for a GPU a profiler such as nsys");
+  }
   const auto probe = [&] {
     result.gemm_peak = std::max(
         result.gemm_peak,
@@ -117,20 +155,10 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   for (int warm_up = 0; warm_up < 2; ++warm_up) engine.train_step({inputs, targets}, 1e-4);
   const auto before = engine.totals().lanes;
   engine.record(&timeline);
-  std::vector<double> seconds;
-  for (std::uint64_t step = 0; step < arguments.steps; ++step) {
-    seconds.push_back(seconds_of([&] {
-      const engine::StepResult step_result = engine.train_step({inputs, targets}, 1e-4);
-      result.loss = step_result.loss;
-      result.rolled_back += step_result.rolled_back ? 1U : 0U;
-    }));
-  }
+  run_steps(arguments, engine, {inputs, targets}, result);
   engine.record(nullptr);
-  result.lanes = engine.totals().lanes;
   engine.finish();
   probe();
-  std::sort(seconds.begin(), seconds.end());
-  result.seconds = seconds[seconds.size() / 2];
   result.tokens = tokens;
   result.parameters = static_cast<double>(blueprint.model.parameters());
   result.flops = blueprint.flops_per_step();
@@ -192,6 +220,43 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
   }
 }
 
+void print_kernels(const BenchStepArguments& arguments, const BenchStepResult& result) {
+  double all = 0.0;
+  std::size_t width = 0;
+  for (const KernelRow& row : result.kernels) {
+    all += row.seconds;
+    width = std::max(width, row.name.size());
+  }
+  const auto steps = static_cast<double>(arguments.steps);
+  fmt::print(
+      "Time of a step by kernel, mean of {} steps; products M x N x K with their share of the GEMM "
+      "peak\n",
+      arguments.steps);
+  for (const KernelRow& row : result.kernels) {
+    fmt::print("  {:<{}} {:>9} {:>6.1f}% {:>7} calls", row.name, width,
+               time_text(row.seconds / steps), 100.0 * row.seconds / all,
+               row.calls / arguments.steps);
+    if (row.flops > 0.0) {
+      fmt::print(" {:>13} {:>6.1f}%", format_rate(row.flops_per_second(), "FLOP"),
+                 result.percent(row.flops_per_second()));
+    }
+    fmt::print("\n");
+  }
+  fmt::print("  {:<{}} {:>9}\n", "sum", width, time_text(all / steps));
+}
+
+text::Json json_of(const KernelRow& row, const BenchStepArguments& arguments,
+                   const BenchStepResult& result) {
+  const auto steps = static_cast<double>(arguments.steps);
+  return text::Json::object({{"kernel", row.name},
+                             {"group", row.group},
+                             {"calls", static_cast<double>(row.calls) / steps},
+                             {"seconds", row.seconds / steps},
+                             {"flops", row.flops / steps},
+                             {"flops_per_second", row.flops_per_second()},
+                             {"percent_of_gemm_peak", result.percent(row.flops_per_second())}});
+}
+
 text::Json json_of(const TimedPass& pass, const BenchStepResult& result) {
   return text::Json::object({{"pass", pass.key},
                              {"block", pass.block},
@@ -209,6 +274,8 @@ text::Json json_of(const BenchStepArguments& arguments, const BenchStepResult& r
   };
   text::Json passes = text::Json::array();
   for (const TimedPass& pass : result.passes) passes.push_back(json_of(pass, result));
+  text::Json kernels = text::Json::array();
+  for (const KernelRow& row : result.kernels) kernels.push_back(json_of(row, arguments, result));
   return text::Json::object(
       {{"device", result.kind},
        {"family", result.family},
@@ -225,6 +292,8 @@ text::Json json_of(const BenchStepArguments& arguments, const BenchStepResult& r
        {"compute_seconds", compute_lane(result.lanes.busy_seconds)},
        {"compute_enqueueing_seconds", compute_lane(result.lanes.enqueueing_seconds)},
        {"passes", passes},
+       {"kernels", kernels},
+       {"measured_seconds", result.measured_seconds},
        {"loss", result.loss},
        {"rolled_back", result.rolled_back}});
 }
@@ -262,6 +331,8 @@ void add_bench_step(Command bench) {
                      {.positive = true, .show_default = true});
   command.add_option("--set", &a.overrides, "Override a config key: path.to.key=value",
                      {.single_argument = true, .takes = Names::setting});
+  command.add_flag("--breakdown", &a.breakdown,
+                   "Also print where a step's time goes by kernel (host device)");
   command.add_flag("--json", &a.json, "Print a JSON array");
   BenchPage::add_options(command, a.html);
   command.set_action([arguments] {
@@ -272,6 +343,7 @@ void add_bench_step(Command bench) {
       fmt::print("{}\n", rows.pretty(2));
     } else {
       print_table(*arguments, result);
+      if (arguments->breakdown) print_kernels(*arguments, result);
     }
     page.write(rows, !arguments->json);
   });

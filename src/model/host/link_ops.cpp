@@ -13,7 +13,7 @@ constexpr std::size_t kTableColumns = 16;
 template <class T>
 void LinkOps<T>::sum_columns(const T* x, std::size_t step, std::size_t rows, std::size_t width,
                              bool adds, float* sums) const {
-  split(rows, 1, [&](Range r) {
+  split(KernelGroup::elementwise, rows, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
       float* const to = sums + row * width;
       if (adds) {
@@ -28,7 +28,7 @@ void LinkOps<T>::sum_columns(const T* x, std::size_t step, std::size_t rows, std
 template <class T>
 void LinkOps<T>::add_sums(const float* sums, std::size_t rows, std::size_t width, T* x,
                           std::size_t step) const {
-  split(rows, 1, [&](Range r) {
+  split(KernelGroup::elementwise, rows, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
       T* const to = x + row * step;
       for (std::size_t i = 0; i < width; ++i) {
@@ -41,7 +41,7 @@ void LinkOps<T>::add_sums(const float* sums, std::size_t rows, std::size_t width
 template <class T>
 void LinkOps<T>::mix_rows(const TokenRows<const T>& rows, const TokenMix& how, const T* x,
                           std::size_t step, T* y) const {
-  split(rows.size, 1, [&](Range r) {
+  split(KernelGroup::elementwise, rows.size, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
       const T* const a = x + row * step;
       const T* const b = rows.rows + row * rows.width;
@@ -60,7 +60,7 @@ void LinkOps<T>::mix_rows_backward(const TokenRows<float>& table, const TokenMix
                                    const std::int32_t* tokens, std::size_t rows, const T* dy, T* dx,
                                    std::size_t step) const {
   const std::size_t width = table.width;
-  split(width, kTableColumns, [&](Range columns) {
+  split(KernelGroup::elementwise, width, kTableColumns, [&](Range columns) {
     for (std::size_t row = 0; row < rows; ++row) {
       const T* const from = dy + row * width + columns.begin;
       if (table.rows != nullptr) {

@@ -54,6 +54,7 @@ void MixerOps<T>::load_taps(const Convolution<T>& how, float* weights) const {
 
 template <class T>
 void MixerOps<T>::convolve(const Convolution<T>& how, const T* x, T* y, std::byte* scratch) const {
+  const KernelClock clock(KernelGroup::delta_rule);
   const Scratch s = scratch_of(scratch);
   load_taps(how, s.weights);
   split(shape_.tokens(), 1, [&](Range r) {
@@ -65,6 +66,7 @@ void MixerOps<T>::convolve(const Convolution<T>& how, const T* x, T* y, std::byt
 template <class T>
 void MixerOps<T>::convolve_backward(const Convolution<T>& how, const T* x, T* dy,
                                     std::byte* scratch) const {
+  const KernelClock clock(KernelGroup::delta_rule);
   const Scratch s = scratch_of(scratch);
   load_taps(how, s.weights);
   const std::size_t channels = shape_.channels();
@@ -87,6 +89,7 @@ void MixerOps<T>::convolve_backward(const Convolution<T>& how, const T* x, T* dy
 
 template <class T>
 void MixerOps<T>::gated_norm(const Norm<T>& weights, const T* x, const T* gate, T* y) const {
+  const KernelClock clock(KernelGroup::delta_rule);
   const std::size_t wide = shape_.values();
   split(shape_.tokens(), 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
@@ -100,6 +103,7 @@ void MixerOps<T>::gated_norm(const Norm<T>& weights, const T* x, const T* gate, 
 template <class T>
 void MixerOps<T>::gated_norm_backward(const Norm<T>& weights, const T* x, const T* gate, T* dy,
                                       T* dgate, std::byte* scratch) const {
+  const KernelClock clock(KernelGroup::delta_rule);
   float* const sums = scratch_of(scratch).sums;
   const std::size_t wide = shape_.values();
   const std::size_t width = shape_.value_width;
@@ -126,6 +130,7 @@ void MixerOps<T>::gated_norm_backward(const Norm<T>& weights, const T* x, const 
 template <class T>
 void MixerOps<T>::gate(const T* x, const T* gate, std::size_t gate_step, T* y, std::size_t rows,
                        std::size_t width) const {
+  const KernelClock clock(KernelGroup::activation);
   split(rows, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
       kernels_.sigmoid_gate(x + row * width, gate + row * gate_step, y + row * width, width);
@@ -136,6 +141,7 @@ void MixerOps<T>::gate(const T* x, const T* gate, std::size_t gate_step, T* y, s
 template <class T>
 void MixerOps<T>::gate_backward(const T* x, T* gate, std::size_t gate_step, T* dy, std::size_t rows,
                                 std::size_t width) const {
+  const KernelClock clock(KernelGroup::activation);
   split(rows, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
       kernels_.sigmoid_gate_backward(x + row * width, gate + row * gate_step, dy + row * width,

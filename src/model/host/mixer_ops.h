@@ -2,6 +2,8 @@
 
 #include <cstddef>
 
+#include "ballast/core/kernel_times.h"
+
 #include "src/model/compute/delta_shape.h"
 #include "src/model/compute/layer.h"
 #include "src/model/host/delta_rule.h"
@@ -33,10 +35,12 @@ class MixerOps {
                            std::byte* scratch) const;
   /// Arguments as for DeltaRule.
   void recur(const DeltaInputs<T>& in, T* out, float* states, std::byte* scratch) {
+    const KernelClock clock(KernelGroup::delta_rule);
     rule_.forward(in, out, states, scratch);
   }
   void recur_backward(const DeltaInputs<T>& in, const float* states, const T* dout,
                       const DeltaGradients<T>& to, std::byte* scratch) {
+    const KernelClock clock(KernelGroup::delta_rule);
     rule_.backward(in, states, dout, to, scratch);
   }
   /// y [rows, width] = x * sigmoid(gate), with rows of the gate `gate_step` apart.

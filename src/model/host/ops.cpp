@@ -88,7 +88,7 @@ std::size_t row_of(const Embedding<U>& tables, const Ids& ids, std::size_t i) {
 template <class T>
 void embed(const RowKernels<T>& kernels, const Embedding<const T>& tables, const Ids& ids,
            std::size_t count, std::size_t length, std::size_t width, T* outputs) {
-  split(count, 1, [&](Range rows) {
+  split(KernelGroup::embedding, count, 1, [&](Range rows) {
     for (std::size_t i = rows.begin; i < rows.end; ++i) {
       const std::size_t at = row_of(tables, ids, i);
       const bool here = at < tables.size;
@@ -111,7 +111,7 @@ template <class T>
 void embed_backward(const RowKernels<T>& kernels, const Ids& ids, std::size_t count,
                     std::size_t length, std::size_t width, const T* dy,
                     const Embedding<float>& gradients) {
-  split(width, kColumns, [&](Range columns) {
+  split(KernelGroup::embedding, width, kColumns, [&](Range columns) {
     for (std::size_t i = 0; i < count; ++i) {
       const T* const from = dy + i * width + columns.begin;
       const std::size_t row = row_of(gradients, ids, i);
@@ -173,7 +173,10 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t thread
 
 template <class T>
 void Ops<T>::run(device::Stream& stream, std::function<void()> work) {
-  as_host(stream).enqueue(std::move(work));
+  as_host(stream).enqueue([work = std::move(work)] {
+    const KernelClock clock(KernelGroup::pass);
+    work();
+  });
 }
 
 template <class T>
@@ -205,7 +208,7 @@ void Ops<T>::add_sums(std::size_t rows, std::size_t which, float* gradient,
 template <class T>
 void Ops<T>::norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
                   const T* residual) const {
-  split(rows, 1, [&](Range r) {
+  split(KernelGroup::norm, rows, 1, [&](Range r) {
     const std::size_t at = r.begin * hidden_;
     kernels_.norm(x + at, weights.weight, weights.bias, weights.offset, epsilon_,
                   residual == nullptr ? nullptr : residual + at, y + at, r.size(), hidden_);
@@ -215,6 +218,7 @@ void Ops<T>::norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
 template <class T>
 void Ops<T>::norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual,
                            T* dx, std::size_t rows) const {
+  const KernelClock clock(KernelGroup::norm);
   const bool centred = weights.bias != nullptr;
   sum_parts(rows, hidden_, [&](Range r, float* of_weight, float* of_bias) {
     const std::size_t at = r.begin * hidden_;
@@ -229,7 +233,7 @@ void Ops<T>::norm_backward(const Norm<T>& weights, const T* x, const T* dy, cons
 template <class T>
 void Ops<T>::norm_groups(const Norm<T>& w, const Groups& groups, const T* x, std::size_t x_step,
                          T* y, std::size_t y_step) const {
-  split(groups.rows, 1, [&](Range r) {
+  split(KernelGroup::norm, groups.rows, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
       kernels_.norm(x + row * x_step, w.weight, nullptr, w.offset, w.epsilon_or(epsilon_), nullptr,
                     y + row * y_step, groups.count, groups.width);
@@ -240,6 +244,7 @@ void Ops<T>::norm_groups(const Norm<T>& w, const Groups& groups, const T* x, std
 template <class T>
 void Ops<T>::norm_groups_backward(const Norm<T>& w, const Groups& groups, const T* x,
                                   std::size_t x_step, T* dy, std::size_t dy_step) const {
+  const KernelClock clock(KernelGroup::norm);
   sum_parts(groups.rows, groups.width, [&](Range r, float* of_weight, float*) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
       T* const d = dy + row * dy_step;
@@ -254,12 +259,14 @@ template <class T>
 void Ops<T>::activate(Activation f, const T* x, T* y, std::size_t size) const {
   expects(f != Activation::silu, "silu is only the activation of a gate");
   const auto kernel = f == Activation::gelu ? kernels_.exact_gelu : kernels_.gelu;
-  split(size, kStep, [&](Range r) { kernel(x + r.begin, y + r.begin, r.size()); });
+  split(KernelGroup::activation, size, kStep,
+        [&](Range r) { kernel(x + r.begin, y + r.begin, r.size()); });
 }
 
 template <class T>
 void Ops<T>::activate_backward(Activation f, const T* x, T* d, float* bias_gradient,
                                std::size_t rows, std::size_t width) const {
+  const KernelClock clock(KernelGroup::activation);
   expects(f != Activation::silu, "silu is only the activation of a gate");
   const auto kernel = f == Activation::gelu ? kernels_.exact_gelu_backward : kernels_.gelu_backward;
   sum_parts(rows, width, [&](Range r, float* of_bias, float*) {
@@ -272,7 +279,7 @@ template <class T>
 void Ops<T>::gate(const Gating& how, const GateUp<T>& in, T* y) const {
   expects(how.activation != Activation::gelu, "the exact gelu is not the activation of a gate");
   const auto kernel = how.activation == Activation::silu ? kernels_.swiglu : kernels_.geglu;
-  split(in.rows * in.width, kStep, [&](Range r) {
+  split(KernelGroup::activation, in.rows * in.width, kStep, [&](Range r) {
     by_rows(r, in, [&](std::size_t at, std::size_t from, std::size_t size) {
       if (how.limit > 0.0F) {
         kernels_.limited_swiglu(in.gate + from, in.up + from, y + at, size, how.limit, how.slope);
@@ -288,7 +295,7 @@ void Ops<T>::gate_backward(const Gating& how, const GateUp<T>& in, const T* dy) 
   expects(how.activation != Activation::gelu, "the exact gelu is not the activation of a gate");
   const auto kernel =
       how.activation == Activation::silu ? kernels_.swiglu_backward : kernels_.geglu_backward;
-  split(in.rows * in.width, kStep, [&](Range r) {
+  split(KernelGroup::activation, in.rows * in.width, kStep, [&](Range r) {
     by_rows(r, in, [&](std::size_t at, std::size_t from, std::size_t size) {
       if (how.limit > 0.0F) {
         kernels_.limited_swiglu_backward(in.gate + from, in.up + from, dy + at, size, how.limit,
@@ -303,6 +310,7 @@ void Ops<T>::gate_backward(const Gating& how, const GateUp<T>& in, const T* dy) 
 template <class T>
 void Ops<T>::add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                              std::size_t width) const {
+  const KernelClock clock(KernelGroup::elementwise);
   sum_parts(rows, width, [&](Range r, float* sums, float*) {
     kernels_.column_sum(x + r.begin * step, step, sums, r.size(), width);
   });
@@ -313,7 +321,7 @@ template <class T>
 void Ops<T>::fill_angles(const Rotary& rotary, const Angles& angles,
                          const std::int32_t* positions) const {
   const std::size_t length = shape_.whole_length();
-  split(angles.by_row ? shape_.tokens() : length, 1,
+  split(KernelGroup::rotary, angles.by_row ? shape_.tokens() : length, 1,
         [&](Range r) { fill_angle_rows(rotary, angles, positions, length, r.begin, r.end); });
 }
 
@@ -323,7 +331,7 @@ void Ops<T>::rotate(T* x, std::size_t heads, const Angles& angles, const std::in
   if (angles.by_row) positions = nullptr;
   const std::size_t length = angles.by_row ? shape_.tokens() : shape_.whole_length();
   const auto rotate = angles.interleaved ? kernels_.interleaved_rope : kernels_.rope;
-  split(shape_.tokens(), 1, [&](Range r) {
+  split(KernelGroup::rotary, shape_.tokens(), 1, [&](Range r) {
     rotate(x + r.begin * shape_.row(), shape_.row(), r.begin, r.size(), length, positions, heads,
            shape_.head_dim, angles.half, angles.cosine, angles.sine, direction);
   });
@@ -332,19 +340,19 @@ void Ops<T>::rotate(T* x, std::size_t heads, const Angles& angles, const std::in
 template <class T>
 void Ops<T>::copy_groups(const Groups& g, const T* from, const GroupSteps& in, T* to,
                          const GroupSteps& out, std::size_t zeros) const {
-  split(g.rows, 1,
+  split(KernelGroup::elementwise, g.rows, 1,
         [&](Range r) { copy_groups_of_rows(g, from, in, to, out, zeros, r.begin, r.end); });
 }
 template <class T>
 void Ops<T>::sum_groups(const Groups& g, const T* from, const GroupSteps& steps, T* to,
                         std::size_t to_row) const {
-  split(g.rows, 1,
+  split(KernelGroup::elementwise, g.rows, 1,
         [&](Range r) { sum_groups_of_rows(g, from, steps, to, to_row, r.begin, r.end); });
 }
 
 template <class T>
 void Ops<T>::regroup(const Regrouping& how, const T* from, T* to) const {
-  split(how.rows(), 1, [&](Range rows) {
+  split(KernelGroup::elementwise, how.rows(), 1, [&](Range rows) {
     for (std::size_t row = rows.begin; row < rows.end; ++row) {
       for (const std::size_t begin : {std::size_t{0}, how.first, how.first + how.others}) {
         const std::size_t wide = begin == 0 ? how.first : how.others;
@@ -365,7 +373,7 @@ void Ops<T>::linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row,
 template <class T>
 void Ops<T>::linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y,
                          std::size_t rows) {
-  split(rows * layer.out, kStep,
+  split(KernelGroup::elementwise, rows * layer.out, kStep,
         [&](Range r) { std::memcpy(y + r.begin, residual + r.begin, r.size() * sizeof(T)); });
   const Product p = forward_product(layer, x, y, layer.out, rows);
   products_.multiply(p.extents, p.a, p.b, p.c, true, layer.bias);
@@ -397,7 +405,7 @@ void Ops<T>::embed_backward(const Ids& ids, const T* dy, const Embedding<float>&
 
 template <class T>
 void Ops<T>::cap_logits(const LogitTile& tile) const {
-  split(tile.rows, 1, [&](Range r) {
+  split(KernelGroup::cross_entropy, tile.rows, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
       kernels_.soft_cap(tile.logits + i * tile.stride, tile.width, 1.0F, tile.cap);
     }
@@ -407,7 +415,7 @@ void Ops<T>::cap_logits(const LogitTile& tile) const {
 template <class T>
 void Ops<T>::sum_logits(const LogitTile& tile, const std::int32_t* targets, bool first,
                         RowSum<float>* sums) const {
-  split(tile.rows, 1, [&](Range r) {
+  split(KernelGroup::cross_entropy, tile.rows, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
       RowSum<float> own;
       if (targets[i] >= 0) {
@@ -421,7 +429,7 @@ void Ops<T>::sum_logits(const LogitTile& tile, const std::int32_t* targets, bool
 
 template <class T>
 void Ops<T>::merge_row_sums(const RowSumsOfTiles& tiles, RowSum<float>* sums) const {
-  split(tiles.rows, 1, [&](Range r) {
+  split(KernelGroup::cross_entropy, tiles.rows, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) sums[i] = tiles.merged_row(i);
   });
 }
@@ -429,7 +437,7 @@ void Ops<T>::merge_row_sums(const RowSumsOfTiles& tiles, RowSum<float>* sums) co
 template <class T>
 void Ops<T>::logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,
                              const float* weights, const RowSum<float>* sums) const {
-  split(tile.rows, 1, [&](Range r) {
+  split(KernelGroup::cross_entropy, tile.rows, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
       float* const row = tile.logits + i * tile.stride;
       if (targets[i] < 0) {
@@ -498,7 +506,7 @@ void Ops<T>::route(const RouterShape& shape, float* logits, const RouterBiases<T
       }
     }
   }
-  split(shape.rows, 1, [&](Range r) {
+  split(KernelGroup::experts, shape.rows, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
       const bool padding = targets != nullptr && targets[row] == kPaddingTarget;
       float* const own = padding ? nullptr : logits + row * shape.step();
@@ -516,7 +524,7 @@ void Ops<T>::router_gradient(const RouterShape& shape, const Routing& routing,
                              const RouterTotals& totals, const RouterLossScales& scales,
                              T* gradients) const {
   const RouterGradient gradient(shape, routing, totals, scales);
-  split(shape.rows, 1, [&](Range r) {
+  split(KernelGroup::experts, shape.rows, 1, [&](Range r) {
     std::vector<double> row_gradients(shape.experts);
     for (std::size_t row = r.begin; row < r.end; ++row) {
       gradient.differentiate(row, row_gradients.data());
@@ -530,7 +538,7 @@ void Ops<T>::router_gradient(const RouterShape& shape, const Routing& routing,
 template <class T>
 void Ops<T>::gather_rows(const ExpertRows& rows, const T* x, const float* weights, T* y,
                          std::size_t padded, std::size_t width) const {
-  split(padded, 1, [&](Range r) {
+  split(KernelGroup::experts, padded, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
       T* const to = y + i * width;
       if (i >= rows.count) {
@@ -566,7 +574,7 @@ template <class T>
 template <class Take>
 void Ops<T>::dot(const ExpertRows& rows, const T* with, std::size_t step, const T* gradients,
                  const float* weights, std::size_t width, Take take) const {
-  split(rows.count, 1, [&](Range r) {
+  split(KernelGroup::experts, rows.count, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
       const std::size_t place = place_of(rows, i);
       float product = 0.0F;
@@ -588,7 +596,7 @@ void Ops<T>::put_quotients(const ExpertRows& rows, const float* values, const fl
 template <class T>
 void Ops<T>::add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) const {
   if (bias == nullptr) return;
-  split(rows, 1, [&](Range r) {
+  split(KernelGroup::elementwise, rows, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
       kernels_.accumulate(y + i * width, bias, width);
     }
@@ -598,7 +606,7 @@ void Ops<T>::add_bias(const T* bias, float* y, std::size_t rows, std::size_t wid
 template <class T>
 void Ops<T>::add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
                       std::size_t width) const {
-  split(rows.count, 1, [&](Range r) {
+  split(KernelGroup::experts, rows.count, 1, [&](Range r) {
     for (std::size_t i = r.begin; i < r.end; ++i) {
       const std::size_t place = place_of(rows, i);
       const float weight = weights == nullptr ? 1.0F : weights[place];
@@ -610,7 +618,8 @@ void Ops<T>::add_rows(const ExpertRows& rows, const float* y, const float* weigh
 
 template <class T>
 void Ops<T>::scale(T* x, float factor, std::size_t size) const {
-  split(size, kStep, [&](Range r) { kernels_.scale(x + r.begin, factor, x + r.begin, r.size()); });
+  split(KernelGroup::elementwise, size, kStep,
+        [&](Range r) { kernels_.scale(x + r.begin, factor, x + r.begin, r.size()); });
 }
 
 template <class T>
@@ -623,7 +632,7 @@ void Ops<T>::scale_by(const T* addends, std::size_t count, T* x, std::size_t siz
 template <class T>
 void Ops<T>::drop(const DropoutMask& mask, const T* x, T* y, std::size_t size,
                   bool add_to_y) const {
-  split(size, kStep, [&](Range r) {
+  split(KernelGroup::elementwise, size, kStep, [&](Range r) {
     for (std::size_t at = r.begin; at < r.end; at += 4) {
       const auto factors = mask.factors(at / 4);
       for (std::size_t i = 0; i < std::min<std::size_t>(4, r.end - at); ++i) {
@@ -638,7 +647,7 @@ template <class T>
 void Ops<T>::compute_dora_scales(const AdaptedRows<T>& rows, float* scales,
                                  float* inverse_norms) const {
   const std::size_t out = rows.map.out;
-  split(out, kStep, [&](Range r) {
+  split(KernelGroup::elementwise, out, kStep, [&](Range r) {
     if (rows.map.flipped) {
       for (std::size_t i = r.begin; i < r.end; ++i) {
         scales[i] = square_sum(rows.map.weight + i * rows.map.in, rows.map.in);
@@ -667,7 +676,7 @@ void Ops<T>::compute_dora_scales(const AdaptedRows<T>& rows, float* scales,
 
 template <class T>
 void Ops<T>::scale_columns(const ScaledColumns<T>& c) const {
-  split(c.rows, 1, [&](Range r) {
+  split(KernelGroup::elementwise, c.rows, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
       const T* const x = c.x + row * c.x_step;
       T* const y = c.y + row * c.y_step;
@@ -683,7 +692,7 @@ void Ops<T>::scale_columns(const ScaledColumns<T>& c) const {
 
 template <class T>
 void Ops<T>::add_column_products(const ColumnProducts<T>& c, float* gradient) const {
-  split(c.width, kStep, [&](Range r) {
+  split(KernelGroup::elementwise, c.width, kStep, [&](Range r) {
     for (std::size_t first = r.begin; first < r.end; first += kStep) {
       const std::size_t count = std::min(kStep, r.end - first);
       std::array<float, kStep> sums = {};
@@ -699,7 +708,7 @@ void Ops<T>::add_column_products(const ColumnProducts<T>& c, float* gradient) co
 
 template <class T>
 void Ops<T>::zero(float* values, std::size_t size) const {
-  split(size, kPage / sizeof(float),
+  split(KernelGroup::elementwise, size, kPage / sizeof(float),
         [&](Range r) { std::memset(values + r.begin, 0, r.size() * sizeof(float)); });
 }
 
@@ -710,19 +719,20 @@ void Ops<T>::zero(device::Stream& stream, float* values, std::size_t size) const
 
 template <class T>
 void Ops<T>::widen(const T* x, float* y, std::size_t size) const {
-  split(size, kPage / sizeof(float),
+  split(KernelGroup::elementwise, size, kPage / sizeof(float),
         [&](Range r) { all_kernels_.rows.widen(x + r.begin, y + r.begin, r.size()); });
 }
 
 template <class T>
 void Ops<T>::accumulate(const float* part, float* sums, std::size_t size) const {
-  split(size, kPage / sizeof(float),
+  split(KernelGroup::elementwise, size, kPage / sizeof(float),
         [&](Range r) { sum_kernels_.accumulate(sums + r.begin, part + r.begin, r.size()); });
 }
 
 template <class T>
 void Ops<T>::pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
                   std::size_t size, GradientStats* partial, GradientStats* stats) const {
+  const KernelClock clock(KernelGroup::packing);
   const GradientStats found =
       pack_gradient(all_kernels_.gradients, gradient, tied, tied_size, packed, size, partial);
   if (stats != nullptr) *stats = found;
@@ -731,15 +741,17 @@ void Ops<T>::pack(const float* gradient, const float* tied, std::size_t tied_siz
 template <class T>
 void Ops<T>::measure(device::Stream& stream, const T* packed, std::size_t size,
                      GradientStats* partial, GradientStats* stats) const {
-  as_host(stream).enqueue(
-      [=, this] { *stats = measure_gradient(all_kernels_.gradients, packed, size, partial); });
+  as_host(stream).enqueue([=, this] {
+    const KernelClock clock(KernelGroup::packing);
+    *stats = measure_gradient(all_kernels_.gradients, packed, size, partial);
+  });
 }
 
 template <class T>
 void Ops<T>::encode(device::Stream& stream, const T* weights, std::size_t blocks,
                     std::int8_t* codes, float* scales) const {
   as_host(stream).enqueue([=, this] {
-    split(blocks, 1, [&](Range range) {
+    split(KernelGroup::elementwise, blocks, 1, [&](Range range) {
       const std::size_t at = range.begin * kCodeBlock;
       all_kernels_.codes.encode(weights + at, range.size(), codes + at, scales + range.begin);
     });
@@ -750,7 +762,7 @@ template <class T>
 void Ops<T>::decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
                     std::size_t blocks, T* weights) const {
   as_host(stream).enqueue([=, this] {
-    split(blocks, 1, [&](Range range) {
+    split(KernelGroup::elementwise, blocks, 1, [&](Range range) {
       const std::size_t at = range.begin * kCodeBlock;
       all_kernels_.codes.decode(codes + at, scales + range.begin, range.size(), weights + at);
     });

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "ballast/core/kernel_times.h"
 #include "ballast/device/device.h"
 #include "ballast/model/quantized_values.h"
 
@@ -114,11 +115,13 @@ class Ops {
   /// Arguments as for host::Attention.
   void attention(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv, T* out,
                  float* log_sums, std::byte* scratch) {
+    const KernelClock clock(KernelGroup::attention);
     attention_->forward(mask, sinks, qkv, out, log_sums, scratch);
   }
   void attention_backward(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv,
                           const T* out, const float* log_sums, const T* dout, T* dqkv,
                           std::byte* scratch) {
+    const KernelClock clock(KernelGroup::attention);
     attention_->backward(mask, sinks, qkv, out, log_sums, dout, dqkv, scratch);
   }
 

@@ -341,6 +341,7 @@ void Products::multiply(const Extents& extents, const Matrix& a, const Matrix& b
                         bool add_to_c, const void* bias) {
   const auto direct = [&](const Matrix& a_in, const Matrix& b_in, const Matrix& c_in,
                           const void* bias_in) {
+    const KernelClock clock(KernelGroup::product, {extents.m, extents.n, extents.k});
     for_depths(extents, a_in, c_in, [&](std::size_t first, std::size_t count) {
       const Extents part = {extents.m, extents.n, count};
       const Matrix a_part = part_of(a_in, 0, first);
@@ -357,6 +358,7 @@ void Products::multiply(const Extents& extents, const Matrix& a, const Matrix& b
   };
   try {
     if (must_widen(a, b, c)) {
+      const KernelClock clock(KernelGroup::widening);
       WidenedProduct(extents, a, b, c).run(extents, a, b, c, add_to_c, bias, direct);
     } else {
       direct(a, b, c, bias);

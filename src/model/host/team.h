@@ -6,6 +6,8 @@
 
 #include <omp.h>
 
+#include "ballast/core/kernel_times.h"
+
 #include "src/model/host/short_waits.h"
 
 namespace ballast::model::host {
@@ -54,6 +56,13 @@ void split(std::size_t size, std::size_t step, const Body& body) {
                         units_here.end * step < size ? units_here.end * step : size};
     if (here.begin < here.end) body(here);
   });
+}
+
+/// Calls split() as a kernel of `group`.
+template <class Body>
+void split(KernelGroup group, std::size_t size, std::size_t step, const Body& body) {
+  const KernelClock clock(group);
+  split(size, step, body);
 }
 
 /// Makes parallel regions of this thread single-threaded during its lifetime.

@@ -1,0 +1,93 @@
+#include "tools/bench/step_breakdown.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace ballast::tools {
+namespace {
+
+using RowKey = std::pair<KernelGroup, std::array<std::size_t, 3>>;
+
+RowKey key_of(const KernelSpan& span) {
+  return {span.group, span.extents};
+}
+
+KernelRow empty_row(const KernelSpan& span) {
+  KernelRow row;
+  row.group = to_string(span.group);
+  row.name = row.group;
+  if (span.group == KernelGroup::pass) row.name = "passes outside kernels";
+  if (span.group == KernelGroup::product) {
+    const auto [m, n, k] = span.extents;
+    row.name = fmt::format("{} x {} x {}", m, n, k);
+  }
+  return row;
+}
+
+double seconds_between(KernelTime start, KernelTime end) {
+  return std::chrono::duration<double>(end - start).count();
+}
+
+}  // namespace
+
+std::vector<KernelRow> break_down(const std::vector<KernelSpan>& spans, KernelTime start,
+                                  KernelTime end) {
+  struct Change {
+    KernelTime at;
+    bool begins;
+    std::size_t span;
+  };
+  std::vector<Change> changes;
+  std::map<RowKey, KernelRow> rows;
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    const KernelSpan& span = spans[i];
+    if (span.end <= start || span.start >= end) continue;
+    KernelRow& row = rows.try_emplace(key_of(span), empty_row(span)).first->second;
+    const auto [m, n, k] = span.extents;
+    row.calls += 1;
+    row.flops += 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+    if (span.start == span.end) continue;
+    changes.push_back({std::max(span.start, start), true, i});
+    changes.push_back({std::min(span.end, end), false, i});
+  }
+  std::sort(changes.begin(), changes.end(),
+            [](const Change& a, const Change& b) { return a.at < b.at; });
+  KernelRow rest = {.name = "rest", .group = "rest"};
+  // Running spans, in the order of their claim to the time. Spans of one thread that start in the
+  // same instant contain each other, and the inner one ends first.
+  using Claim = std::tuple<bool, KernelTime, KernelTime::duration, std::size_t>;
+  const auto claim = [&](std::size_t i) {
+    return Claim(spans[i].group != KernelGroup::update, spans[i].start,
+                 -spans[i].end.time_since_epoch(), i);
+  };
+  std::set<Claim> running;
+  KernelTime before = start;
+  for (const Change& change : changes) {
+    KernelRow& row =
+        running.empty() ? rest : rows.at(key_of(spans[std::get<std::size_t>(*running.rbegin())]));
+    row.seconds += seconds_between(before, change.at);
+    before = change.at;
+    if (change.begins) {
+      running.insert(claim(change.span));
+    } else {
+      running.erase(claim(change.span));
+    }
+  }
+  rest.seconds += seconds_between(before, end);
+  std::vector<KernelRow> sorted;
+  for (auto& [key, row] : rows) sorted.push_back(std::move(row));
+  std::stable_sort(sorted.begin(), sorted.end(), [](const KernelRow& a, const KernelRow& b) {
+    return std::pair(a.flops > 0.0, a.seconds) > std::pair(b.flops > 0.0, b.seconds);
+  });
+  sorted.push_back(std::move(rest));
+  return sorted;
+}
+
+}  // namespace ballast::tools
