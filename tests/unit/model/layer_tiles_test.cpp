@@ -81,6 +81,7 @@ ModelConfig small_delta(std::string_view family) {
   config.details["linear_key_head_dim"] = std::uint64_t{test::odd(7, 8)};
   config.details["linear_value_head_dim"] = std::uint64_t{test::odd(13, 16)};
   if (family == "qwen3_next") {
+    config.details["num_experts"] = std::uint64_t{4};
     config.details["mlp_only_layers"] = text::Json::array({std::uint64_t{0}, std::uint64_t{1}});
   }
   return config;
@@ -156,7 +157,7 @@ LayerResults train(const Case& c, std::uint64_t tiles, double before = kNan) {
 class LayerTiles : public testing::TestWithParam<Case> {};
 
 TEST_P(LayerTiles, EqualLayersInOnePiece) {
-  const double tolerance = GetParam().type == DType::f32 ? 3e-6 : 2e-2;
+  const double tolerance = GetParam().type == DType::f32 ? 5e-6 : 2e-2;
   const LayerResults whole = train(GetParam(), 1);
   const LayerResults tiles = train(GetParam(), GetParam().tiles);
   // A comparison with NaN fails.
