@@ -81,7 +81,7 @@ ModelConfig small_delta(std::string_view family) {
   config.details["linear_key_head_dim"] = std::uint64_t{test::odd(7, 8)};
   config.details["linear_value_head_dim"] = std::uint64_t{test::odd(13, 16)};
   if (family == "qwen3_next") {
-    config.details["num_experts"] = std::uint64_t{4};
+    config.details["num_experts"] = std::uint64_t{12};
     config.details["mlp_only_layers"] = text::Json::array({std::uint64_t{0}, std::uint64_t{1}});
   }
   return config;

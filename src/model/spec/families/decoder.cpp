@@ -425,9 +425,7 @@ std::string DecoderFamily::obstacle_to_tiles(const ModelConfig& config,
   for (std::uint64_t index = 0; index < config.num_layers; ++index) {
     const DecoderSpec spec = decoder(config, index);
     if (spec.experts.count > 0) return "some have experts";
-    if (places > 1 && spec.delta.key_heads > 0) {
-      return "tensor places cannot share gated delta nets";
-    }
+    if (places > 1 && spec.delta.key_heads > 0) return "tensor places cannot share delta nets";
   }
   const DecoderSpec spec = decoder(config, 0);
   if (!spec.norm_after_attention.empty() || !spec.norm_after_mlp.empty()) {
