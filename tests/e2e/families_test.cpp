@@ -287,7 +287,7 @@ TEST_P(FamiliesInTiles, TenStepsAreThoseOfTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(All, FamiliesInTiles,
                          testing::Values("ministral3", "qwen2", "qwen3", "phi3",
-                                         "gpt_neox_sequential"),
+                                         "gpt_neox_sequential", "qwen3_5"),
                          [](const auto& family) { return std::string(family.param); });
 
 INSTANTIATE_TEST_SUITE_P(

@@ -305,6 +305,14 @@ TEST(Invariance, PackedGatedDeltaNetsInBf16) {
                          {adapters, "ballast.quantized_base=nf4", test::kPacked});
 }
 
+TEST(Invariance, PackedGatedDeltaNetsInTilesInBf16) {
+  expect_some_invariance(cut_everywhere(kDelta, 2), true, 2, {test::kPacked});
+  expect_some_invariance(
+      training(cut_everywhere(kDelta, 2), R"(["*.conv1d.weight", "*.2.linear_attn.norm.weight",
+                                              "*.[kq]_norm.weight", "*.2.*.A_log"])"),
+      true, 1, {test::kPacked});
+}
+
 TEST(Invariance, PackedSharedKeysAndLayerInputsInBf16) {
   expect_some_invariance(cut(kLinks, 3), true, 0, {test::kPacked});
   expect_same(training(kLinks, R"(["model.layers.[123].*"])"), false,

@@ -295,9 +295,9 @@ std::uint64_t usual_vocabulary_tiles(std::uint64_t vocabulary, std::uint64_t wid
 /// tiles have at most 2^25 elements, with at most 64 tiles per layer. Models of more than 8 layers
 /// have fewer (512 in total, at least 4 per layer), because each block costs time.
 std::uint64_t usual_layer_tiles(Elems layer, std::uint64_t layers);
-/// Number of attention tiles for a complete config: at most layer_tiles, each with the same number
-/// of KV heads.
-std::uint64_t attention_tiles(const ModelConfig& config);
+/// Number of attention tiles in a layer of a complete config: at most layer_tiles, each with the
+/// same number of key heads. Gated delta nets and attention may have different numbers.
+std::uint64_t attention_tiles(const ModelConfig& config, std::uint64_t layer = 0);
 /// Config of a model whose uncut layers are as wide as the widest tiles of `config`.
 ModelConfig config_of_tile(const ModelConfig& config);
 

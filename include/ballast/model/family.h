@@ -186,6 +186,13 @@ class Family {
                                           std::uint64_t /*index*/) const {
     return {config.num_heads, config.num_kv_heads, config.head_dim};
   }
+  /// Returns the number of heads of keys in layer `index`, which its tiles share equally.
+  [[nodiscard]] virtual std::uint64_t heads_of_keys(const ModelConfig& config,
+                                                    std::uint64_t /*index*/) const {
+    return config.num_kv_heads;
+  }
+  /// Turns the numbers of heads of a complete config into those of one tile.
+  virtual void cut_heads(ModelConfig& config) const;
   /// Returns the number of the layer whose keys and values layer `index` attends to: `index`, or an
   /// earlier layer with the same heads.
   [[nodiscard]] virtual std::uint64_t keys_of(const ModelConfig& /*config*/,

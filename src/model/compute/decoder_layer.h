@@ -26,11 +26,11 @@ class DecoderLayer final : public Layer<Ops> {
   using T = typename Ops::Value;
   DecoderLayer(const Architecture& model, const AttentionShape& shape, Ops& ops)
       : Layer<Ops>(model, shape, ops, decoder_arrays(model, shape)),
-        bound_(Layer<Ops>::bind_layers(model,
-                                       [&](const BlockSpec& block) {
-                                         return find_decoder_tensors(model.config, block,
-                                                                     ops.mlp_rule());
-                                       })),
+        bound_(Layer<Ops>::bind_layers(
+            model,
+            [&](const BlockSpec& block) {
+              return find_decoder_tensors(model.config, block, ops.mlp_rule(), this->head_norms_);
+            })),
         rotation_(decoder_family(model.config).rotaries_of(model.config), shape, ops),
         maps_(model, ops),
         latent_(shape, ops, maps_),
@@ -40,7 +40,7 @@ class DecoderLayer final : public Layer<Ops> {
                 this->rows_, this->mlp_rows_, ops, maps_),
         shared_keys_(ops),
         value_norms_(this->shapes_, ops),
-        delta_(this->arrays_.delta, ops, maps_),
+        delta_(this->arrays_.delta, this->arrays_.tiles, ops, maps_),
         gate_(shape, ops) {}
   void take_memory(Bump& bump) override;
   void take_lasting_memory(Bump& bump) override {
@@ -71,6 +71,8 @@ class DecoderLayer final : public Layer<Ops> {
   void compute_tile(const BlockWeights<T>& block, const T* x, float* part) override;
   void differentiate_tile(const BlockWeights<T>& block, const T* x, const T* dy,
                           float* part) override;
+  /// Computes the intermediates of a tile of attention.
+  void mix_tile(const BlockWeights<T>& block, const T* x);
 
   // Steps of layers and tiles. `x` [N, H] is the input of the first maps. `dx` (training type or
   // fp32) receives the gradient of x, which is written or added.
@@ -134,8 +136,16 @@ class DecoderLayer final : public Layer<Ops> {
     return b.norm_before_mlp ? this->memory_.norm2 : this->memory_.middle;
   }
 
-  /// Returns the weights and gradients that query_norm and key_norm refer to. `x`: input of the
-  /// first maps.
+  /// Calls visit(norm, place in HeadNorms, width) for the norms of heads in the block of the norm
+  /// before tiles.
+  template <class Visit>
+  void for_head_norms(const Bound& b, const Visit& visit) const {
+    if (b.delta_norm) return visit(*b.delta_norm, 0, this->arrays_.delta.value_width);
+    visit(*b.query_norm, 0, this->shape_.head_dim);
+    visit(*b.key_norm, this->head_norms_.keys(), this->shape_.head_dim);
+  }
+  /// Returns the weights and gradients that query_norm, key_norm and DeltaAt::norm refer to. `x`:
+  /// input of the first maps.
   [[nodiscard]] BlockWeights<T> head_norm_weights(const BlockWeights<T>& block, const T* x) const {
     if (bound_[block.layer].part != LayerPart::attention) return block;
     const HeadNorms& norms = this->head_norms_;
@@ -143,10 +153,13 @@ class DecoderLayer final : public Layer<Ops> {
     if (this->head_gradient_ != nullptr) own.gradient = {this->head_gradient_, norms.size()};
     return own;
   }
-  /// Returns the input of the map after attention.
-  const T* attention_results(const BlockWeights<T>& block) {
+  /// Returns the input of the map after attention. `x`: input of the first maps; only tiles need
+  /// it.
+  const T* attention_results(const BlockWeights<T>& block, const T* x = nullptr) {
     const Bound& b = bound_[block.layer];
-    if (b.delta) return delta_.results(block, *b.delta, this->memory_);
+    if (b.delta) {
+      return delta_.results(head_norm_weights(block, x)[b.delta->norm], this->memory_);
+    }
     if (b.output_gate) return gate_.results(this->memory_);
     return b.latent ? latent_.results(*b.latent, this->memory_) : this->memory_.attention;
   }
@@ -444,12 +457,14 @@ void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T
   const MapRows rows = all_rows();
   const std::size_t row = this->shape_.row();
   add_bias_gradient(ops, block[b.attention_out], dout, this->width_, rows.count);
-  maps_.linear_weight(block, b.attention_out, attention_results(block), dout, this->width_, rows);
+  maps_.linear_weight(block, b.attention_out, attention_results(block, x), dout, this->width_,
+                      rows);
   T* const dresults = b.latent ? latent_.results_gradient(*b.latent, m) : m.gradient;
   maps_.linear_input(block, b.attention_out, dout, this->width_, dresults, rows);
   if (b.delta) {
     const std::int32_t* const documents = this->sequences_.documents;
-    return delta_.backward(block, *b.delta, x, documents, m, dx, add_to_dx);
+    const Norm<T> norm = head_norm_weights(block, x)[b.delta->norm];
+    return delta_.backward(block, *b.delta, norm, x, documents, m, dx, add_to_dx);
   }
   if (b.latent) latent_.pad_results_gradient(*b.latent, m);
   if (b.output_gate) gate_.backward(m);

@@ -36,6 +36,8 @@ struct DecoderTensors {
   bool output_gate = false;
   std::optional<NormAt> query_norm;  ///< in a tile: offsets in the weights of HeadNorms
   std::optional<NormAt> key_norm;
+  std::optional<NormAt> delta_norm;  ///< that of tiles, in the block of the norm before them
+  std::size_t attention_tiles = 1;
   bool norms_whole_rows = false;
   bool norms_values = false;     ///< norms of heads of values have no weights
   bool keys_are_values = false;  ///< qkv has no map of values
@@ -61,7 +63,7 @@ struct DecoderTensors {
 
 /// Replaces maps of latent attention, points the norms of heads in a tile to the weights that the
 /// norm's block has handed over, and joins maps of queries, keys and values where that is possible.
-inline void complete_qkv(DecoderTensors& b, const DecoderSpec& spec, const ModelConfig& config,
+inline void complete_qkv(DecoderTensors& b, const DecoderSpec& spec, const HeadNorms& norms,
                          const BlockSpec& block) {
   if (spec.latent.rank > 0 && !b.qkv.empty()) {
     b.latent = find_latent(block, spec.latent, b.qkv.front());
@@ -73,7 +75,7 @@ inline void complete_qkv(DecoderTensors& b, const DecoderSpec& spec, const Model
   }
   if (block.part == LayerPart::attention && !spec.query_norm.empty()) {
     b.query_norm = NormAt{.offset = spec.norm_offset};
-    b.key_norm = NormAt{.weight = HeadNorms::keys_at(config.head_dim), .offset = spec.norm_offset};
+    b.key_norm = NormAt{.weight = norms.keys(), .offset = spec.norm_offset};
   }
   if (b.query_norm && block.part != LayerPart::norm) {
     expects(b.qkv.size() == 3 || b.keys_are_values || spec.reads_keys,
@@ -92,7 +94,7 @@ inline std::optional<Elems> find_offset(const BlockSpec& block, const std::strin
 
 /// Finds the tensors of a layer that a DecoderSpec describes, or of a part of one.
 inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const BlockSpec& block,
-                                           const MlpRule& rule) {
+                                           const MlpRule& rule, const HeadNorms& norms) {
   if (block.part == LayerPart::table) return {.part = block.part};
   const DecoderSpec spec = decoder_family(config).decoder(config, block.layer);
   const auto is_elsewhere = [&](const std::string& name) {
@@ -124,6 +126,7 @@ inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const Bloc
                       .output_gate = spec.output_gate,
                       .query_norm = norm(spec.query_norm),
                       .key_norm = norm(spec.key_norm),
+                      .attention_tiles = attention_tiles(config, block.layer),
                       .norms_whole_rows = spec.norms_whole_rows,
                       .norms_values = spec.norms_values,
                       .keys_are_values = spec.qkv.size() == 2,
@@ -143,13 +146,30 @@ inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const Bloc
   if (spec.layer_experts.count > 0) b.experts = find_layer_experts(block, spec.layer_experts);
   if (spec.inputs.width > 0) b.inputs = find_layer_inputs(block, spec.inputs, config);
   b.shared_keys = find_shared_keys(config, block.layer);
-  complete_qkv(b, spec, config, block);
+  if (block.part == LayerPart::norm && !is_elsewhere(spec.delta.norm)) {
+    b.delta_norm = find_norm(block, spec.delta.norm);
+  }
+  complete_qkv(b, spec, norms, block);
   expects(!b.parallel || (b.norm_before_attention && b.norm_before_mlp),
           "a parallel MLP needs norms before it and before attention");
   if (rule.joins_gate_and_up) b.mlp_in = joined(b.mlp_in);
   number_adapters(b.qkv);
   number_adapters(b.mlp_in);
   return b;
+}
+
+/// Places of the norms of heads in layers that are cut into tiles.
+inline HeadNorms head_norms_of(const ModelConfig& config, const AttentionShape& shape) {
+  std::size_t width = 0;
+  std::size_t tiles = 0;
+  for (std::uint64_t i = 0; i < config.num_layers; ++i) {
+    const DecoderSpec spec = decoder_family(config).decoder(config, i);
+    if (!spec.query_norm.empty()) width = std::max<std::size_t>(width, config.head_dim);
+    if (spec.delta.key_heads > 0) width = std::max<std::size_t>(width, spec.delta.value_width);
+    tiles = std::max<std::size_t>(tiles, attention_tiles(config, i));
+  }
+  if (config.layer_tiles == 1 || width == 0) return {};
+  return {shape.tokens() * config.hidden_size, width, tiles};
 }
 
 /// Arrays that the layers of a model need. They differ at most in their mixers.
@@ -177,8 +197,9 @@ inline LayerArrays decoder_arrays(const Architecture& model, const AttentionShap
           .rank = spec.latent.rank,
           .shared_keys = spec.latent.rotating,
           .expanded = heads * (spec.latent.plain + spec.latent.values),
-          .delta = delta_shape(model.config, shape),
+          .delta = delta_shape(config_of_tile(model.config), shape),
           .tiles = tiles,
+          .head_norms = head_norms_of(model.config, shape),
           .keeps_attention = true};
 }
 

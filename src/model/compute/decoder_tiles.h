@@ -10,36 +10,41 @@ namespace ballast::model {
 
 template <class Ops>
 void DecoderLayer<Ops>::append_head_norms(const BlockWeights<T>& block, T* normed) {
-  const Bound& b = bound_[block.layer];
   T* const to = this->head_norms_.weights(normed);
-  const auto copy = [&](const NormAt& at, T* copied) {
+  const auto copy = [&](const NormAt& at, std::size_t place, std::size_t width) {
     this->ops_.copy_bytes(reinterpret_cast<const std::byte*>(block[at].weight),
-                          reinterpret_cast<std::byte*>(copied), this->shape_.head_dim * sizeof(T));
+                          reinterpret_cast<std::byte*>(to + place), width * sizeof(T));
   };
-  copy(*b.query_norm, to);
-  copy(*b.key_norm, to + this->head_norms_.keys());
+  for_head_norms(bound_[block.layer], copy);
 }
 
 template <class Ops>
 void DecoderLayer<Ops>::add_head_norm_gradients(const BlockWeights<T>& block, const float* sums) {
   const Bound& b = bound_[block.layer];
-  const auto add = [&](float* gradient, const float* slice) {
-    if (gradient != nullptr) this->ops_.accumulate(slice, gradient, this->shape_.head_dim);
-  };
-  for (std::size_t tile = 0; tile < this->head_norms_.tiles(); ++tile) {
+  for (std::size_t tile = 0; tile < b.attention_tiles; ++tile) {
     const float* const slice = this->head_norms_.slice(sums, tile);
-    add(block[*b.query_norm].weight_gradient, slice);
-    add(block[*b.key_norm].weight_gradient, slice + this->head_norms_.keys());
+    for_head_norms(b, [&](const NormAt& at, std::size_t place, std::size_t width) {
+      float* const gradient = block[at].weight_gradient;
+      if (gradient != nullptr) this->ops_.accumulate(slice + place, gradient, width);
+    });
   }
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::mix_tile(const BlockWeights<T>& block, const T* x) {
+  const Bound& b = bound_[block.layer];
+  project_qkv(block, x);
+  if (!b.delta) return this->attend(b.window);
+  delta_.convolve(block, *b.delta, this->sequences_.documents, this->memory_);
+  delta_.recur(block, *b.delta, this->sequences_.documents, this->memory_);
 }
 
 template <class Ops>
 void DecoderLayer<Ops>::compute_tile(const BlockWeights<T>& block, const T* x, float* part) {
   const Bound& b = bound_[block.layer];
   if (b.part == LayerPart::attention) {
-    project_qkv(block, x);
-    this->attend(b.window);
-    this->ops_.linear_part(block[b.attention_out], this->memory_.attention, part, this->rows_);
+    mix_tile(block, x);
+    this->ops_.linear_part(block[b.attention_out], attention_results(block, x), part, this->rows_);
     return;
   }
   this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
@@ -54,9 +59,8 @@ void DecoderLayer<Ops>::differentiate_tile(const BlockWeights<T>& block, const T
                                            float* part) {
   const Bound& b = bound_[block.layer];
   if (b.part == LayerPart::attention) {
-    project_qkv(block, x);
-    this->attend(b.window);
-    if (b.query_norm) this->ops_.zero(this->head_gradient_, this->head_norms_.size());
+    mix_tile(block, x);
+    if (b.query_norm || b.delta) this->ops_.zero(this->head_gradient_, this->head_norms_.size());
     attention_backward(block, x, dy, part, false);
     return;
   }

@@ -20,11 +20,19 @@ template <class Ops>
 class DeltaNet {
  public:
   using T = typename Ops::Value;
-  DeltaNet(const DeltaShape& shape, Ops& ops, AdaptedMaps<Ops>& maps)
-      : shape_(shape), ops_(ops), maps_(maps) {}
+  /// `tiles`: whether layers are cut into tiles.
+  DeltaNet(const DeltaShape& shape, bool tiles, Ops& ops, AdaptedMaps<Ops>& maps)
+      : shape_(shape),
+        joined_taps_(tiles ? shape.channels() * shape.taps : 0),
+        ops_(ops),
+        maps_(maps) {}
 
   /// Takes the memory for one call.
-  void take_memory(Bump& bump) { scratch_ = bump.take<std::byte>(ops_.mixers().scratch_bytes()); }
+  void take_memory(Bump& bump) {
+    scratch_ = bump.take<std::byte>(ops_.mixers().scratch_bytes());
+    taps_ = bump.take<T>(joined_taps_);
+    taps_gradient_ = bump.take<float>(joined_taps_);
+  }
 
   /// x [N, H] -> mixed, the rows of DeltaShape.
   void project(const BlockWeights<T>& block, const DeltaAt& at, const T* x,
@@ -54,25 +62,24 @@ class DeltaNet {
     ops_.mixers().recur(inputs(block, at, positions, m), m.recurred, m.states, scratch_);
   }
   /// Returns the input of the last map [N, values()], in the memory of m.dqkv.
-  const T* results(const BlockWeights<T>& block, const DeltaAt& at, const LayerMemory<T>& m) {
-    ops_.mixers().gated_norm(block[at.norm], m.recurred, gates(m.mixed), m.dqkv);
+  const T* results(const Norm<T>& norm, const LayerMemory<T>& m) {
+    ops_.mixers().gated_norm(norm, m.recurred, gates(m.mixed), m.dqkv);
     return m.dqkv;
   }
   /// m.gradient, that of results() -> gradients of the weights, and of x in `dx`, which is written
   /// or added to and may be m.gradient.
   template <class D>
-  void backward(const BlockWeights<T>& block, const DeltaAt& at, const T* x,
+  void backward(const BlockWeights<T>& block, const DeltaAt& at, const Norm<T>& norm, const T* x,
                 const std::int32_t* positions, const LayerMemory<T>& m, D* dx, bool add_to_dx) {
     T* const d = m.dqkv;
     const std::size_t row = shape_.row();
     auto& mixers = ops_.mixers();
-    mixers.gated_norm_backward(block[at.norm], m.recurred, gates(m.mixed), m.gradient, gates(d),
-                               scratch_);
+    mixers.gated_norm_backward(norm, m.recurred, gates(m.mixed), m.gradient, gates(d), scratch_);
     mixers.recur_backward(inputs(block, at, positions, m), m.states, m.gradient,
                           {d, d + shape_.betas_at(), row, vector(block, at.decay).weight_gradient,
                            vector(block, at.shift).weight_gradient},
                           scratch_);
-    mixers.convolve_backward(convolution(block, at, positions), m.mixed, d, scratch_);
+    convolve_backward(block, at, positions, m.mixed, d);
     if (at.by_key_head) {
       for_parts(
           [&](const Groups& heads, T* by_head, const GroupSteps& by_head_steps, T* apart,
@@ -117,10 +124,32 @@ class DeltaNet {
   static Norm<T> vector(const BlockWeights<T>& block, Elems offset) {
     return block[NormAt{.weight = offset}];
   }
-  static Convolution<T> convolution(const BlockWeights<T>& block, const DeltaAt& at,
-                                    const std::int32_t* positions) {
-    const Norm<T> taps = vector(block, at.convolution);
-    return {taps.weight, taps.weight_gradient, positions};
+  /// Copies weights in several ranges to one array.
+  Convolution<T> convolution(const BlockWeights<T>& block, const DeltaAt& at,
+                             const std::int32_t* positions) {
+    const Norm<T> first = vector(block, at.convolution.front().first);
+    if (at.convolution.size() == 1) return {first.weight, first.weight_gradient, positions};
+    T* to = taps_;
+    for (const ElementRange& range : at.convolution) {
+      ops_.copy_bytes(reinterpret_cast<const std::byte*>(vector(block, range.first).weight),
+                      reinterpret_cast<std::byte*>(to), range.count() * sizeof(T));
+      to += range.count();
+    }
+    return {taps_, first.weight_gradient == nullptr ? nullptr : taps_gradient_, positions};
+  }
+  /// Replaces `d` by the gradient of the channels `x`.
+  void convolve_backward(const BlockWeights<T>& block, const DeltaAt& at,
+                         const std::int32_t* positions, const T* x, T* d) {
+    const Convolution<T> how = convolution(block, at, positions);
+    const bool joins = how.weight_gradient != nullptr && how.weight_gradient == taps_gradient_;
+    if (joins) ops_.zero(taps_gradient_, joined_taps_);
+    ops_.mixers().convolve_backward(how, x, d, scratch_);
+    if (!joins) return;
+    const float* from = taps_gradient_;
+    for (const ElementRange& range : at.convolution) {
+      ops_.accumulate(from, vector(block, range.first).weight_gradient, range.count());
+      from += range.count();
+    }
   }
   DeltaInputs<T> inputs(const BlockWeights<T>& block, const DeltaAt& at,
                         const std::int32_t* positions, const LayerMemory<T>& m) const {
@@ -138,9 +167,12 @@ class DeltaNet {
   [[nodiscard]] MapRows rows() const { return {0, shape_.tokens()}; }
 
   DeltaShape shape_;
+  std::size_t joined_taps_;  ///< weights of a tile's convolution; 0: layers are whole
   Ops& ops_;
   AdaptedMaps<Ops>& maps_;
   std::byte* scratch_ = nullptr;
+  T* taps_ = nullptr;               ///< [channels, taps] of a tile, which has them in three ranges
+  float* taps_gradient_ = nullptr;  ///< like taps_
 };
 
 /// Multiplies the results of attention by the sigmoids of a gate (DecoderSpec::output_gate), which

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
+#include "ballast/core/element_range.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/attention.h"
 
@@ -15,22 +17,28 @@ namespace ballast::model {
 /// Tensors of a DeltaSpec in a block.
 struct DeltaAt {
   std::vector<LinearAt> maps;  ///< their input is the layer's, their outputs are side by side
-  Elems convolution = 0;
+  /// The convolution's weights. A tile has three ranges: channels of queries, keys and values.
+  std::vector<ElementRange> convolution;
   Elems decay = 0;
   Elems shift = 0;
-  NormAt norm;
+  NormAt norm;               ///< in a tile: offsets in the weights of HeadNorms
   bool by_key_head = false;  ///< see DeltaSpec
 };
 
 /// Finds the tensors of `spec` whose inputs are `maps`.
 inline DeltaAt find_delta(const BlockSpec& block, const DeltaSpec& spec,
                           const std::vector<LinearAt>& maps) {
+  const bool tile = block.part == LayerPart::attention;
   DeltaAt at = {.maps = joined(maps),
-                .convolution = block.tensor(spec.convolution + ".weight").offset,
                 .decay = block.tensor(spec.decay).offset,
                 .shift = block.tensor(spec.shift).offset,
-                .norm = find_norm(block, spec.norm),
+                .norm = tile ? NormAt() : find_norm(block, spec.norm),
                 .by_key_head = spec.by_key_head};
+  const std::string& convolution = block.tensor(spec.convolution + ".weight").name;
+  for (const TensorSpec& tensor : block.tensors) {
+    if (tensor.name != convolution) continue;
+    at.convolution.push_back({tensor.offset, tensor.offset + tensor.size});
+  }
   number_adapters(at.maps);
   return at;
 }

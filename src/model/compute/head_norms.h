@@ -9,24 +9,23 @@
 namespace ballast::model {
 
 /// Places of the norms of heads in tiles of attention. The weights, [head_dim] for queries and for
-/// keys, belong to the block of the norm before attention. Its pass appends them to its result
-/// (Port::normed), from which all tiles read them. Each tile writes its part of their gradients to
-/// its own slice after the sums (Port::partial_sums), and the norm's backward pass adds the slices
-/// in the order of the tiles.
+/// keys or [value_width] for the results of a gated delta net, belong to the block of the norm
+/// before attention. Its pass appends them to its result (Port::normed), from which all tiles read
+/// them. Each tile writes its part of their gradients to its own slice after the sums
+/// (Port::partial_sums), and the norm's backward pass adds the slices in the order of the tiles.
 class HeadNorms {
  public:
   HeadNorms() = default;
-  /// `activation`: elements of the norm's result and of the sums. `tiles`: those of attention.
-  HeadNorms(std::size_t activation, std::size_t head_dim, std::size_t tiles)
-      : begin_(round_up(activation, kTensorStep)), step_(keys_at(head_dim)), tiles_(tiles) {}
+  /// `activation`: elements of the norm's result and of the sums. `width`: that of the widest norm
+  /// of a layer. `tiles`: the largest number of attention tiles in a layer.
+  HeadNorms(std::size_t activation, std::size_t width, std::size_t tiles)
+      : begin_(round_up(activation, kTensorStep)),
+        step_(round_up(width, kTensorStep)),
+        tiles_(tiles) {}
 
-  /// Returns the offset of the keys' weights from those of the queries, in elements.
-  [[nodiscard]] static std::size_t keys_at(std::size_t head_dim) {
-    return round_up(head_dim, kTensorStep);
-  }
   [[nodiscard]] bool empty() const { return tiles_ == 0; }
-  [[nodiscard]] std::size_t tiles() const { return tiles_; }
-  /// Elements of queries and keys together, and the offset of the keys.
+  /// Elements of queries and keys together, and the offset of the keys. Other norms are in the
+  /// place of the queries.
   [[nodiscard]] std::size_t size() const { return 2 * step_; }
   [[nodiscard]] std::size_t keys() const { return step_; }
   /// Returns the appended weights of the norm's result `normed`.

@@ -87,12 +87,13 @@ void fill_normal(const TensorSpec& tensor, std::uint64_t seed, Elems first, std:
   }
 }
 
-/// Fills uniform values or their logarithms. Element i is number i mod 4 of group i / 4.
+/// Fills uniform values or their logarithms. Element i of the whole tensor is number i mod 4 of
+/// group i / 4. Such tensors are cut by rows only.
 void fill_uniform(const TensorSpec& tensor, std::uint64_t seed, Elems first, std::span<float> out) {
   const std::uint64_t stream = fnv1a(tensor.name);
   std::array<std::uint32_t, 4> words{};
   for (std::size_t i = 0; i < out.size(); ++i) {
-    const Elems at = first + i;
+    const Elems at = tensor.first_element() + first + i;
     if (i == 0 || at % 4 == 0) words = philox(seed, at / 4, stream);
     const double unit = (static_cast<double>(words[at % 4]) + 0.5) * 0x1p-32;
     out[i] =

@@ -180,7 +180,8 @@ class Layer {
                       ? chunk_rows(rows_, arrays.mlp * wide_ * sizeof(T), ops.mlp_rule().bytes)
                       : rows_),
         ops_(ops),
-        exchange_(shapes_, ops) {
+        exchange_(shapes_, ops),
+        head_norms_(arrays.head_norms) {
     for (const BlockSpec& block : model.blocks) {
       if (block.kind != BlockKind::layer) continue;
       const AttentionShape own = attention_shape(
@@ -190,8 +191,6 @@ class Layer {
                        [&](const AttentionShape& one) { return have_same_heads(one, own); });
       shape_of_.push_back(static_cast<std::size_t>(found - shapes_.begin()));
     }
-    if (!arrays.tiles || !arrays.projected) return;
-    head_norms_ = HeadNorms(rows_ * width_, shape.head_dim, attention_tiles(model.config));
   }
   virtual ~Layer() = default;
   Layer(const Layer&) = delete;
@@ -279,7 +278,7 @@ class Layer {
   /// Writes the tile's part of the output [N, H]. `x` [N, H]: result of the norm.
   void forward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
                     float* part) {
-    use(sequences, {}, LayerPart::whole, {Mixer::attention, shape_, wide_});
+    use(sequences, {}, LayerPart::whole, {mixer_of(block.layer), shape_, wide_});
     head_gradient_ = nullptr;
     compute_tile(block, x, part);
   }
@@ -287,7 +286,7 @@ class Layer {
   /// head_norms(), if there are any.
   void backward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
                      const T* dy, float* part, float* slice) {
-    use(sequences, {}, LayerPart::whole, {Mixer::attention, shape_, wide_});
+    use(sequences, {}, LayerPart::whole, {mixer_of(block.layer), shape_, wide_});
     head_gradient_ = slice;
     differentiate_tile(block, x, dy, part);
   }
@@ -396,9 +395,8 @@ class Layer {
     take_mixer(bump, memory, own);
     memory.attention_out = take_if(arrays_.attention_out, width_);
     memory.middle = take_if(!arrays_.tiles && !half, width_);
-    memory.gradient =
-        bump.take<T>(rows_ * (arrays_.tiles ? own.heads.width()
-                                            : std::max({width_, results, arrays_.expanded})));
+    memory.gradient = bump.take<T>(
+        rows_ * (arrays_.tiles ? results : std::max({width_, results, arrays_.expanded})));
     memory.norm2 = arrays_.tiles ? nullptr : memory.gradient;
     memory.mlp_out = arrays_.mlp_out && !half ? bump.take<T>(mlp_rows * width_) : nullptr;
     memory.dqkv = bump.take<T>(std::max(mlp_rows * arrays_.mlp * own.wide, rows_ * inputs));

@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "src/model/compute/delta_shape.h"
+#include "src/model/compute/head_norms.h"
 
 namespace ballast::model {
 
@@ -28,6 +29,7 @@ struct LayerArrays {
   DeltaShape delta;             ///< that of the layers with Mixer::delta_net
   /// True if layers are cut into tiles: a call is for one tile, and the caller owns its input.
   bool tiles = false;
+  HeadNorms head_norms;  ///< empty unless layers are cut into tiles
   /// True if Layer::compute() leaves out what attention_is_known() says.
   bool keeps_attention = false;
 };

@@ -76,6 +76,20 @@ void require_numbers(const ModelConfig& config) {
   require_heads(config);
 }
 
+/// Checks the heads of values of a gated delta net in one tile.
+void require_heads_of_tile(const ModelConfig& config) {
+  const char* const key = "linear_num_value_heads";
+  if (config.layer_tiles == 1 || !config.details.contains(key)) return;
+  const std::uint64_t heads = config_of_tile(config).detail(key).whole().value_or(0);
+  if (heads % kPack == 0) return;
+  throw Error(
+      ErrorCategory::config,
+      fmt::format("model.layer_tiles {} gives a tile {} of {} heads of values "
+                  "(linear_num_value_heads), but device cuda needs a multiple of {}; "
+                  "lower it or set ballast.device to \"host\"",
+                  config.layer_tiles, heads, config.detail(key).whole().value_or(0), kPack));
+}
+
 void require_cudnn(const ModelConfig& config, DType type) {
   if (family(config.family).score_cap(config) > 0.0) {
     throw Error(ErrorCategory::config,
@@ -114,6 +128,7 @@ void require_gpu_for(const ModelConfig& config) {
 std::unique_ptr<Compute> make_cuda_compute(const Architecture& model, DType type,
                                            MicroBatchShape shape, const KernelOptions& options) {
   require_numbers(model.config);
+  require_heads_of_tile(model.config);
   if (options.attention == AttentionBackend::cudnn) require_cudnn(model.config, type);
   return with_training_type(type, [&](auto value) -> std::unique_ptr<Compute> {
     return std::make_unique<ComputeBy<Ops<decltype(value)>>>(model, shape, options);

@@ -48,12 +48,15 @@ class Likeness {
   std::uint32_t number_of(const BlockSpec& block, std::size_t index) {
     const std::uint64_t size = block.kind == BlockKind::layer ? block.elements : index;
     const auto next = static_cast<std::uint32_t>(numbers_.size());
-    return numbers_.try_emplace({block.kind, block.part, size, block.frozen_elements}, next)
+    return numbers_
+        .try_emplace(
+            {block.kind, block.part, size, block.frozen_elements, block.recurrent_products}, next)
         .first->second;
   }
 
  private:
-  std::map<std::tuple<BlockKind, LayerPart, std::uint64_t, Elems>, std::uint32_t> numbers_;
+  using Kind = std::tuple<BlockKind, LayerPart, std::uint64_t, Elems, std::uint64_t>;
+  std::map<Kind, std::uint32_t> numbers_;
 };
 
 Bytes of_block(const std::vector<Bytes>& sizes, const Architecture& model, std::size_t block) {

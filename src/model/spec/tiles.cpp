@@ -142,17 +142,25 @@ std::uint64_t usual_layer_tiles(Elems layer, std::uint64_t layers) {
                   std::clamp(kInAll / std::max(layers, std::uint64_t{1}), kLeast, kMost));
 }
 
-std::uint64_t attention_tiles(const ModelConfig& config) {
-  std::uint64_t tiles = std::min(config.layer_tiles, config.num_kv_heads);
-  while (config.num_kv_heads % tiles != 0) --tiles;
+std::uint64_t tiles_of_heads(std::uint64_t heads, std::uint64_t most) {
+  std::uint64_t tiles = std::min(heads, most);
+  while (heads % tiles != 0) --tiles;
   return tiles;
+}
+
+std::uint64_t attention_tiles(const ModelConfig& config, std::uint64_t layer) {
+  return tiles_of_heads(family(config.family).heads_of_keys(config, layer), config.layer_tiles);
+}
+
+void Family::cut_heads(ModelConfig& config) const {
+  const std::uint64_t tiles = tiles_of_heads(config.num_kv_heads, config.layer_tiles);
+  config.num_heads /= tiles;
+  config.num_kv_heads /= tiles;
 }
 
 ModelConfig config_of_tile(const ModelConfig& config) {
   ModelConfig one = config;
-  const std::uint64_t attention = attention_tiles(config);
-  one.num_heads /= attention;
-  one.num_kv_heads /= attention;
+  family(config.family).cut_heads(one);
   one.intermediate_size = 0;
   for (std::uint64_t t = 0; t < config.layer_tiles; ++t) {
     const TileRange range = tile_range(config.intermediate_size, config.layer_tiles, t);
@@ -177,9 +185,8 @@ std::uint64_t Architecture::largest_tile() const {
   return rows;
 }
 
-std::size_t Family::count_blocks_of_layer(const ModelConfig& config,
-                                          std::uint64_t /*index*/) const {
-  return config.layer_tiles == 1 ? 1 : 2 + attention_tiles(config) + config.layer_tiles;
+std::size_t Family::count_blocks_of_layer(const ModelConfig& config, std::uint64_t index) const {
+  return config.layer_tiles == 1 ? 1 : 2 + attention_tiles(config, index) + config.layer_tiles;
 }
 
 std::size_t count_blocks(const ModelConfig& config, const RankSplit& split) {

@@ -16,6 +16,9 @@ struct TileRange {
 inline constexpr std::uint64_t kTileStep = 16;
 TileRange tile_range(std::uint64_t size, std::uint64_t tiles, std::uint64_t number);
 
+/// Returns the largest number of tiles, at most `most`, that share `heads` equally.
+std::uint64_t tiles_of_heads(std::uint64_t heads, std::uint64_t most);
+
 /// Sets the numbers of tiles in complete(); needs all other keys. Default numbers are multiples of
 /// the number of tensor places.
 void complete_tiles(ModelConfig& config, const RankSplit& split, const Refuse& refuse);

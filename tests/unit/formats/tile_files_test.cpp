@@ -54,6 +54,11 @@ model::Architecture model_of(const std::string& family, std::uint64_t tiles) {
     c.details["partial_rotary_factor"] = 0.5;
     c.details["use_parallel_residual"] = false;
   }
+  if (family == "qwen3_5") {
+    c.details["partial_rotary_factor"] = 0.5;
+    c.details["full_attention_interval"] = std::uint64_t{2};
+    c.details["linear_key_head_dim"] = c.details["linear_value_head_dim"] = std::uint64_t{12};
+  }
   return model::build_architecture(c);
 }
 
@@ -87,8 +92,8 @@ std::map<std::string, std::string> read_folder(const fs::path& folder) {
 TEST(TileFiles, AreByteForByteThoseOfTheWholeModel) {
   const test::TempDir dir;
   const std::vector<std::pair<std::string, Bytes>> cases = {
-      {"llama", kShardSize}, {"llama", 4 * kMiB}, {"gpt2", 4 * kMiB},
-      {"phi3", kShardSize},  {"qwen2", 4 * kMiB}, {"gpt_neox", kShardSize}};
+      {"llama", kShardSize}, {"llama", 4 * kMiB},      {"gpt2", 4 * kMiB},   {"phi3", kShardSize},
+      {"qwen2", 4 * kMiB},   {"gpt_neox", kShardSize}, {"qwen3_5", 4 * kMiB}};
   for (const auto& [family, shard_size] : cases) {
     SCOPED_TRACE(family + " in files of " + std::to_string(shard_size));
     const fs::path whole = dir.path() / "whole";
@@ -159,7 +164,7 @@ void for_tensors(
 
 TEST(TileFiles, AreReadInAnyPieces) {
   const test::TempDir dir;
-  for (const char* family : {"qwen2", "gpt2", "phi3", "gpt_neox"}) {
+  for (const char* family : {"qwen2", "gpt2", "phi3", "gpt_neox", "qwen3_5"}) {
     SCOPED_TRACE(family);
     const model::Architecture model = model_of(family, 3);
     const fs::path folder = dir.path() / family;

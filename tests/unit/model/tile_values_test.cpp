@@ -37,6 +37,14 @@ ModelConfig config_of(const std::string& family, std::uint64_t layer_tiles) {
   c.layer_tiles = layer_tiles;
   if (c.details.contains("n_routed_experts")) c.details["n_routed_experts"] = std::uint64_t{4};
   if (family == "gpt2" || family == "gpt_neox") c.num_kv_heads = c.num_heads;
+  if (family == "qwen3_5") {
+    c.head_dim = 16;
+    c.details["full_attention_interval"] = std::uint64_t{2};
+    c.details["linear_num_key_heads"] = std::uint64_t{3};
+    c.details["linear_num_value_heads"] = std::uint64_t{6};
+    c.details["linear_key_head_dim"] = std::uint64_t{10};
+    c.details["linear_value_head_dim"] = std::uint64_t{9};
+  }
   if (family != "gpt_neox") return c;
   c.head_dim = 9;
   c.details["partial_rotary_factor"] = 0.5;
@@ -50,6 +58,10 @@ std::vector<std::string> families_with_tiles() {
     if (family(name).cuts_layers(config_of(name, 1))) found.push_back(name);
   }
   return found;
+}
+
+std::size_t attention_tiles_of_both_layers(const Architecture& model) {
+  return attention_tiles(model.config, 0) + attention_tiles(model.config, 1);
 }
 
 /// Values by the tensor's name.
@@ -87,13 +99,13 @@ void for_tensors(const Architecture& model, const Visit& visit) {
 TEST(TileValues, AreThoseOfTheWholeTensor) {
   EXPECT_EQ(families_with_tiles(),
             (std::vector<std::string>{"gpt2", "llama", "mistral", "ministral3", "qwen2", "qwen3",
-                                      "smollm3", "phi3", "gpt_neox"}));
+                                      "smollm3", "phi3", "gpt_neox", "qwen3_5"}));
   for (const std::string& name : families_with_tiles()) {
     SCOPED_TRACE(name);
     const Architecture whole = build_architecture(config_of(name, 1));
     const Architecture tiles = build_architecture(config_of(name, 3));
     ASSERT_EQ(tiles.blocks.size(),
-              whole.blocks.size() + 2 * (2 + attention_tiles(tiles.config) + 3 - 1));
+              whole.blocks.size() + attention_tiles_of_both_layers(tiles) + 2 * (2 + 3 - 1));
     EXPECT_EQ(tiles.parameters(), whole.parameters());
     Tensors missing = values_of_whole(whole);
     const Tensors expected = missing;
@@ -118,7 +130,7 @@ TEST(TileValues, AreThoseOfTheWholeTensor) {
 
 TEST(TileValues, DoNotDependOnThePieceTheyAreDrawnIn) {
   std::mt19937 random(3);
-  for (const char* name : {"qwen2", "gpt2", "gpt_neox"}) {
+  for (const char* name : {"qwen2", "gpt2", "gpt_neox", "qwen3_5"}) {
     SCOPED_TRACE(name);
     for_tensors(build_architecture(config_of(name, 3)), [&](const TensorSpec& tensor) {
       std::vector<float> whole(tensor.size);
@@ -149,8 +161,8 @@ TEST(TileValues, HaveTheShapeOfTheWholeTensorInFiles) {
     });
     // The last matrices of attention and of the MLP, or with Conv1D the first ones, three of which
     // are one tensor.
-    const std::size_t attention = attention_tiles(tiles.config);
-    EXPECT_EQ(cut, 2 * (name == "gpt2" ? 3 * attention + 3 : attention + 3));
+    const std::size_t attention = attention_tiles_of_both_layers(tiles);
+    EXPECT_EQ(cut, (name == "gpt2" ? 3 * attention : attention) + 2 * 3);
   }
 }
 

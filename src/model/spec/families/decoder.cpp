@@ -79,6 +79,7 @@ class Tensors {
     const auto part = [&](std::uint64_t before, std::uint64_t all) {
       return TileRange{before + number * (all / tiles), all / tiles};
     };
+    if (spec_.delta.key_heads > 0) return delta_tile(h, tiles, number);
     if (spec_.interleaved_qkv) {
       outputs(spec_.qkv.front(), h, 3 * q, {part(0, 3 * q)}, spec_.qkv_bias);
       block_.stored_by({3, c.num_heads / tiles});
@@ -86,7 +87,9 @@ class Tensors {
       outputs(spec_.qkv.front(), h, q + 2 * kv, {part(0, q), part(q, kv), part(q + kv, kv)},
               spec_.qkv_bias);
     } else {
-      outputs(spec_.qkv.at(0), h, q, {part(0, q)}, spec_.qkv_bias);
+      const std::uint64_t own = spec_.output_gate ? 2 * q : q;
+      outputs(spec_.qkv.at(0), h, own, {part(0, own)}, spec_.qkv_bias);
+      if (spec_.output_gate) block_.stored_by({2, c.num_heads / tiles});
       outputs(spec_.qkv.at(1), h, kv, {part(0, kv)}, spec_.qkv_bias);
       outputs(spec_.qkv.at(2), h, kv, {part(0, kv)}, spec_.qkv_bias);
     }
@@ -202,6 +205,12 @@ class Tensors {
     norm(spec_.query_norm, width(heads_.heads), false);
     norm(spec_.key_norm, width(heads_.kv_heads), false);
   }
+  /// Adds the norm that all heads of a gated delta net share.
+  void delta_norm() {
+    const DeltaSpec& delta = spec_.delta;
+    if (delta.key_heads == 0) return;
+    block_.add(delta.norm + ".weight", {delta.value_width}, Init::ones);
+  }
 
  private:
   /// Adds the maps of a gated delta net's inputs, and its own tensors.
@@ -211,12 +220,47 @@ class Tensors {
                                           delta.value_heads};
     if (delta.by_key_head) outputs = {delta.channels() + delta.values(), 2 * delta.value_heads};
     for (std::size_t i = 0; i < outputs.size(); ++i) linear(spec_.qkv.at(i), h, outputs[i], false);
-    block_.add(delta.convolution + ".weight", {delta.channels(), 1, delta.taps}, Init::uniform,
-               1.0 / std::sqrt(static_cast<double>(delta.taps)));
-    block_.add(delta.shift, {delta.value_heads}, Init::ones);
-    block_.add(delta.decay, {delta.value_heads}, Init::log_uniform, 16.0);
-    block_.add(delta.norm + ".weight", {delta.value_width}, Init::ones);
+    delta_weights({{0, delta.channels()}}, {0, delta.value_heads});
+    delta_norm();
     block_.recur(delta.values(), recurrent_products(delta));
+  }
+  /// Adds the convolution of some channels, one tensor per range, and the weights of some heads of
+  /// values.
+  void delta_weights(const std::vector<TileRange>& channels, const TileRange& heads) {
+    const DeltaSpec& delta = spec_.delta;
+    for (const TileRange& range : channels) {
+      block_.add(delta.convolution + ".weight", {range.size, 1, delta.taps}, Init::uniform,
+                 1.0 / std::sqrt(static_cast<double>(delta.taps)));
+      block_.rows_of(delta.channels(), range.first);
+    }
+    block_.add(delta.shift, {heads.size}, Init::ones);
+    block_.rows_of(delta.value_heads, heads.first);
+    block_.add(delta.decay, {heads.size}, Init::log_uniform, 16.0);
+    block_.rows_of(delta.value_heads, heads.first);
+  }
+  /// Adds tile `number` of `tiles` of a gated delta net, without its norm.
+  void delta_tile(std::uint64_t h, std::uint64_t tiles, std::uint64_t number) {
+    const DeltaSpec& delta = spec_.delta;
+    const auto part = [&](std::uint64_t before, std::uint64_t all) {
+      return TileRange{before + number * (all / tiles), all / tiles};
+    };
+    const std::uint64_t keys = delta.keys();
+    const std::uint64_t values = delta.values();
+    const std::uint64_t all = delta.channels();
+    const std::uint64_t heads = delta.value_heads;
+    const std::vector<TileRange> channels = {part(0, keys), part(keys, keys),
+                                             part(2 * keys, values)};
+    if (delta.by_key_head) {
+      outputs(spec_.qkv.at(0), h, all + values, {part(0, all + values)}, false);
+      outputs(spec_.qkv.at(1), h, 2 * heads, {part(0, 2 * heads)}, false);
+    } else {
+      outputs(spec_.qkv.at(0), h, all, channels, false);
+      outputs(spec_.qkv.at(1), h, values, {part(0, values)}, false);
+      for (std::size_t i : {2, 3}) outputs(spec_.qkv.at(i), h, heads, {part(0, heads)}, false);
+    }
+    delta_weights(channels, part(0, heads));
+    block_.recur(values / tiles, recurrent_products(delta) / tiles);
+    last_inputs(spec_.attention_out, values, h, part(0, values), spec_.attention_out_bias);
   }
   void latent_inputs(const ModelConfig& c) {
     const LatentSpec& latent = spec_.latent;
@@ -381,8 +425,7 @@ std::string DecoderFamily::obstacle_to_tiles(const ModelConfig& config,
   for (std::uint64_t index = 0; index < config.num_layers; ++index) {
     const DecoderSpec spec = decoder(config, index);
     if (spec.experts.count > 0) return "some have experts";
-    if (spec.delta.key_heads > 0) return "some have gated delta nets";
-    if (spec.output_gate) return "attention has an output gate";
+    if (places > 1 && spec.delta.key_heads > 0) return "tensor places cannot share delta nets";
   }
   const DecoderSpec spec = decoder(config, 0);
   if (!spec.norm_after_attention.empty() || !spec.norm_after_mlp.empty()) {
@@ -416,11 +459,13 @@ std::vector<BlockSpec> DecoderFamily::layer_tiles(const ModelConfig& c, std::uin
   const auto add_norm = [&](const char* half, const std::string& name) {
     add(LayerPart::norm, half, [&](Tensors tensors) {
       tensors.norm(name, c.hidden_size, spec.layer_norm);
-      if (name == spec.norm_before_attention) tensors.head_norms();
+      if (name != spec.norm_before_attention) return;
+      tensors.head_norms();
+      tensors.delta_norm();
     });
   };
   add_norm("attention", spec.norm_before_attention);
-  const std::uint64_t attention = attention_tiles(c);
+  const std::uint64_t attention = attention_tiles(c, index);
   for (std::uint64_t t = 0; t < attention; ++t) {
     add(LayerPart::attention, fmt::format("attention {}", t),
         [&](Tensors tensors) { tensors.attention_tile(c, attention, t); });

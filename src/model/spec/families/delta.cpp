@@ -11,6 +11,7 @@
 
 #include "src/model/spec/families/experts.h"
 #include "src/model/spec/families/llama.h"
+#include "src/model/spec/tiles.h"
 
 namespace ballast::model {
 namespace {
@@ -69,6 +70,17 @@ class Delta : public Llama {
                   .shift = "linear_attn.dt_bias",
                   .norm = "linear_attn.norm"};
     return spec;
+  }
+  std::uint64_t heads_of_keys(const ModelConfig& c, std::uint64_t index) const override {
+    return has_attention(c, index) ? c.num_kv_heads : whole_number(c, "linear_num_key_heads");
+  }
+  void cut_heads(ModelConfig& c) const override {
+    const std::uint64_t tiles =
+        tiles_of_heads(whole_number(c, "linear_num_key_heads"), c.layer_tiles);
+    for (const char* key : {"linear_num_key_heads", "linear_num_value_heads"}) {
+      c.details[key] = whole_number(c, key) / tiles;
+    }
+    Llama::cut_heads(c);
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
     std::vector<CheckpointKey> keys = Llama::checkpoint_keys();
