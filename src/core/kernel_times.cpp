@@ -28,11 +28,11 @@ std::string_view to_string(KernelGroup group) {
 }
 
 KernelRecording::KernelRecording() {
-  expects(!KernelClock::is_recording_.exchange(true), "kernels are recorded already");
+  expects(!KernelClock::is_recording.exchange(true), "kernels are recorded already");
 }
 
 KernelRecording::~KernelRecording() {
-  KernelClock::is_recording_ = false;
+  KernelClock::is_recording = false;
   take();
 }
 
@@ -44,7 +44,7 @@ std::vector<KernelSpan> KernelRecording::take() {
 void KernelClock::add(KernelSpan span) {
   span.end = std::chrono::steady_clock::now();
   const std::lock_guard lock(recorded().mutex);
-  if (is_recording_) recorded().spans.push_back(span);
+  if (is_recording) recorded().spans.push_back(span);
 }
 
 }  // namespace ballast

@@ -82,6 +82,7 @@ std::vector<KernelRow> break_down(const std::vector<KernelSpan>& spans, KernelTi
   }
   rest.seconds += seconds_between(before, end);
   std::vector<KernelRow> sorted;
+  sorted.reserve(rows.size() + 1);
   for (auto& [key, row] : rows) sorted.push_back(std::move(row));
   std::stable_sort(sorted.begin(), sorted.end(), [](const KernelRow& a, const KernelRow& b) {
     return std::pair(a.flops > 0.0, a.seconds) > std::pair(b.flops > 0.0, b.seconds);

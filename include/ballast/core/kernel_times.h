@@ -59,7 +59,7 @@ class KernelRecording {
 class KernelClock {
  public:
   explicit KernelClock(KernelGroup group, std::array<std::size_t, 3> extents = {}) {
-    if (!is_recording_.load(std::memory_order_relaxed)) return;
+    if (!is_recording.load(std::memory_order_relaxed)) return;
     span_ = {group, extents, std::chrono::steady_clock::now(), {}};
   }
   ~KernelClock() {
@@ -72,7 +72,7 @@ class KernelClock {
   friend class KernelRecording;
   static void add(KernelSpan span);
 
-  static inline std::atomic<bool> is_recording_ = false;
+  static inline std::atomic<bool> is_recording = false;
   KernelSpan span_;
 };
 
