@@ -19,6 +19,7 @@ std::vector<PlacementConstraint> weights_only(std::vector<PlacementConstraint> c
   for (PlacementConstraint& constraint : constraints) {
     constraint.optimizer = Tier::device;
     constraint.activations = Tier::device;
+    constraint.gradients = Tier::host;
     constraint.kept = step::Kept::nothing;
   }
   return constraints;

@@ -152,6 +152,11 @@ class Eval(RunTest):
         self.refused("config.json", "--set", "ballast.device_bytes=6MiB", "--set",
                      "zero_optimization.offload_param.device=none", status=1,
                      words=["the device budget of 6.00 MiB is", "too small", "weights"])
+        self.refused("config.json", "--set", "ballast.device_bytes=10KiB", status=1,
+                     words=["the device budget of 10.0 KiB is", "too small", "sets the budget"])
+        # The tier of gradients has no effect.
+        self.assertEqual(self.evaluate("config.json", "--set", "ballast.gradients=nvme")["loss"],
+                         results["none", "layer_major"]["loss"])
 
     def test_a_folder_is_evaluated_on_tokens(self):
         self.folder()
