@@ -21,7 +21,7 @@ bool takes_optimizer(TensorClass kind) {
   return kind == TensorClass::optimizer || kind == TensorClass::both;
 }
 
-std::string describe(const PlacementStep& step) {
+std::string describe_move(const PlacementStep& step) {
   return fmt::format(", {} {} {} {}", static_cast<int>(step.kind), static_cast<int>(step.tier),
                      static_cast<int>(step.order), step.limit);
 }
@@ -390,7 +390,7 @@ Placement TierFiller::fill(const PlacementRecipe& recipe, const step::Options& o
   std::string moves = describe(options) + (swapping ? "swapping" : "");
   std::optional<Fit> now;
   for (const PlacementStep& step : recipe) {
-    moves += describe(step);
+    moves += describe_move(step);
     const std::size_t count = apply(placement, step, options, swapping, moves, now);
     if (moved != nullptr) moved->push_back(count);
   }
