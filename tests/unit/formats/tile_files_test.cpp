@@ -92,8 +92,8 @@ std::map<std::string, std::string> read_folder(const fs::path& folder) {
 TEST(TileFiles, AreByteForByteThoseOfTheWholeModel) {
   const test::TempDir dir;
   const std::vector<std::pair<std::string, Bytes>> cases = {
-      {"llama", kShardSize}, {"llama", 4 * kMiB},      {"gpt2", 4 * kMiB},   {"phi3", kShardSize},
-      {"qwen2", 4 * kMiB},   {"gpt_neox", kShardSize}, {"qwen3_5", 4 * kMiB}};
+      {"llama", kShardSize}, {"llama", 4 * kMiB}, {"gpt2", 4 * kMiB},
+      {"phi3", kShardSize},  {"qwen2", 4 * kMiB}, {"gpt_neox", kShardSize}};
   for (const auto& [family, shard_size] : cases) {
     SCOPED_TRACE(family + " in files of " + std::to_string(shard_size));
     const fs::path whole = dir.path() / "whole";
@@ -162,13 +162,17 @@ void for_tensors(
   }
 }
 
+/// Norms of heads precede the tiles, so files of qwen3_5 in tiles have another order than those of
+/// the whole model, which reads them here.
 TEST(TileFiles, AreReadInAnyPieces) {
   const test::TempDir dir;
-  for (const char* family : {"qwen2", "gpt2", "phi3", "gpt_neox", "qwen3_5"}) {
+  const std::vector<std::pair<std::string, std::uint64_t>> readers = {
+      {"qwen2", 3}, {"gpt2", 3}, {"phi3", 3}, {"gpt_neox", 3}, {"qwen3_5", 1}};
+  for (const auto& [family, tiles] : readers) {
     SCOPED_TRACE(family);
-    const model::Architecture model = model_of(family, 3);
     const fs::path folder = dir.path() / family;
-    save(model, folder, 4 * kMiB);
+    save(model_of(family, 3), folder, 4 * kMiB);
+    const model::Architecture model = model_of(family, tiles);
     const WeightFiles files(folder);
     WeightReader reader(files, train::reading_order(files, model, DType::bf16));
     std::mt19937 random(5);

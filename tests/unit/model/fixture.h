@@ -59,7 +59,7 @@ struct Bench {
       : architecture(std::move(model)), shape(shape), type(type) {
     device::DeviceOptions options;
     options.kind = kind;
-    options.budget = odd(1 * kGiB, 96 * kMiB);
+    options.budget = odd(1 * kGiB, 256 * kMiB);
     options.compute_threads = threads;
     device = device::make_device(options);
     stream = device->make_stream("compute");
