@@ -61,8 +61,9 @@ struct DecoderTensors {
   LinearAt mlp_out;
 };
 
-/// Replaces maps of latent attention, points the norms of heads in a tile to the weights that the
-/// norm's block has handed over, and joins maps of queries, keys and values where that is possible.
+/// Replaces maps of latent attention, finds the norm of tiles of a delta net, points the norms of
+/// heads in a tile to the weights that the norm's block has handed over, and joins maps of queries,
+/// keys and values where that is possible.
 inline void complete_qkv(DecoderTensors& b, const DecoderSpec& spec, const HeadNorms& norms,
                          const BlockSpec& block) {
   if (spec.latent.rank > 0 && !b.qkv.empty()) {
@@ -72,6 +73,9 @@ inline void complete_qkv(DecoderTensors& b, const DecoderSpec& spec, const HeadN
   if (spec.delta.key_heads > 0 && !b.qkv.empty()) {
     b.delta = find_delta(block, spec.delta, b.qkv);
     b.qkv.clear();
+  }
+  if (block.part == LayerPart::norm && block.find(spec.delta.norm + ".weight") != nullptr) {
+    b.delta_norm = find_norm(block, spec.delta.norm);
   }
   if (block.part == LayerPart::attention && !spec.query_norm.empty()) {
     b.query_norm = NormAt{.offset = spec.norm_offset};
@@ -146,9 +150,6 @@ inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const Bloc
   if (spec.layer_experts.count > 0) b.experts = find_layer_experts(block, spec.layer_experts);
   if (spec.inputs.width > 0) b.inputs = find_layer_inputs(block, spec.inputs, config);
   b.shared_keys = find_shared_keys(config, block.layer);
-  if (block.part == LayerPart::norm && !is_elsewhere(spec.delta.norm)) {
-    b.delta_norm = find_norm(block, spec.delta.norm);
-  }
   complete_qkv(b, spec, norms, block);
   expects(!b.parallel || (b.norm_before_attention && b.norm_before_mlp),
           "a parallel MLP needs norms before it and before attention");
