@@ -62,7 +62,8 @@ struct PlanTable {
       const std::optional<StreamId> stream = stream_of(operation);
       const std::size_t before = edges.size();
       for (const OpId input : operation.after) {
-        const bool ordered = stream && stream == streams[input];
+        // Only a cycle has edges from later operations.
+        const bool ordered = input < id && stream && stream == streams[input];
         if (!ordered) edges.push_back({input, id});
       }
       inputs.push_back(static_cast<std::uint32_t>(edges.size() - before));
