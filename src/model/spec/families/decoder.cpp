@@ -79,7 +79,7 @@ class Tensors {
     const auto part = [&](std::uint64_t before, std::uint64_t all) {
       return TileRange{before + number * (all / tiles), all / tiles};
     };
-    if (spec_.delta.key_heads > 0) return delta_tile(h, tiles, number);
+    if (spec_.delta.key_heads > 0) return delta_tile(h, tiles, part);
     if (spec_.interleaved_qkv) {
       outputs(spec_.qkv.front(), h, 3 * q, {part(0, 3 * q)}, spec_.qkv_bias);
       block_.stored_by({3, c.num_heads / tiles});
@@ -238,12 +238,11 @@ class Tensors {
     block_.add(delta.decay, {heads.size}, Init::log_uniform, 16.0);
     block_.rows_of(delta.value_heads, heads.first);
   }
-  /// Adds tile `number` of `tiles` of a gated delta net, without its norm.
-  void delta_tile(std::uint64_t h, std::uint64_t tiles, std::uint64_t number) {
+  /// Adds one of `tiles` tiles of a gated delta net, without its norm. part(before, all): its range
+  /// of `all` rows that `before` others precede.
+  template <class Part>
+  void delta_tile(std::uint64_t h, std::uint64_t tiles, const Part& part) {
     const DeltaSpec& delta = spec_.delta;
-    const auto part = [&](std::uint64_t before, std::uint64_t all) {
-      return TileRange{before + number * (all / tiles), all / tiles};
-    };
     const std::uint64_t keys = delta.keys();
     const std::uint64_t values = delta.values();
     const std::uint64_t all = delta.channels();
