@@ -40,7 +40,9 @@ Bytes bytes_of(const CurrentOperation& at, const Operand& operand) {
     case OperandKind::weights:
       return at.problem().blocks[operand.number].whole_weight_bytes();
     case OperandKind::rows:
-      return program.blocks[operand.number].selected;
+      return operand.access == model::OperandAccess::reads
+                 ? program.blocks[operand.number].selected
+                 : program.blocks[operand.number].row_gradients;
     case OperandKind::gradient:
       return program.sums[operand.number].bytes;
     case OperandKind::value:

@@ -2,10 +2,13 @@
 
 #include <cstring>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/model/scatter_rows.h"
 #include "ballast/step/labels.h"
 
 #include "src/device/profiler_range.h"
@@ -86,6 +89,11 @@ void run_offload(const CurrentOperation& at) {
   at.own().device.copy_to_host(at.stream(), place, at.device(at.source(), operation.bytes));
 }
 
+template <class T>
+std::span<const T> values_of(HostBytes bytes) {
+  return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
+}
+
 /// Copies the rows of a table that the tokens of a micro-batch name. Throws Error(data) with the
 /// first token that the table does not have.
 void run_select(const CurrentOperation& at) {
@@ -96,7 +104,7 @@ void run_select(const CurrentOperation& at) {
   const HostBytes weights = at.host(Role::source, table.size * size_of(at.blueprint().type));
   const HostBytes batch = at.host(Role::tokens, tokens * sizeof(std::int32_t));
   const HostBytes rows = at.host(Role::target, tokens * row);
-  const auto* const ids = reinterpret_cast<const std::int32_t*>(batch.data());
+  const std::span<const std::int32_t> ids = values_of<std::int32_t>(batch);
   for (std::size_t i = 0; i < tokens; ++i) {
     const auto token = static_cast<std::size_t>(ids[i]);
     if (token >= table.shape.front()) {
@@ -107,6 +115,27 @@ void run_select(const CurrentOperation& at) {
     }
     std::memcpy(rows.data() + i * row, weights.data() + token * row, row);
   }
+}
+
+/// Packs the gradient of a table from those of the rows that tokens have selected.
+void run_scatter(const CurrentOperation& at) {
+  const std::uint32_t block = at.operation.block;
+  const Bytes bytes = at.problem().program().blocks[block].row_gradients;
+  const Bytes ids = at.blueprint().shape.tokens() * sizeof(std::int32_t);
+  std::vector<model::RowGradients> micro_batches;
+  for (const Use& use : at.operation.uses) {
+    if (use.role == Role::source) {
+      micro_batches.push_back({.rows = values_of<float>(at.host(use, bytes))});
+    } else if (use.role == Role::tokens) {
+      micro_batches.back().tokens = values_of<std::int32_t>(at.host(use, ids));
+    }
+  }
+  const std::size_t width = at.blueprint().own().blocks[block].tensors.front().shape.back();
+  const GradientStats found =
+      model::scatter_rows(at.blueprint().type, micro_batches, width,
+                          at.host(Role::target, at.sizes().padded_gradient(block)));
+  if (!at.has(Role::statistics)) return;
+  std::memcpy(at.host(Role::statistics, sizeof found).data(), &found, sizeof found);
 }
 
 /// Returns the bytes of a staging buffer that NVMe reads or writes.
@@ -269,6 +298,7 @@ constexpr std::array<ActionHandler, plan::kActionCount> kHandlers = {
      {Action::initialize, run_visit},
      {Action::read, run_visit},
      {Action::select, run_select},
+     {Action::scatter, run_scatter},
      {Action::pass, run_copy_to_other_device},
      {Action::exchange, run_exchange}}};
 

@@ -29,6 +29,7 @@ constexpr std::array<Traits, kActionCount> kActions = {
      {Action::initialize, "initialization", Lane::update},
      {Action::read, "reading", Lane::update},
      {Action::select, "select", Lane::update},
+     {Action::scatter, "scatter", Lane::update},
      {Action::pass, "pass", Lane::pass},
      {Action::exchange, "exchange", Lane::reduce}}};
 

@@ -1,5 +1,7 @@
 #include <utility>
 
+#include "ballast/step/labels.h"
+
 #include "src/step/movements.h"
 #include "src/step/plan_types.h"
 
@@ -12,18 +14,60 @@ void Movements::emit_if_used(Operation operation) {
   emit(std::move(operation));
 }
 
+void Movements::keep_row_gradients(std::uint32_t table, std::uint32_t micro, BufferId written,
+                                   BufferId tokens) {
+  const BufferId kept = row_gradients_.next();
+  emit({.action = Action::offload,
+        .payload = Payload::value,
+        .block = table,
+        .micro = micro,
+        .label = step::label_of(step::MovedValue::row_gradients),
+        .bytes = program_.blocks[table].row_gradients,
+        .uses = {{Role::source, written, false}, {Role::target, kept, true}}});
+  kept_rows_[table].push_back({kept, tokens});
+}
+
 void Movements::deliver_gradient(std::uint32_t block) {
-  const std::vector<model::SumId>& sums = problem_.table->sums_of(block);
-  if (sums.empty()) return;
+  if (!placed_.is_trained(block)) return;
+  if (!placed_.packs_on_device(block)) {
+    scatter(block, next_delivered(block));
+    return writeback_delivered(block);
+  }
+  BufferId packed = pack_on_device(block);
+  if (rank_.is_distributed(block)) packed = reduce_gradient(block, packed);
+  if (at(block).optimizer != Tier::device) offload_gradient(block, packed);
+  emit_if_used({.action = Action::offload,
+                .payload = Payload::statistics,
+                .block = block,
+                .clears_when_idle = true,
+                .bytes = problem_.statistics_bytes,
+                .uses = {{Role::source, layout_.statistics_device[block], false},
+                         {Role::target, layout_.statistics_host[block], true}}});
+}
+
+/// Returns the device buffer with the packed gradient.
+BufferId Movements::pack_on_device(std::uint32_t block) {
   const bool on_device = at(block).optimizer == Tier::device;
-  const BufferId home = layout_.gradient[block];
-  BufferId packed =
-      on_device && !rank_.shards_gradients(block) ? home : caches_of(block).gradient_slots.next();
+  const BufferId packed = on_device && !rank_.shards_gradients(block)
+                              ? layout_.gradient[block]
+                              : caches_of(block).gradient_slots.next();
+  if (placed_.is_trained_table(block)) {
+    const BufferId scattered = scattered_.next();
+    scatter(block, scattered);
+    emit({.action = Action::upload,
+          .payload = Payload::gradient,
+          .block = block,
+          .bytes = rank_.padded_gradient(block),
+          .uses = {{Role::source, scattered, false}, {Role::target, packed, true}}});
+    return packed;
+  }
   std::vector<Use> uses = {{Role::target, packed, true}};
-  const Use statistics = {Role::statistics, layout_.statistics_device[block], true};
   // With several ranks, reduce_gradient() computes the statistics of the sum.
-  if (!rank_.is_distributed(block)) uses.push_back(statistics);
+  if (!rank_.is_distributed(block)) {
+    uses.push_back({Role::statistics, layout_.statistics_device[block], true});
+  }
   Bytes traffic = problem_.blocks[block].gradient_bytes;
+  const std::vector<model::SumId>& sums = problem_.table->sums_of(block);
   for (const model::SumId sum : sums) {
     const Role role = sum == sums.front() ? Role::source : Role::added_gradient;
     uses.push_back({role, layout_.values.sums[sum], false});
@@ -36,32 +80,55 @@ void Movements::deliver_gradient(std::uint32_t block) {
                 .clears_when_idle = on_device,
                 .traffic = traffic,
                 .uses = std::move(uses)});
-  if (rank_.is_distributed(block)) packed = reduce_gradient(block, packed);
-  if (!on_device) {
-    const bool swaps = placed_.swaps_gradient(block);
-    delivered_ = swaps ? gradient_staging_.next() : home;
-    emit_if_used({.action = Action::offload,
-                  .payload = Payload::gradient,
-                  .block = block,
-                  .clears_when_idle = true,
-                  .bytes = rank_.updated_gradient(block),
-                  .uses = {{Role::source, packed, false, rank_.shards_states(block)},
-                           {Role::target, delivered_, true}}});
-    if (swaps && home != kNoBuffer) {
-      emit_if_used({.action = Action::writeback,
-                    .payload = Payload::gradient,
-                    .block = block,
-                    .bytes = placed_.swapped_gradient_bytes(block),
-                    .uses = {{Role::source, delivered_, false}, {Role::target, home, true}}});
-    }
+  return packed;
+}
+
+/// Packs the gradient of a table in the host buffer `packed`, with its statistics unless it is then
+/// summed over the ranks.
+void Movements::scatter(std::uint32_t block, BufferId packed) {
+  std::vector<Use> uses = {{Role::target, packed, true}};
+  if (!rank_.is_distributed(block)) {
+    uses.push_back({Role::statistics, layout_.statistics_host[block], true});
   }
+  Bytes traffic = rank_.padded_gradient(block);
+  for (const KeptRows& rows : kept_rows_[block]) {
+    uses.push_back({Role::source, rows.gradient, false});
+    uses.push_back({Role::tokens, rows.tokens, false});
+    traffic += program_.blocks[block].row_gradients;
+  }
+  kept_rows_[block].clear();
+  emit({.action = Action::scatter,
+        .payload = Payload::gradient,
+        .block = block,
+        .traffic = traffic,
+        .uses = std::move(uses)});
+}
+
+void Movements::offload_gradient(std::uint32_t block, BufferId packed) {
   emit_if_used({.action = Action::offload,
-                .payload = Payload::statistics,
+                .payload = Payload::gradient,
                 .block = block,
                 .clears_when_idle = true,
-                .bytes = problem_.statistics_bytes,
-                .uses = {{Role::source, layout_.statistics_device[block], false},
-                         {Role::target, layout_.statistics_host[block], true}}});
+                .bytes = rank_.updated_gradient(block),
+                .uses = {{Role::source, packed, false, rank_.shards_states(block)},
+                         {Role::target, next_delivered(block), true}}});
+  writeback_delivered(block);
+}
+
+/// Returns the host buffer for a packed gradient that an update on the host will read.
+BufferId Movements::next_delivered(std::uint32_t block) {
+  delivered_ = placed_.swaps_gradient(block) ? gradient_staging_.next() : layout_.gradient[block];
+  return delivered_;
+}
+
+void Movements::writeback_delivered(std::uint32_t block) {
+  const BufferId home = layout_.gradient[block];
+  if (!placed_.swaps_gradient(block) || home == kNoBuffer) return;
+  emit_if_used({.action = Action::writeback,
+                .payload = Payload::gradient,
+                .block = block,
+                .bytes = placed_.swapped_gradient_bytes(block),
+                .uses = {{Role::source, delivered_, false}, {Role::target, home, true}}});
 }
 
 BufferId Movements::gradient_on_host(std::uint32_t block, std::uint32_t lag) {

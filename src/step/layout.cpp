@@ -11,6 +11,7 @@
 
 #include "ballast/step/rank_sizes.h"
 
+#include "src/step/alike_blocks.h"
 #include "src/step/buffer_list.h"
 #include "src/step/plan_types.h"
 
@@ -20,8 +21,9 @@ namespace {
 /// Maximum size of the buffer for gradients received from other ranks; larger gradients are summed
 /// in rounds.
 constexpr Bytes kMaxReceivedBytes = 32 * kMiB;
-/// Number of tables of which the rows of all micro-batches that pass together have host buffers.
-/// The update lane selects rows, so that with two it can be a layer ahead of the passes.
+/// Number of tables of which the rows of all micro-batches that pass together have host buffers,
+/// and of tables whose gradients of rows have them. The update lane selects rows, so that with two
+/// it can be a layer ahead of the passes.
 constexpr std::size_t kSelectedTables = 2;
 /// Maximum number of buffers per device for rows of a table for one micro-batch.
 constexpr std::size_t kRowSlots = 2;
@@ -29,50 +31,6 @@ constexpr std::size_t kRowSlots = 2;
 /// device; otherwise a buffer of at most kMaxFillBytes bytes is added.
 constexpr Bytes kMinFillBytes = 256 * kKiB;
 constexpr Bytes kMaxFillBytes = 1 * kMiB;
-
-/// Blocks of one device with equal sizes and placements.
-struct AlikeBlocks {
-  std::uint32_t first = 0;
-  std::uint32_t count = 1;
-};
-
-bool are_alike(const PlacedProblem& placed, std::uint32_t a, std::uint32_t b) {
-  const BlockSizes& of_a = placed.problem.blocks[a];
-  const BlockSizes& of_b = placed.problem.blocks[b];
-  const auto& program = placed.problem.program().blocks;
-  const auto same = [](const SubGroup& one, const SubGroup& other) {
-    return one.state_bytes == other.state_bytes;
-  };
-  return placed.device_of(a) == placed.device_of(b) && placed.at(a) == placed.at(b) &&
-         of_a.weight_bytes == of_b.weight_bytes &&
-         of_a.dequantized_bytes == of_b.dequantized_bytes &&
-         of_a.gradient_bytes == of_b.gradient_bytes && of_a.replicated == of_b.replicated &&
-         program[a].per_rank == program[b].per_rank && program[a].selected == program[b].selected &&
-         std::equal(of_a.sub_groups.begin(), of_a.sub_groups.end(), of_b.sub_groups.begin(),
-                    of_b.sub_groups.end(), same);
-}
-
-/// Returns all blocks. Alike ones are together if `merges`: planners sum the buffers of thousands
-/// of placements, and a model may have thousands of experts.
-std::vector<AlikeBlocks> find_alike(const PlacedProblem& placed, bool merges) {
-  std::vector<AlikeBlocks> found;
-  std::size_t last = 0;  // Most blocks are like the one before them.
-  for (std::uint32_t b = 0; b < placed.blocks(); ++b) {
-    const auto has_alike = [&](const AlikeBlocks& blocks) {
-      return are_alike(placed, blocks.first, b);
-    };
-    if (merges && b > 0 && !has_alike(found[last])) {
-      last = static_cast<std::size_t>(std::ranges::find_if(found, has_alike) - found.begin());
-    }
-    if (merges && last < found.size()) {
-      ++found[last].count;
-    } else {
-      last = found.size();
-      found.push_back({b});
-    }
-  }
-  return found;
-}
 
 class LayoutMaker {
  public:
@@ -384,11 +342,14 @@ class LayoutMaker {
       const bool has = placed_.is_trained(blocks.first);
       layout_.gradient.push_back(has ? gradient_home(blocks) : kNoBuffer);
       layout_.statistics_device.push_back(
-          has ? statistics("gradient statistics on the device", Tier::device) : kNoBuffer);
+          placed_.packs_on_device(blocks.first)
+              ? statistics("gradient statistics on the device", Tier::device)
+              : kNoBuffer);
       layout_.statistics_host.push_back(has ? statistics("gradient statistics", Tier::host)
                                             : kNoBuffer);
     }
     for (std::uint8_t d = 0; d < placed_.devices(); ++d) gradient_slots_of(d);
+    row_gradients();
     const Need swapped = need([this](std::uint32_t b) { return placed_.swapped_gradient_bytes(b); },
                               [this](std::uint32_t b) { return placed_.swaps_gradient(b); });
     layout_.gradient_staging =
@@ -408,15 +369,42 @@ class LayoutMaker {
   }
 
   void gradient_slots_of(std::uint8_t device) {
-    const Need packed = need(
-        [this](std::uint32_t b) { return rank_.padded_gradient(b); },
-        [this, device](std::uint32_t b) {
-          return placed_.device_of(b) == device &&
-                 (placed_.updates_below(b) || (placed_.is_trained(b) && rank_.shards_gradients(b)));
-        });
+    const Need packed = need([this](std::uint32_t b) { return rank_.padded_gradient(b); },
+                             [this, device](std::uint32_t b) {
+                               return placed_.device_of(b) == device &&
+                                      placed_.packs_on_device(b) &&
+                                      (placed_.updates_below(b) || rank_.shards_gradients(b));
+                             });
     layout_.devices[device].gradient_slots = list_.add_slots(
         "gradients in transit", Tier::device, Kind::staging, packed.bytes,
         std::min<std::size_t>(options_.buffers.gradient_slots, packed.count), device);
+  }
+
+  /// Adds the buffers for gradients of tables on their way to the host, and there until the
+  /// gradient is packed: for all micro-batches of a table, or of all tables if these pass one by
+  /// one.
+  void row_gradients() {
+    const auto rows = [this](std::uint32_t b) {
+      return problem_.program().blocks[b].row_gradients;
+    };
+    const auto trained = [this](std::uint32_t b) { return placed_.is_trained_table(b); };
+    for (std::uint8_t d = 0; d < placed_.devices(); ++d) {
+      const Need own =
+          need(rows, [&](std::uint32_t b) { return trained(b) && placed_.device_of(b) == d; });
+      layout_.devices[d].row_gradients =
+          list_.add_slots("gradients of rows in transit", Tier::device, Kind::staging, own.bytes,
+                          std::min(own.count * placed_.micro_batches(), kRowSlots), d);
+    }
+    const Need all = need(rows, trained);
+    const bool together = placed_.micro_batches_per_stop() == placed_.micro_batches();
+    layout_.row_gradients = list_.add_slots(
+        "gradients of rows", Tier::host, Kind::staging, all.bytes,
+        (together ? std::min(all.count, kSelectedTables) : all.count) * placed_.micro_batches());
+    const Need summed =
+        need([this](std::uint32_t b) { return rank_.padded_gradient(b); },
+             [&](std::uint32_t b) { return trained(b) && rank_.is_distributed(b); });
+    layout_.scattered = list_.add_slots("gradients of tables", Tier::host, Kind::staging,
+                                        summed.bytes, std::min<std::size_t>(1, summed.count));
   }
 
   BufferId gradient_home(const AlikeBlocks& blocks) {

@@ -13,6 +13,7 @@ namespace ballast::step {
 struct DevicePlaces {
   std::vector<BufferId> weight_slots;    ///< whole weights
   std::vector<BufferId> table_rows;      ///< rows of tables for one micro-batch
+  std::vector<BufferId> row_gradients;   ///< their gradients
   std::vector<BufferId> share_slots;     ///< this rank's share of split weights
   BufferId codes = kNoBuffer;            ///< gathered weight codes
   std::vector<BufferId> dequantized;     ///< weights dequantised for passes; at most one
@@ -47,6 +48,8 @@ struct Layout {
   std::vector<BufferId> state_staging;     ///< each as large as its largest content
   std::vector<BufferId> gradient_staging;  ///< for gradients on NVMe
   std::vector<BufferId> table_rows;        ///< rows of tables for one micro-batch
+  std::vector<BufferId> row_gradients;     ///< their gradients, until the gradient is packed
+  std::vector<BufferId> scattered;         ///< packed gradients of tables, summed over the ranks
   /// Host buffer through which weights and states on the device are filled and read, in pieces,
   /// outside steps. It may be a buffer of a step that is large enough.
   BufferId fill_staging = kNoBuffer;

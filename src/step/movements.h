@@ -61,6 +61,12 @@ class Movements {
   /// Selects the rows of a table for the tokens of a micro-batch and moves them to the device.
   /// Returns the buffer there. `tokens`: the batch on the host.
   BufferId rows_on_device(std::uint32_t table, std::uint32_t micro, BufferId tokens);
+  /// Returns the device buffer for the gradient of rows that a pass will write.
+  BufferId next_row_gradients(std::uint32_t table) { return caches_of(table).row_gradients.next(); }
+  /// Moves the gradient of rows of a micro-batch, which `written` has, to the host, where they wait
+  /// for deliver_gradient(). Micro-batches follow in ascending order.
+  void keep_row_gradients(std::uint32_t table, std::uint32_t micro, BufferId written,
+                          BufferId tokens);
   /// Returns the blocks that compute rows of `routing` and have buffers for weights that move
   /// before `router` has chosen.
   [[nodiscard]] ProgramTable::Blocks blocks_ahead(std::uint32_t router,
@@ -110,11 +116,13 @@ class Movements {
           share_slots(places.share_slots),
           dequantized(places.dequantized),
           table_rows(places.table_rows),
+          row_gradients(places.row_gradients),
           gradient_slots(places.gradient_slots) {}
     BufferCache slots;
     BufferCache share_slots;
     BufferCache dequantized;
     RoundRobin table_rows;
+    RoundRobin row_gradients;
     RoundRobin gradient_slots;
   };
   [[nodiscard]] DeviceCaches& caches_of(std::uint32_t block) {
@@ -157,6 +165,11 @@ class Movements {
   void gather_weights(std::uint32_t block, BufferId from, BufferId to, Condition when,
                       std::optional<Condition> unless = {});
 
+  BufferId pack_on_device(std::uint32_t block);
+  void scatter(std::uint32_t block, BufferId packed);
+  void offload_gradient(std::uint32_t block, BufferId packed);
+  BufferId next_delivered(std::uint32_t block);
+  void writeback_delivered(std::uint32_t block);
   BufferId reduce_gradient(std::uint32_t block, BufferId packed);
   /// Emits an operation on a gradient, under its condition.
   void emit_if_used(Operation operation);
@@ -228,6 +241,14 @@ class Movements {
   BufferCache weight_staging_;
   RoundRobin gradient_staging_;
   RoundRobin table_rows_;
+  RoundRobin row_gradients_;
+  RoundRobin scattered_;
+  /// Gradients of rows on the host, with the batch that selected them.
+  struct KeptRows {
+    BufferId gradient = kNoBuffer;
+    BufferId tokens = kNoBuffer;
+  };
+  std::vector<std::vector<KeptRows>> kept_rows_;  ///< by block, until it is delivered
   std::uint32_t passing_ = 0;       ///< the first of the micro-batches that pass together
   BufferId delivered_ = kNoBuffer;  ///< the last gradient in host memory
   std::array<Swapped, 2> swapped_;  ///< by pass

@@ -63,6 +63,15 @@ struct PlacedProblem {
   [[nodiscard]] bool is_table(std::uint32_t block) const {
     return problem.program().blocks[block].selected > 0;
   }
+  /// Returns whether passes write the gradient of those rows alone.
+  [[nodiscard]] bool is_trained_table(std::uint32_t block) const {
+    return problem.program().blocks[block].row_gradients > 0;
+  }
+  /// Returns whether the packed gradient of `block` is on the device at some time. That of a table
+  /// is packed on the host and visits the device only for its sum over the ranks.
+  [[nodiscard]] bool packs_on_device(std::uint32_t block) const {
+    return is_trained(block) && (!is_trained_table(block) || sizes.is_distributed(block));
+  }
   /// Returns whether the weights of `block` are read on the device, where passes need them, or, for
   /// a table, where ranks gather the shards that they have updated.
   [[nodiscard]] bool uses_weights_on_device(std::uint32_t block) const {

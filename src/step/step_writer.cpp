@@ -180,8 +180,14 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
   operation.attention_backward_flops = cost.attention_backward_flops;
   operation.traffic = cost.traffic;
   operation.bytes = cost.exchanged;
+  const BufferId row_gradients = operation.buffer(step::role_of(model::Port::table_rows_gradient));
   const OpId emitted = move_.emit(std::move(operation));
   values_.after(id, micro);
+  if (row_gradients != kNoBuffer) {
+    const auto rows =
+        std::ranges::find(pass.operands, model::Port::table_rows_gradient, &Operand::port);
+    move_.keep_row_gradients(rows->number, micro, row_gradients, values_.batch_on_host(micro));
+  }
   return emitted;
 }
 
@@ -190,6 +196,7 @@ BufferId StepWriter::bind(const Operand& operand, PassId pass, std::uint32_t mic
     case OperandKind::weights:
       return move_.weights_on_device(operand.number);
     case OperandKind::rows:
+      if (operand.access == OperandAccess::writes) return move_.next_row_gradients(operand.number);
       return move_.rows_on_device(operand.number, micro, values_.batch_on_host(micro));
     case OperandKind::gradient:
       return layout_.values.sums[operand.number];

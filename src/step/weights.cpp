@@ -21,6 +21,9 @@ Movements::Movements(std::string name, const PlacedProblem& placed, const Layout
       weight_staging_(layout.weight_staging),
       gradient_staging_(layout.gradient_staging),
       table_rows_(layout.table_rows),
+      row_gradients_(layout.row_gradients),
+      scattered_(layout.scattered),
+      kept_rows_(placed.problem.blocks.size()),
       ordinal_(problem_.blocks.size(), 0) {
   caches_.reserve(layout.devices.size());
   for (const DevicePlaces& places : layout.devices) caches_.emplace_back(places);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "ballast/engine/engine.h"
 #include "ballast/formats/safetensors.h"
 #include "ballast/model/family.h"
+#include "ballast/model/scatter_rows.h"
 
 #include "tests/support/stored_values.h"
 #include "tests/unit/model/fixture.h"
@@ -138,6 +140,13 @@ class FirstStep {
     std::vector<std::int32_t> starts;
   };
 
+  /// Rows of a table for the tokens, and their gradient.
+  struct TableRows {
+    DeviceBytes rows;
+    DeviceView<float> gradient;
+    std::vector<std::int32_t> tokens;
+  };
+
   /// Uploads the rows of a table for the tokens, as a step does.
   void select_rows(const model::BlockSpec& table, const std::vector<float>& flat,
                    const std::vector<std::int32_t>& tokens) {
@@ -146,7 +155,20 @@ class FirstStep {
     for (const std::int32_t token : tokens) {
       rows.insert(rows.end(), flat.begin() + token * width, flat.begin() + (token + 1) * width);
     }
-    rows_of_tables_[weights_.size() - 1] = bench_.upload(rows);
+    const std::vector<float> zeros(rows.size());
+    rows_of_tables_[weights_.size() - 1] = {bench_.upload(rows), bench_.gradient(zeros), tokens};
+  }
+
+  /// Adds the gradients of a table's rows, as a step does.
+  void scatter_rows(std::size_t table) {
+    const TableRows& of = rows_of_tables_.at(table);
+    const std::vector<float> rows = bench_.get(of.gradient);
+    const model::BlockSpec& block = bench_.architecture.blocks[table];
+    std::vector<float> gradient(block.elements);
+    const model::RowGradients one = {.rows = rows, .tokens = of.tokens};
+    model::scatter_rows(DType::f32, std::span(&one, 1), block.tensors.front().shape.back(),
+                        std::as_writable_bytes(std::span(gradient)));
+    gradients_[table] = bench_.gradient(gradient);
   }
 
   void run(const Batch& batch, step::Kept keeps) {
@@ -168,7 +190,6 @@ class FirstStep {
       totals_ = view_as<double>(b.device->allocate(totals * sizeof(double), "totals"));
       router_losses_ = view_as<double>(b.device->allocate(2 * sizeof(double), "losses"));
     }
-    tokens_of_layers_ = inputs;
     inputs_.push_back(b.activation());
     b.kernels().embedding_forward(*b.stream, 0, weights_[0], inputs, positions_, inputs_[0]);
     for (std::size_t i = 1; i < head; ++i) forward(i);
@@ -225,14 +246,13 @@ class FirstStep {
     const std::uint64_t source = family.keys_of(config, layer);
     const std::uint64_t width = config.num_layers * family.layer_input_width(config);
     if (width > 0 && layer_inputs_.inputs.empty()) {
-      layer_inputs_ = {.tokens = tokens_of_layers_,
-                       .inputs = b.upload(std::vector<float>(tokens_ * width)),
+      layer_inputs_ = {.inputs = b.upload(std::vector<float>(tokens_ * width)),
                        .inputs_gradient = b.upload(std::vector<float>(tokens_ * width))};
     }
     test::SharedValues values = layer_inputs_;
     if (const auto rows = rows_of_tables_.find(i + 1); rows != rows_of_tables_.end()) {
-      values.table_rows = rows->second;
-      values.table_gradient = gradients_[i + 1];
+      values.table_rows = rows->second.rows;
+      values.table_rows_gradient = rows->second.gradient;
     }
     if (model::last_reader_of_keys(config, source) == source) return values;
     auto& own = keys_values_[source];
@@ -287,6 +307,7 @@ class FirstStep {
     b.kernels().layer_backward(*b.stream, i, weights_[i], positions_, in, flow_, gradients_[i],
                                model::Accumulation::later, kept_[i], {}, port_of_kept_,
                                shared_by(i));
+    if (rows_of_tables_.contains(i + 1)) scatter_rows(i + 1);
   }
 
   test::Bench bench_;
@@ -302,9 +323,8 @@ class FirstStep {
   std::vector<Routed> routed_;       ///< buffers of these blocks' experts
   std::vector<DeviceBytes> kept_;    ///< kept intermediates by block
   model::Port port_of_kept_ = model::Port::kept;
-  DeviceView<const std::int32_t> tokens_of_layers_;
   test::SharedValues layer_inputs_;
-  std::map<std::size_t, DeviceBytes> rows_of_tables_;        ///< by block of the table
+  std::map<std::size_t, TableRows> rows_of_tables_;          ///< by block of the table
   std::map<std::uint64_t, test::SharedValues> keys_values_;  ///< by layer that computes them
   DeviceBytes flow_;
   DeviceView<double> totals_;

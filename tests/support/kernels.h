@@ -29,15 +29,14 @@ struct RouterResults {
   DeviceView<double> losses;
 };
 
-/// Values that a layer shares with others, and the tokens of its inputs; empty if there are none.
+/// Values that a layer shares with others; empty if there are none.
 struct SharedValues {
-  DeviceView<const std::int32_t> tokens;
   DeviceBytes keys_values;
   DeviceBytes keys_values_gradient;
   DeviceBytes inputs;
   DeviceBytes inputs_gradient;
   DeviceBytes table_rows;
-  DeviceView<float> table_gradient;
+  DeviceView<float> table_rows_gradient;
 };
 
 /// Calls the kernels of a model one by one, with a function per kernel that takes its arguments in
@@ -85,7 +84,7 @@ class KernelCalls {
     call.needs(Port::activation_gradient, dy).gradient(gradient).takes(port_of_kept, kept);
     call.shares(shared).takes(Port::keys_values_gradient, shared.keys_values_gradient);
     call.takes(Port::layer_inputs_gradient, shared.inputs_gradient);
-    call.takes(Port::table_gradient, bytes(shared.table_gradient));
+    call.takes(Port::table_rows_gradient, bytes(shared.table_rows_gradient));
     call.arguments.scalars.accumulation = accumulation;
     call.arguments.scalars.dropout = dropout;
     run(stream, call);
@@ -257,7 +256,6 @@ class KernelCalls {
       return binds(Port::batch, true);
     }
     Call& shares(const SharedValues& values) {
-      arguments.batch.tokens = values.tokens;
       takes(Port::keys_values, values.keys_values).takes(Port::layer_inputs, values.inputs);
       return takes(Port::table_rows, values.table_rows);
     }

@@ -262,7 +262,10 @@ class ProblemDraw {
       size(shape_.blocks[b], problem().blocks[b]);
   }
   void size(model::BlockShape& shape, BlockSizes& block) {
-    if (shape.role == Role::table) shape.selected = table_dice_.pick(1, 8) * 256;
+    if (shape.role == Role::table) {
+      shape.selected = table_dice_.pick(1, 8) * 256;
+      shape.row_gradients = shape.is_frozen() ? 0 : 2 * shape.selected;
+    }
     shape.intermediates = 7 * shape_.activation;
     shape.kept_attention = more_dice_.pick(0, 3) * shape_.activation;
     shape.attention_flops = shape.forward_flops / 4.0;

@@ -24,7 +24,7 @@ constexpr PortNumbers numbers_of(Port port) {
       return PortNumbers::of_training;
     case Port::gradient:
     case Port::output_gradient:
-    case Port::table_gradient:
+    case Port::table_rows_gradient:
     case Port::partial_sums:
     case Port::keys_values_gradient:
       return PortNumbers::f32;

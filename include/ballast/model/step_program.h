@@ -95,8 +95,8 @@ enum class Port : std::uint8_t {
   layer_inputs_gradient,  ///< each layer writes its columns
   table_rows,             ///< [N, width], the rows of the layer's table that its tokens select
   gradient,               ///< fp32 gradient sum of the block
-  output_gradient,  ///< fp32 gradient sum of a tile of the output matrix; one operand per tile
-  table_gradient,   ///< fp32 gradient sum of the layer's table
+  output_gradient,      ///< fp32 gradient sum of a tile of the output matrix; one operand per tile
+  table_rows_gradient,  ///< [N, width] fp32, written: the gradient of `table_rows`
   workspace
 };
 inline constexpr std::size_t kPortCount = 29;
@@ -164,7 +164,7 @@ struct GradientSum {
 
 enum class OperandKind : std::uint8_t {
   weights,
-  rows,  ///< rows of a table that the tokens of the micro-batch select
+  rows,  ///< rows of a table that the tokens of the micro-batch select; written: their gradient
   value,
   gradient,
   workspace
@@ -268,6 +268,7 @@ struct StepBlock {
   /// For a table: bytes of the rows that the tokens of a micro-batch select. Its weights stay in
   /// host memory or on NVMe. 0: no table.
   Bytes selected = 0;
+  Bytes row_gradients = 0;  ///< for a trained table: bytes of the gradient of these rows, in fp32
 };
 
 /// Condition for the head in one pass: the placement keeps intermediates of `keeper`, and all

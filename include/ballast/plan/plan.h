@@ -113,10 +113,11 @@ enum class Action : std::uint8_t {
   initialize,        ///< first values of data in host memory
   read,              ///< passes weights or states in host memory to a visitor
   select,            ///< rows of a table in host memory to a buffer there, one per token
+  scatter,           ///< gradients of selected rows, added up, to the packed gradient of a table
   pass,              ///< device to another device of the same rank
   exchange           ///< a pass between the ranks that share tensors' tiles
 };
-inline constexpr std::size_t kActionCount = 18;
+inline constexpr std::size_t kActionCount = 19;
 
 std::string_view to_string(Action action) noexcept;
 Lane lane_of(Action action) noexcept;
@@ -191,7 +192,7 @@ enum class Role : std::uint8_t {
   undo_weights,    ///< weights before a speculative update
   undo_states,     ///< states before a speculative update
   scratch,         ///< gradients received from other ranks, or weight codes
-  tokens,          ///< a batch on the host, whose tokens select rows
+  tokens,          ///< a batch on the host, whose tokens have selected rows
   counts,          ///< row counts on the host, for conditions and the gate
   first_port
 };

@@ -17,7 +17,7 @@ constexpr plan::Role role_of(model::Port port) {
 }
 
 /// The label of an operation with Payload::value.
-enum class MovedValue : std::uint8_t { batch, activation, routing, losses, rows };
+enum class MovedValue : std::uint8_t { batch, activation, routing, losses, rows, row_gradients };
 
 constexpr std::uint32_t label_of(MovedValue value) {
   return static_cast<std::uint32_t>(value);

@@ -367,8 +367,7 @@ void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const T*
     const T* dout = dresult;
     if (b.inputs) {
       add_mlp(block, chunk, inputs_.stream());
-      inputs_.backward(weights, *b.inputs, rows_of(chunk), this->sequences_.tokens, this->links_,
-                       inputs_.stream(), dresult);
+      inputs_.backward(weights, *b.inputs, rows_of(chunk), this->links_, inputs_.stream(), dresult);
     }
     if (b.experts) {
       experts_.join_backward(block, *b.experts, block[*b.norm_after_mlp], {chunk.first, chunk.rows},

@@ -133,13 +133,12 @@ struct LayerLinks {
   T* inputs = nullptr;  ///< the forward pass of the first layer writes them
   T* inputs_gradient = nullptr;
   const T* table_rows = nullptr;
-  float* table_gradient = nullptr;
+  float* table_rows_gradient = nullptr;
   bool backward = false;  ///< whether the call is a backward pass
 };
 
 /// The sequences of a micro-batch for layers.
 struct LayerSequences {
-  const std::int32_t* tokens = nullptr;     ///< null unless the pass has a gradient of a table
   const std::int32_t* positions = nullptr;  ///< arguments of rotate(); may be null
   const std::int32_t* documents = nullptr;  ///< AttentionMask::positions
   SequencePart part;

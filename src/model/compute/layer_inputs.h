@@ -112,9 +112,9 @@ class LayerInputs {
   }
   /// Backward pass of forward(), given the residual stream before it. Replaces the gradient dy of
   /// its result by that of x, and writes the layer's columns of `inputs_gradient` unless it is
-  /// null. `tokens` select the rows of the table's gradient.
+  /// null.
   void backward(const BlockWeights<T>& block, const LayerInputsAt& at, const MapRows& rows,
-                const std::int32_t* tokens, const LayerLinks<T>& links, const T* x, T* dy) {
+                const LayerLinks<T>& links, const T* x, T* dy) {
     compute(block, at, rows, links, x);
     ops_.norm_backward(block[at.norm], result_, dy, nullptr, result_, rows.count);
     maps_.linear_weight(block, at.out, activated_, result_, hidden_, rows);
@@ -122,9 +122,10 @@ class LayerInputs {
     ops_.gate_backward({Activation::gelu_tanh}, pair(rows), activated_);
     T* const gradient =
         links.inputs_gradient == nullptr ? nullptr : columns(links.inputs_gradient, at, rows);
-    const std::int32_t* const own = links.table_gradient == nullptr ? nullptr : tokens + rows.first;
-    ops_.links().mix_rows_backward({links.table_gradient, at.rows, width_}, how_, own, rows.count,
-                                   input_, gradient, all_);
+    float* const of_rows = links.table_rows_gradient == nullptr
+                               ? nullptr
+                               : links.table_rows_gradient + rows.first * width_;
+    ops_.links().mix_rows_backward({input_, rows.count, width_}, how_, of_rows, gradient, all_);
     maps_.linear_weight(block, at.gate, x, gate_, width_, rows);
     maps_.linear_input(block, at.gate, gate_, width_, dy, rows, true);
   }

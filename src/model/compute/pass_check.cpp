@@ -54,7 +54,9 @@ Bytes bytes_of_links(const ModelConfig& config, std::uint64_t layer, Port port, 
   const std::uint64_t keys_and_values = 2 * heads.kv_heads * heads.head_dim;
   if (port == Port::keys_values) return keys_and_values * size_of(type);
   if (port == Port::keys_values_gradient) return keys_and_values * sizeof(float);
-  const Bytes row = own.layer_input_width(config) * size_of(type);
+  const std::uint64_t width = own.layer_input_width(config);
+  if (port == Port::table_rows_gradient) return width * sizeof(float);
+  const Bytes row = width * size_of(type);
   return port == Port::table_rows ? row : config.num_layers * row;
 }
 
@@ -169,6 +171,7 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
     case Port::layer_inputs:
     case Port::layer_inputs_gradient:
     case Port::table_rows:
+    case Port::table_rows_gradient:
       return tokens * bytes_of_links(model_.config, block.layer, port, type_);
     case Port::gradient:
       return block.own_trained_elements() * sizeof(float);
@@ -177,8 +180,6 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
                   ? model_.tile(tile).rows * width
                   : model_.blocks[model_.tile(tile).block].own_trained_elements()) *
              sizeof(float);
-    case Port::table_gradient:
-      return model_.blocks[pass.block + 1].own_trained_elements() * sizeof(float);
   }
   return 0;
 }

@@ -59,7 +59,7 @@ class PassViews {
   [[nodiscard]] LayerSequences sequences_of(const PassArguments& args) const {
     const BatchViews& batch = args.batch;
     const auto& documents = shape_.parts > 1 ? batch.whole_positions : batch.positions;
-    return {batch.tokens.raw(), batch.positions.raw(), documents.raw(), args.sequence_part};
+    return {batch.positions.raw(), documents.raw(), args.sequence_part};
   }
   /// Returns what the layer of the pass shares with others.
   [[nodiscard]] LayerLinks<T> links_of(const PassArguments& args) const {
@@ -68,7 +68,7 @@ class PassViews {
             .inputs = as<T>(args[Port::layer_inputs]),
             .inputs_gradient = as<T>(args[Port::layer_inputs_gradient]),
             .table_rows = as<T>(args[Port::table_rows]),
-            .table_gradient = as<float>(args[Port::table_gradient])};
+            .table_rows_gradient = as<float>(args[Port::table_rows_gradient])};
   }
   /// Returns the tile of the pass.
   [[nodiscard]] OutputRows<T> output_tile(const Pass& pass, const PassArguments& args) const {

@@ -4,11 +4,11 @@
 
 namespace ballast::model {
 
-/// Rows of a table: one per token, or the gradient of all.
+/// A row per token: of a table, or the gradient of what they are mixed to.
 template <class T>
 struct TokenRows {
   T* rows = nullptr;
-  std::size_t size = 0;   ///< number of rows
+  std::size_t size = 0;   ///< tokens
   std::size_t width = 0;  ///< columns
 };
 /// Factors of Ops::links(): of a table's row, and of its sum with another row.

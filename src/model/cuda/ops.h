@@ -105,9 +105,7 @@ class Ops {
     mixers_.use(stream_);
     return mixers_;
   }
-  [[nodiscard]] LinkOps<T> links() const {
-    return {*stream_, token_links_, checks_ == GpuChecks::each};
-  }
+  [[nodiscard]] LinkOps<T> links() const { return {*stream_, checks_ == GpuChecks::each}; }
 
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
   void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y, std::size_t rows);

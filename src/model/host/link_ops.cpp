@@ -1,15 +1,10 @@
 #include "src/model/host/link_ops.h"
 
+#include <algorithm>
+
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {
-namespace {
-
-/// Columns of a table per thread: a cache line of fp32.
-constexpr std::size_t kTableColumns = 16;
-
-}  // namespace
-
 template <class T>
 void LinkOps<T>::sum_columns(const T* x, std::size_t step, std::size_t rows, std::size_t width,
                              bool adds, float* sums) const {
@@ -56,20 +51,17 @@ void LinkOps<T>::mix_rows(const TokenRows<const T>& rows, const TokenMix& how, c
 }
 
 template <class T>
-void LinkOps<T>::mix_rows_backward(const TokenRows<float>& table, const TokenMix& how,
-                                   const std::int32_t* tokens, std::size_t rows, const T* dy, T* dx,
-                                   std::size_t step) const {
-  const std::size_t width = table.width;
-  split(KernelGroup::elementwise, width, kTableColumns, [&](Range columns) {
-    for (std::size_t row = 0; row < rows; ++row) {
-      const T* const from = dy + row * width + columns.begin;
-      if (table.rows != nullptr) {
-        float* const sums =
-            table.rows + static_cast<std::size_t>(tokens[row]) * width + columns.begin;
-        kernels_.accumulate_scaled(sums, from, how.factor * how.scale, columns.size());
+void LinkOps<T>::mix_rows_backward(const TokenRows<const T>& dy, const TokenMix& how,
+                                   float* of_rows, T* dx, std::size_t step) const {
+  split(KernelGroup::elementwise, dy.size, 1, [&](Range r) {
+    for (std::size_t row = r.begin; row < r.end; ++row) {
+      const T* const from = dy.rows + row * dy.width;
+      if (of_rows != nullptr) {
+        float* const to = of_rows + row * dy.width;
+        std::fill_n(to, dy.width, 0.0F);
+        kernels_.accumulate_scaled(to, from, how.factor * how.scale, dy.width);
       }
-      if (dx == nullptr) continue;
-      kernels_.scale(from, how.factor, dx + row * step + columns.begin, columns.size());
+      if (dx != nullptr) kernels_.scale(from, how.factor, dx + row * step, dy.width);
     }
   });
 }

@@ -9,7 +9,7 @@
 namespace ballast::model::host {
 
 /// The operations of values that layers share besides the residual stream, on the host device. They
-/// are elementwise, or add in token order, so results do not depend on the number of threads.
+/// are elementwise, so results do not depend on the number of threads.
 template <class T>
 class LinkOps {
  public:
@@ -24,10 +24,9 @@ class LinkOps {
   /// y = (x + scale * rows) * factor. Rows of x are `step` apart.
   void mix_rows(const TokenRows<const T>& rows, const TokenMix& how, const T* x, std::size_t step,
                 T* y) const;
-  /// dx = dy * factor, unless dx is null. Adds dy * factor * scale to the rows of the tokens,
-  /// unless the table is null.
-  void mix_rows_backward(const TokenRows<float>& table, const TokenMix& how,
-                         const std::int32_t* tokens, std::size_t rows, const T* dy, T* dx,
+  /// Gradients of mix_rows() for its result's gradient dy: of_rows [size, width] = dy * factor *
+  /// scale and dx = dy * factor, each unless it is null. Rows of dx are `step` apart.
+  void mix_rows_backward(const TokenRows<const T>& dy, const TokenMix& how, float* of_rows, T* dx,
                          std::size_t step) const;
 
  private:

@@ -34,6 +34,7 @@ class StopWriter {
       }
       if (b >= shape_.first_layer() && b < draft_.program.head) named.layer = block.layer;
       named.selected = block.selected;
+      named.row_gradients = block.row_gradients;
       draft_.program.blocks.push_back(std::move(named));
     }
   }

@@ -96,6 +96,12 @@ inline Operand weights_of(BlockId block, Port port = Port::weights) {
 inline Operand rows_of(BlockId table) {
   return {.port = Port::table_rows, .kind = OperandKind::rows, .number = table};
 }
+inline Operand gradient_of_rows(BlockId table) {
+  return {.port = Port::table_rows_gradient,
+          .kind = OperandKind::rows,
+          .number = table,
+          .access = OperandAccess::writes};
+}
 inline Operand value(Port port, ValueId id, OperandAccess access) {
   return {.port = port, .kind = OperandKind::value, .number = id, .access = access};
 }

@@ -3,10 +3,6 @@
 namespace ballast::model::passes {
 namespace {
 
-bool is_trained_table(const ProgramDraft& draft, BlockId table) {
-  return table != kNone && draft.gradient[table] != kNone;
-}
-
 /// The forward pass of a layer, with the arguments for both models.
 Pass forward_through(const ProgramDraft& draft, BlockId block, ValueId in, ValueId out) {
   Pass pass = {.kernel = Kernel::layer,
@@ -47,9 +43,7 @@ void add_links(Pass& pass, const ProgramDraft& draft, BlockId block) {
   }
   if (const BlockId table = draft.table_of(block); table != kNone) {
     pass.operands.push_back(rows_of(table));
-    if (is_trained_table(draft, table)) {
-      pass.operands.push_back(adds_to(draft.gradient[table], Port::table_gradient));
-    }
+    if (!draft.block(table).is_frozen()) pass.operands.push_back(gradient_of_rows(table));
   }
   if (draft.layer_inputs == kNone) return;
   pass.operands.push_back(reads(Port::layer_inputs, draft.layer_inputs));
@@ -92,10 +86,7 @@ PassId layer_backward(ProgramDraft& draft, BlockId block) {
                .operands = {weights_of(block), reads(Port::input, draft.input[block]),
                             updates(Port::activation_gradient, draft.flow), workspace()}};
   pass.cost.traffic = layer.norm_traffic;
-  const bool adds_rows = is_trained_table(draft, draft.table_of(block));
-  if (draft.shape.positions || adds_rows) {
-    pass.operands.push_back(reads(Port::batch, draft.batch));
-  }
+  if (draft.shape.positions) pass.operands.push_back(reads(Port::batch, draft.batch));
   add_links(pass, draft, block);
   add_gradient(pass, draft, block);
   PassCost again = layer.recomputation_cost();

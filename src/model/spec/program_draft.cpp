@@ -287,7 +287,7 @@ void ProgramDraft::add_sums() {
     return static_cast<SumId>(program.sums.size() - 1);
   };
   for (BlockId b = 0; b < shape.blocks.size(); ++b) {
-    if (block(b).is_frozen()) continue;
+    if (block(b).is_frozen() || block(b).role == BlockRole::table) continue;
     gradient[b] = add({.block = b, .bytes = block(b).gradient, .cleared = block(b).cleared});
   }
   if (!shape.trains_tied()) return;

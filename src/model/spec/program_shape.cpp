@@ -125,6 +125,7 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
          .keys_of =
              layer ? static_cast<std::uint32_t>(described.keys_of(model.config, block.layer)) : 0,
          .selected = selected * size_of(type),
+         .row_gradients = block.trained_elements() == 0 ? 0 : selected * sizeof(float),
          .gradient = block.own_trained_elements() * size_of(DType::f32),
          .cleared = of_block(sizes.cleared, model, b),
          .token_share = block.token_share,

@@ -332,9 +332,13 @@ class PartCheck {
       breaches_.require(operand.optional || !costs,
                         "{} of {}: {} is not optional, but has a cost of absence", kernel, block,
                         to_string(operand.port));
-      breaches_.require(
-          operand.kind != OperandKind::rows || program_.blocks[operand.number].selected > 0,
-          "{} of {} reads rows of a block that is not a table", kernel, block);
+      if (operand.kind == OperandKind::rows) {
+        const StepBlock& table = program_.blocks[operand.number];
+        const bool reads = operand.access == OperandAccess::reads;
+        breaches_.require((reads ? table.selected : table.row_gradients) > 0,
+                          "{} of {} {} rows of a block that is not a {}table", kernel, block,
+                          reads ? "reads" : "writes the gradient of", reads ? "" : "trained ");
+      }
       if (operand.port == Port::routing_counts) {
         counts = true;
         breaches_.require(rows && rows->routing == operand.number,

@@ -74,7 +74,7 @@ constexpr std::array<std::string_view, kPortCount> kPortNames = {
     "table rows",
     "gradient",
     "output gradient",
-    "table gradient",
+    "gradient of table rows",
     "workspace",
 };
 static_assert(static_cast<std::size_t>(Port::workspace) + 1 == kPortCount);
@@ -177,7 +177,10 @@ class ProgramText {
         const std::string table =
             block.selected == 0
                 ? ""
-                : fmt::format("table, {} bytes of rows per micro-batch", grouped(block.selected));
+                : fmt::format("table, {} bytes of rows per micro-batch{}", grouped(block.selected),
+                              block.row_gradients == 0 ? ""
+                                                       : fmt::format(", {} of their gradient",
+                                                                     grouped(block.row_gradients)));
         line("  {:<{}}  {}", block.name, width_, table);
         continue;
       }

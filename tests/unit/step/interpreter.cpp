@@ -35,9 +35,10 @@ class Interpreter {
         options_(options),
         schedule_(schedule),
         rank_(problem),
-        number_(schedule.ranks == 1 ? 0 : 1 + seed % (schedule.ranks - 1)),
         dealt_(deal(program_, problem.devices)),
-        part_(problem, options.purpose == Purpose::training, number_),
+        // Not the first rank, whose shards begin at 0.
+        part_(problem, options.purpose == Purpose::training,
+              schedule.ranks == 1 ? 0 : 1 + seed % (schedule.ranks - 1)),
         rows_(program_, schedule.ranks > 1, seed),
         training_order_(program_, program_.training, form_of(problem, placement)),
         evaluation_order_(program_, program_.evaluation, model::HeadForm::visits),
@@ -110,13 +111,7 @@ class Interpreter {
 
  private:
   using What = Content::What;
-  /// Bytes of a buffer.
-  struct Range {
-    BufferId buffer = kNoBuffer;
-    Bytes begin = 0;
-    Bytes bytes = 0;
-  };
-
+  using Range = BufferRange;
   void perform(const Operation& op) {
     if (is_idle(op)) return rest(op);
     switch (op.action) {
@@ -151,6 +146,8 @@ class Interpreter {
         return read(op);
       case Action::select:
         return select(op);
+      case Action::scatter:
+        return scatter(op);
     }
   }
 
@@ -214,7 +211,12 @@ class Interpreter {
         }
         return;
       case OperandKind::rows:
-        return need(op, {buffer, 0, program_.blocks[number].selected}, rows_of(number, op.micro));
+        if (operand.access == OperandAccess::writes) {
+          return put(op, {buffer, 0, program_.blocks[number].row_gradients},
+                     rows_of(What::row_gradients, number, op.micro));
+        }
+        return need(op, {buffer, 0, program_.blocks[number].selected},
+                    rows_of(What::rows, number, op.micro));
       case OperandKind::weights:
         break;
     }
@@ -341,8 +343,8 @@ class Interpreter {
       const BufferId other = take(op, undo, true).buffer;
       if (other != kNoBuffer) memory_.exchange(target.buffer, other);
     }
-    const Range from = home(op, source, op.bytes);
-    const Range to = home(op, target, op.bytes);
+    const Range from = part_.home(op, source, op.bytes, schedule_);
+    const Range to = part_.home(op, target, op.bytes, schedule_);
     const auto pieces = memory_.read(from.buffer, from.begin, from.begin + from.bytes);
     const bool right = !pieces.empty() && pieces.front().begin == from.begin &&
                        belongs(op, program_, pieces.front().content, run_of(op));
@@ -357,19 +359,6 @@ class Interpreter {
       const Bytes begin = to.begin + (piece.begin - from.begin);
       put(op, {to.buffer, begin, piece.end - piece.begin}, piece.content, piece.at);
     }
-  }
-
-  /// The bytes of a buffer that a movement or an update uses; see engine/current_operation.h.
-  [[nodiscard]] Range home(const Operation& op, const Use& use, Bytes bytes) const {
-    const bool weights = use.role == Role::weights || op.payload == Payload::weights;
-    const std::uint32_t shard =
-        weights ? rank_.shard_at_home(op.block, number_) : rank_.shard_of(number_);
-    const bool staged = (op.action == Action::fetch && use.writes) ||
-                        (op.action == Action::writeback && !use.writes);
-    const bool offset = staged || schedule_.buffers[use.buffer].tier == Tier::device;
-    const bool counts = moves(op, MovedValue::routing) && use.writes;
-    const std::uint32_t number = counts ? op.micro : use.shard ? shard : 0;
-    return {use.buffer, number * bytes + (offset ? op.offset : 0), bytes};
   }
 
   void gather_weights(const Operation& op) {
@@ -457,10 +446,25 @@ class Interpreter {
     need(op, {take(op, Role::source, false).buffer, 0, rank_.resident_weights(op.block)},
          weights_of(op.block, due_[op.block]));
     put(op, {take(op, Role::target, true).buffer, 0, program_.blocks[op.block].selected},
-        rows_of(op.block, op.micro));
+        rows_of(What::rows, op.block, op.micro));
   }
-  [[nodiscard]] Content rows_of(std::uint32_t table, std::uint32_t micro) const {
-    return {What::rows, table, micro, due_[table], static_cast<std::uint32_t>(run_)};
+  /// The gradients of all micro-batches' rows, each with its tokens, to the packed gradient.
+  void scatter(const Operation& op) {
+    put(op, {take(op, Role::target, true).buffer, 0, rank_.padded_gradient(op.block)},
+        gradient(op, Sums::kOfRank));
+    if (!rank_.is_distributed(op.block)) put_statistics(op);
+    std::uint32_t micro = 0;
+    for (const Use& use : op.uses) {
+      taken_ += use.writes ? 0 : 1;
+      const Range rows = {use.buffer, 0, program_.blocks[op.block].row_gradients};
+      if (use.role == Role::source) need(op, rows, rows_of(What::row_gradients, op.block, micro));
+      const bool others = use.role == Role::tokens && use.buffer != schedule_.batch_host[micro++];
+      if (others) complain(op, "adds rows of other tokens");
+    }
+    if (micro != plan_->micro_batches) complain(op, "lacks micro-batches");
+  }
+  [[nodiscard]] Content rows_of(What what, std::uint32_t table, std::uint32_t micro) const {
+    return {what, table, micro, due_[table], static_cast<std::uint32_t>(run_)};
   }
 
   /// Drops data in transit. Only states that were fetched before their update reach the next run.
@@ -470,7 +474,7 @@ class Interpreter {
       const bool states = piece.content.what == What::states;
       const bool ahead = states && (!piece.read || program_.blocks[piece.content.number].rows);
       const bool stays = kind == Kind::gradients || ahead;
-      if (stays || (!passes(id) && kind != Kind::workspace)) return;
+      if (stays || (!is_in_transit(schedule_.buffers[id]) && kind != Kind::workspace)) return;
       if (!piece.read) {
         complaints_.push_back(fmt::format("before run {} nobody has read {} in '{}'", run_,
                                           show(piece.content), schedule_.buffers[id].name));
@@ -494,7 +498,7 @@ class Interpreter {
     const Use states_use = take(op, Role::states, true);
     const Use gradient_use = take(op, Role::gradient, false);
     if (std::max({weights_use.buffer, states_use.buffer, gradient_use.buffer}) == kNoBuffer) return;
-    const Range weights = home(op, weights_use, rank_.updated_weights(op.block));
+    const Range weights = part_.home(op, weights_use, rank_.updated_weights(op.block), schedule_);
     const Range states = {states_use.buffer, 0, rank_.states(op.block, done)};
     const std::uint64_t version = updates_[op.block];
     const Content old_states = states_of(op.block, done, version);
@@ -515,7 +519,7 @@ class Interpreter {
     }
     need(op, weights, weights_of(op.block, version, done), from);
     need(op, states, old_states);
-    need(op, home(op, gradient_use, rank_.updated_gradient(op.block)),
+    need(op, part_.home(op, gradient_use, rank_.updated_gradient(op.block), schedule_),
          gradient(op, rank_.is_distributed(op.block) ? Sums::kOfAllRanks : Sums::kOfRank),
          part_.gradient_from(op.block));
     need_permission(op);
@@ -678,8 +682,6 @@ class Interpreter {
     return {buffer, problem_.micro_batches * before + micro * bytes, bytes};
   }
 
-  [[nodiscard]] bool passes(BufferId id) const { return is_in_transit(schedule_.buffers[id]); }
-
   /// The argument of an operation.
   Use take(const Operation& op, Role role, bool writes) {
     ++taken_;
@@ -713,8 +715,8 @@ class Interpreter {
     const bool weights = content.what == What::weights;
     if (weights && found.at >= part_.trained_bytes(content.number))
       return weights_of(content.number, 0);
-    const bool zeros = content.what == What::gradient && found.content.by == Sums::kZeros;
-    if (zeros) content.by = Sums::kZeros;
+    if (content.what == What::gradient && found.content.by == Sums::kZeros)
+      content.by = Sums::kZeros;
     return content;
   }
 
@@ -738,7 +740,7 @@ class Interpreter {
                                schedule_.buffers[range.buffer].name));
     }
     const auto unread = memory_.write(range.buffer, piece);
-    if (unread && passes(range.buffer)) {
+    if (unread && is_in_transit(schedule_.buffers[range.buffer])) {
       complain(op, fmt::format("replaces {} in '{}', which nobody has read", show(*unread),
                                schedule_.buffers[range.buffer].name));
     }
@@ -755,7 +757,6 @@ class Interpreter {
   const Options& options_;
   const Schedule& schedule_;
   RankSizes rank_;
-  std::uint32_t number_;             ///< rank; not the first, whose shards begin at 0
   std::vector<std::uint8_t> dealt_;  ///< by block
   RankPart part_;
   DrawnRows rows_;
@@ -770,8 +771,8 @@ class Interpreter {
   std::uint64_t run_ = 0;
   std::uint64_t last_training_run_ = 0;
   std::uint32_t last_micro_batches_ = 0;  ///< micro-batches of that run
-  std::pair<BufferId, std::uint64_t> decision_ = {kNoBuffer,
-                                                  0};  ///< buffer and run of the last gate
+  /// Buffer and run of the last gate.
+  std::pair<BufferId, std::uint64_t> decision_ = {kNoBuffer, 0};
 
   // The current run.
   const Plan* plan_ = nullptr;

@@ -26,6 +26,7 @@ inline bool belongs(const Operation& operation, const model::StepProgram& progra
     case What::gradient:
       return content.number == operation.block && content.version == run;
     case What::rows:
+    case What::row_gradients:
       return content.number == operation.block && content.part == operation.micro;
     case What::states:
       return content.number == operation.block && content.part == operation.sub_group;

@@ -2,10 +2,20 @@
 
 #include <cstdint>
 
+#include "ballast/step/labels.h"
 #include "ballast/step/problem.h"
 #include "ballast/step/rank_sizes.h"
 
+#include "src/step/plan_types.h"
+
 namespace ballast::step {
+
+/// Bytes of a buffer.
+struct BufferRange {
+  BufferId buffer = kNoBuffer;
+  Bytes begin = 0;
+  Bytes bytes = 0;
+};
 
 /// Where the data of a rank begin in those of a block.
 struct RankPart {
@@ -31,6 +41,19 @@ struct RankPart {
   }
   [[nodiscard]] Bytes gradient_from(std::uint32_t block) const {
     return rank.shards_states(block) ? rank.shard_of(number) * rank.gradient_shard(block) : 0;
+  }
+  /// The bytes of a buffer that a movement or an update uses; see engine/current_operation.h.
+  [[nodiscard]] BufferRange home(const Operation& op, const Use& use, Bytes bytes,
+                                 const Schedule& schedule) const {
+    const bool weights = use.role == Role::weights || op.payload == Payload::weights;
+    const std::uint32_t shard =
+        weights ? rank.shard_at_home(op.block, number) : rank.shard_of(number);
+    const bool staged = (op.action == Action::fetch && use.writes) ||
+                        (op.action == Action::writeback && !use.writes);
+    const bool offset = staged || schedule.buffers[use.buffer].tier == Tier::device;
+    const bool counts = moves(op, MovedValue::routing) && use.writes;
+    const std::uint32_t place = counts ? op.micro : use.shard ? shard : 0;
+    return {use.buffer, place * bytes + (offset ? op.offset : 0), bytes};
   }
 
   const Problem& problem;

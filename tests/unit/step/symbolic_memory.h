@@ -19,15 +19,16 @@ namespace ballast::step {
 struct Content {
   enum class What : std::uint8_t {
     zeros,
-    weights,    ///< weights of a block
-    decoded,    ///< dequantised weights of a block
-    states,     ///< states of a block; part: its sub-group
-    value,      ///< a value of a micro-batch
-    counts,     ///< a value of all ranks
-    rows,       ///< rows of a table for a micro-batch; by: the run
-    sum,        ///< a gradient sum; by: number of additions so far
-    gradient,   ///< packed gradient of a block; by: see Sums
-    statistics  ///< statistics of the gradient of a block
+    weights,        ///< weights of a block
+    decoded,        ///< dequantised weights of a block
+    states,         ///< states of a block; part: its sub-group
+    value,          ///< a value of a micro-batch
+    counts,         ///< a value of all ranks
+    rows,           ///< rows of a table for a micro-batch; by: the run
+    row_gradients,  ///< the gradient of such rows
+    sum,            ///< a gradient sum; by: number of additions so far
+    gradient,       ///< packed gradient of a block; by: see Sums
+    statistics      ///< statistics of the gradient of a block
   };
   static constexpr std::uint64_t kUndone = std::uint64_t{1} << 63U;
 
@@ -52,8 +53,9 @@ struct Sums {
 };
 
 inline std::string show(const Content& content) {
-  constexpr std::string_view kNames[] = {"zeros",  "weights", "decoded", "states",   "value",
-                                         "counts", "rows",    "sum",     "gradient", "statistics"};
+  constexpr std::string_view kNames[] = {"zeros", "weights",  "decoded",   "states",
+                                         "value", "counts",   "rows",      "gradient of rows",
+                                         "sum",   "gradient", "statistics"};
   return fmt::format("{} {} (part {}, version {}{}, by {})",
                      kNames[static_cast<std::size_t>(content.what)], content.number, content.part,
                      content.version & ~Content::kUndone,

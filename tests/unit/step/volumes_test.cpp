@@ -43,9 +43,13 @@ class Counter {
     for (const model::StepValue& value : program_.values) activations(value, micro_batches);
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       if (!is_trained(b)) continue;
+      if (gradient_is_on_nvme(b)) count(Lane::writeback, gradient_on_nvme(b));
+      if (const Bytes rows = program_.blocks[b].row_gradients; rows > 0) {
+        count(Lane::offload, micro_batches * rows);
+        continue;
+      }
       count(Lane::offload, problem_.statistics_bytes);
       if (at(b).optimizer != Tier::device) count(Lane::offload, problem_.blocks[b].gradient_bytes);
-      if (gradient_is_on_nvme(b)) count(Lane::writeback, gradient_on_nvme(b));
     }
     const std::uint32_t passes = layer_major() ? 1 : micro_batches;
     together_ = micro_batches / passes;
@@ -270,7 +274,8 @@ class Counter {
   void for_weights(const model::Stop& stop, const Handle& handle) const {
     for (const model::PassId id : stop.passes) {
       for (const model::Operand& operand : program_.passes[id].operands) {
-        const bool rows = operand.kind == model::OperandKind::rows;
+        const bool rows = operand.kind == model::OperandKind::rows &&
+                          operand.access == model::OperandAccess::reads;
         if (rows || operand.kind == model::OperandKind::weights) handle(operand.number);
       }
     }

@@ -17,8 +17,7 @@ template <class T>
 class LinkOps {
  public:
   /// `links`: scratch memory for 2 values per token. `checks`: wait for each kernel and check it.
-  LinkOps(device::CudaStream& stream, std::uint32_t* links, bool checks)
-      : stream_(stream), links_(links), checks_(checks) {}
+  LinkOps(device::CudaStream& stream, bool checks) : stream_(stream), checks_(checks) {}
 
   void sum_columns(const T* x, std::size_t step, std::size_t rows, std::size_t width, bool adds,
                    float* sums) const {
@@ -35,11 +34,10 @@ class LinkOps {
     check(cuda::mix_rows(stream_.native(), rows, how, x, step, y), "inputs of a layer",
           {rows.size, rows.width});
   }
-  void mix_rows_backward(const TokenRows<float>& table, const TokenMix& how,
-                         const std::int32_t* tokens, std::size_t rows, const T* dy, T* dx,
+  void mix_rows_backward(const TokenRows<const T>& dy, const TokenMix& how, float* of_rows, T* dx,
                          std::size_t step) const {
-    check(cuda::mix_rows_backward(stream_.native(), table, how, tokens, rows, dy, dx, step, links_),
-          "gradient of the inputs of a layer", {rows, table.width});
+    check(cuda::mix_rows_backward(stream_.native(), dy, how, of_rows, dx, step),
+          "gradient of the inputs of a layer", {dy.size, dy.width});
   }
 
  private:
@@ -49,7 +47,6 @@ class LinkOps {
   }
 
   device::CudaStream& stream_;
-  std::uint32_t* links_;
   bool checks_;
 };
 

@@ -1,7 +1,6 @@
 #include "src/device/cuda/eight.h"
 #include "src/model/cuda/links/links.h"
 #include "src/model/cuda/rows/row_pieces.h"
-#include "src/model/cuda/tokens/scatter.h"
 
 // All kernels have one block per row and part of its columns.
 
@@ -53,13 +52,19 @@ __global__ void mix(TokenRows<const T> rows, TokenMix how, const T* x, std::size
 }
 
 template <class T>
-__global__ void scale_columns_of_mix(const T* dy, std::size_t width, float factor, T* dx,
-                                     std::size_t step) {
+__global__ void mix_backward(const T* dy, std::size_t width, TokenMix how, float* of_rows, T* dx,
+                             std::size_t step) {
   const std::size_t column = own_column<T>();
   if (column >= width) return;
   float values[kOneAccess<T>];
   device::read(dy + blockIdx.x * width + column, values);
-  for (float& value : values) value *= factor;
+  if (of_rows != nullptr) {
+    float scaled[kOneAccess<T>];
+    for (unsigned i = 0; i < kOneAccess<T>; ++i) scaled[i] = values[i] * (how.factor * how.scale);
+    device::write(scaled, of_rows + blockIdx.x * width + column);
+  }
+  if (dx == nullptr) return;
+  for (float& value : values) value *= how.factor;
   device::write(values, dx + blockIdx.x * step + column);
 }
 
@@ -89,33 +94,20 @@ cudaError_t mix_rows(cudaStream_t stream, const TokenRows<const T>& rows, const 
 }
 
 template <class T>
-cudaError_t mix_rows_backward(cudaStream_t stream, const TokenRows<float>& table,
-                              const TokenMix& how, const std::int32_t* tokens, std::size_t rows,
-                              const T* dy, T* dx, std::size_t step, std::uint32_t* links) {
-  if (rows == 0 || table.width == 0) return cudaSuccess;
-  if (table.rows != nullptr) {
-    const Scatter<T> sums = {.ids = tokens,
-                             .dy = dy,
-                             .table = table.rows,
-                             .size = table.size,
-                             .width = table.width,
-                             .scale = how.factor * how.scale};
-    const cudaError_t code = scatter(stream, sums, rows, links);
-    if (code != cudaSuccess) return code;
-  }
-  if (dx == nullptr) return cudaSuccess;
-  return device::launch(by_rows<T>(stream, rows, table.width), &scale_columns_of_mix<T>, dy,
-                        table.width, how.factor, dx, step);
+cudaError_t mix_rows_backward(cudaStream_t stream, const TokenRows<const T>& dy,
+                              const TokenMix& how, float* of_rows, T* dx, std::size_t step) {
+  if (dy.size == 0 || dy.width == 0) return cudaSuccess;
+  return device::launch(by_rows<T>(stream, dy.size, dy.width), &mix_backward<T>, dy.rows, dy.width,
+                        how, of_rows, dx, step);
 }
 
-#define BALLAST_LINKS(T)                                                                         \
-  template cudaError_t put_sums(cudaStream_t, const T*, std::size_t, Rows, bool, float*);        \
-  template cudaError_t add_sums(cudaStream_t, const float*, Rows, T*, std::size_t);              \
-  template cudaError_t mix_rows(cudaStream_t, const TokenRows<const T>&, const TokenMix&,        \
-                                const T*, std::size_t, T*);                                      \
-  template cudaError_t mix_rows_backward(cudaStream_t, const TokenRows<float>&, const TokenMix&, \
-                                         const std::int32_t*, std::size_t, const T*, T*,         \
-                                         std::size_t, std::uint32_t*);
+#define BALLAST_LINKS(T)                                                                           \
+  template cudaError_t put_sums(cudaStream_t, const T*, std::size_t, Rows, bool, float*);          \
+  template cudaError_t add_sums(cudaStream_t, const float*, Rows, T*, std::size_t);                \
+  template cudaError_t mix_rows(cudaStream_t, const TokenRows<const T>&, const TokenMix&,          \
+                                const T*, std::size_t, T*);                                        \
+  template cudaError_t mix_rows_backward(cudaStream_t, const TokenRows<const T>&, const TokenMix&, \
+                                         float*, T*, std::size_t);
 BALLAST_LINKS(float)
 BALLAST_LINKS(Bf16)
 BALLAST_LINKS(F16)

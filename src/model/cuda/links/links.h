@@ -11,8 +11,7 @@
 namespace ballast::model::cuda {
 
 // Kernels of values that layers share besides the residual stream, documented at host::LinkOps.
-// Conventions: rows.h. A token outside a table causes no access outside the arrays: its gradient is
-// dropped.
+// Conventions: rows.h.
 
 template <class T>
 cudaError_t put_sums(cudaStream_t stream, const T* x, std::size_t step, Rows rows, bool adds,
@@ -22,10 +21,8 @@ cudaError_t add_sums(cudaStream_t stream, const float* sums, Rows rows, T* x, st
 template <class T>
 cudaError_t mix_rows(cudaStream_t stream, const TokenRows<const T>& rows, const TokenMix& how,
                      const T* x, std::size_t step, T* y);
-/// `links`: scratch memory for 2 * rows values, see scatter().
 template <class T>
-cudaError_t mix_rows_backward(cudaStream_t stream, const TokenRows<float>& table,
-                              const TokenMix& how, const std::int32_t* tokens, std::size_t rows,
-                              const T* dy, T* dx, std::size_t step, std::uint32_t* links);
+cudaError_t mix_rows_backward(cudaStream_t stream, const TokenRows<const T>& dy,
+                              const TokenMix& how, float* of_rows, T* dx, std::size_t step);
 
 }  // namespace ballast::model::cuda

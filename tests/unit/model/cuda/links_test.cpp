@@ -62,22 +62,22 @@ TYPED_TEST(CudaLinks, GradientsOfReadersAreSummedAndAddedOnce) {
   }
 }
 
-/// A table of 6 rows for gradients, and tokens of which some are equal.
+/// Rows of a table for seven tokens, and what they are mixed with.
 template <class T>
 struct Mixed {
-  std::vector<std::int32_t> tokens = {4, 0, 4, 5, 4, 1, 0};
-  std::size_t size = 6;
   std::size_t width;
   std::size_t step;
   TokenMix how = {7.5F, 0.7F};
 
   explicit Mixed(std::size_t width_) : width(width_), step(width_ + 24) {}
 
-  [[nodiscard]] std::size_t rows() const { return tokens.size(); }
+  [[nodiscard]] static std::size_t rows() { return 7; }
   [[nodiscard]] std::vector<T> table_rows() const { return normals_of<T>(rows() * width, 3); }
   [[nodiscard]] std::vector<T> x() const { return normals_of<T>(rows() * step, 4); }
   [[nodiscard]] std::vector<T> dy() const { return normals_of<T>(rows() * width, 5); }
-  [[nodiscard]] std::vector<float> sums() const { return normals_of<float>(size * width, 6); }
+  [[nodiscard]] std::vector<float> old_gradient() const {
+    return normals_of<float>(rows() * width, 6);
+  }
 
   [[nodiscard]] std::vector<T> on_device() const {
     const DeviceArray<T> from(table_rows());
@@ -89,26 +89,25 @@ struct Mixed {
       return out.get();
     });
   }
-  /// Gradients of the table and of x.
+  /// Gradients of the rows and of x.
   using Gradients = std::tuple<std::vector<float>, std::vector<T>>;
-  [[nodiscard]] Gradients gradients_on_device(bool of_table, bool of_x) const {
-    const DeviceArray<std::int32_t> ids(tokens);
+  [[nodiscard]] Gradients gradients_on_device(bool of_rows, bool of_x) const {
     const DeviceArray<T> gradient(dy());
     return in_every_order([&] {
-      const DeviceArray<float> to_table(sums());
+      const DeviceArray<float> to_rows(old_gradient());
       const DeviceArray<T> dx(x());
-      const DeviceArray<std::uint32_t> links(2 * rows(), 0xdeadbeefU);
-      must(mix_rows_backward<T>(nullptr, {of_table ? to_table.data() : nullptr, size, width}, how,
-                                ids.data(), rows(), gradient.data(), of_x ? dx.data() : nullptr,
-                                step, links.data()));
-      return Gradients(to_table.get(), dx.get());
+      must(mix_rows_backward<T>(nullptr, {gradient.data(), rows(), width}, how,
+                                of_rows ? to_rows.data() : nullptr, of_x ? dx.data() : nullptr,
+                                step));
+      return Gradients(to_rows.get(), dx.get());
     });
   }
-  [[nodiscard]] Gradients gradients_on_host(bool of_table, bool of_x) const {
-    Gradients found(sums(), x());
-    auto& [to_table, dx] = found;
-    host_ops<T>().links().mix_rows_backward({of_table ? to_table.data() : nullptr, size, width},
-                                            how, tokens.data(), rows(), dy().data(),
+  [[nodiscard]] Gradients gradients_on_host(bool of_rows, bool of_x) const {
+    Gradients found(old_gradient(), x());
+    auto& [to_rows, dx] = found;
+    const std::vector<T> gradient = dy();
+    host_ops<T>().links().mix_rows_backward({gradient.data(), rows(), width}, how,
+                                            of_rows ? to_rows.data() : nullptr,
                                             of_x ? dx.data() : nullptr, step);
     return found;
   }
@@ -125,34 +124,17 @@ TYPED_TEST(CudaLinks, RowsOfTokensAreMixed) {
   }
 }
 
-/// Factors are powers of two, whose products are exact, fused or not.
-TYPED_TEST(CudaLinks, GradientsOfRowsAreAddedInTokenOrder) {
+TYPED_TEST(CudaLinks, GradientsOfMixedRows) {
   for (const std::size_t width : kWidths) {
-    Mixed<TypeParam> of(width);
-    of.how = {8.0F, 0.5F};
-    for (const bool of_table : {false, true}) {
+    const Mixed<TypeParam> of(width);
+    for (const bool of_rows : {false, true}) {
       for (const bool of_x : {false, true}) {
         EXPECT_TRUE(
-            same_bits(of.gradients_on_device(of_table, of_x), of.gradients_on_host(of_table, of_x)))
-            << width << of_table << of_x;
+            same_bits(of.gradients_on_device(of_rows, of_x), of.gradients_on_host(of_rows, of_x)))
+            << width << of_rows << of_x;
       }
     }
   }
-}
-
-TYPED_TEST(CudaLinks, TokensOutsideTheTableTouchNothing) {
-  using T = TypeParam;
-  Mixed<T> of(8);
-  of.how = {8.0F, 0.5F};
-  of.tokens[2] = of.tokens[4] = 6;
-  of.size = 7;  // the last row, which the device does not have, takes these gradients
-  auto [sums, dx] = of.gradients_on_host(true, true);
-  of.size = 6;
-  sums.resize(of.size * of.width);
-  of.tokens[4] = -1;
-  const auto [found_sums, found_dx] = of.gradients_on_device(true, true);
-  EXPECT_TRUE(same_bits(found_sums, sums));
-  EXPECT_TRUE(same_bits(found_dx, dx));
 }
 
 }  // namespace
