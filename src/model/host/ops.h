@@ -39,7 +39,7 @@ class Ops {
  public:
   using Value = T;
   /// Maximum memory for logits.
-  static constexpr Bytes kLogitBytes = 64 * kMiB;
+  static constexpr Bytes kLogitBytes = 128 * kMiB;
   /// Returns whether a product that sums over `extent` elements does so in parts. Each part then
   /// adds to the result, which must be fp32.
   static constexpr bool sums_in_parts(std::size_t /*extent*/) { return false; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -226,6 +227,42 @@ void for_depths(const Extents& e, const Matrix& a, const Matrix& c, const Part& 
   part(first, e.k - first);
 }
 
+/// Numbers of parts into which the rows and the columns of a result are cut.
+struct Grid {
+  std::size_t rows = 1;
+  std::size_t columns = 1;
+};
+
+/// Tiles start at multiples of this many rows and columns.
+constexpr std::size_t kUnit = 16;
+/// Shortest side of a tile, apart from the last unit. Results of one row or column would use
+/// another kernel with another order of sums.
+constexpr std::size_t kShortest = 64;
+
+/// Returns the fastest grid of at most `parts` tiles, of which each thread computes one.
+Grid grid_of(const Extents& e, std::size_t parts) {
+  // Copying a row or column of the operands takes as long as multiplying this many.
+  constexpr std::size_t kCopy = 40;
+  const std::size_t most_rows = std::clamp<std::size_t>(e.m / kShortest, 1, parts);
+  const std::size_t most_columns = std::max<std::size_t>(e.n / kShortest, 1);
+  Grid best;
+  std::size_t least = std::numeric_limits<std::size_t>::max();
+  for (std::size_t rows = 1; rows <= most_rows; ++rows) {
+    const std::size_t columns = std::min(parts / rows, most_columns);
+    const std::size_t cost = (e.m / rows + kCopy) * (e.n / columns + kCopy);
+    if (cost < least) best = {rows, columns};
+    least = std::min(least, cost);
+  }
+  return best;
+}
+
+/// Returns whether a product of bf16 matrices is a weight gradient that oneDNN's general
+/// implementation computes faster than its blocked one, which adds to the result in a second pass.
+bool is_gradient(const Extents& e, const Matrix& a, const Matrix& c) {
+  return a.type == DType::bf16 && a.column_step != 1 && c.type == DType::f32 &&
+         e.m >= 2 * kShortest && e.n >= kShortest && e.k >= kShortest;
+}
+
 /// Returns the instruction set of oneDNN's products, and whether their bits are the same for every
 /// number of threads. For AMX, oneDNN 3 and others this is untested and counts as false.
 std::pair<std::string, bool> instruction_set() {
@@ -294,25 +331,32 @@ struct Products::Cache {
 };
 
 /// The general implementation may split sums between threads in any way, so each thread computes
-/// tiles of a fixed size alone.
+/// tiles alone. In bf16 the order of a sum depends only on its length, so each thread has one tile.
+/// In fp32 it also depends on the size of the tile, which is therefore fixed.
 void Products::multiply_tiles(const Extents& e, const Matrix& a, const Matrix& b, const Matrix& c,
                               bool add_to_c, const void* bias) {
-  constexpr std::size_t kRows = 256;
-  constexpr std::size_t kColumns = 512;
   struct Tile {
     const Primitive* primitive;
     Matrix a, b, c;
     const void* bias;
   };
+  constexpr std::size_t kRows = 256;
+  constexpr std::size_t kColumns = 512;
+  // A gradient in one piece would be computed by the blocked implementation.
+  const Grid grid =
+      a.type == DType::bf16
+          ? grid_of(e, std::max<std::size_t>(team_size(), is_gradient(e, a, c) ? 2 : 1))
+          : Grid{(e.m + kRows - 1) / kRows, (e.n + kColumns - 1) / kColumns};
   std::vector<Tile> tiles;
-  for (std::size_t row = 0; row < e.m; row += kRows) {
-    for (std::size_t column = 0; column < e.n; column += kColumns) {
-      const Extents size = {std::min(kRows, e.m - row), std::min(kColumns, e.n - column), e.k};
-      Tile tile = {nullptr, part_of(a, row, 0), part_of(b, 0, column), part_of(c, row, column),
-                   bias};
-      if (bias != nullptr) tile.bias = part_of({bias, a.type, e.n, 1}, 0, column).data;
-      tile.primitive =
-          &cache_->get_of_tile(size, tile.a, tile.b, tile.c, add_to_c, bias != nullptr);
+  for (std::size_t i = 0; i < grid.rows; ++i) {
+    const Range rows = range_in_steps(e.m, kUnit, grid.rows, i);
+    for (std::size_t j = 0; j < grid.columns; ++j) {
+      const Range columns = range_in_steps(e.n, kUnit, grid.columns, j);
+      Tile tile = {nullptr, part_of(a, rows.begin, 0), part_of(b, 0, columns.begin),
+                   part_of(c, rows.begin, columns.begin), bias};
+      if (bias != nullptr) tile.bias = part_of({bias, a.type, e.n, 1}, 0, columns.begin).data;
+      tile.primitive = &cache_->get_of_tile({rows.size(), columns.size(), e.k}, tile.a, tile.b,
+                                            tile.c, add_to_c, bias != nullptr);
       tiles.push_back(tile);
     }
   }
@@ -342,6 +386,10 @@ void Products::multiply(const Extents& extents, const Matrix& a, const Matrix& b
   const auto direct = [&](const Matrix& a_in, const Matrix& b_in, const Matrix& c_in,
                           const void* bias_in) {
     const KernelClock clock(KernelGroup::product, {extents.m, extents.n, extents.k});
+    if (instruction_set().second && is_gradient(extents, a_in, c_in)) {
+      multiply_tiles(extents, a_in, b_in, c_in, add_to_c, bias_in);
+      return;
+    }
     for_depths(extents, a_in, c_in, [&](std::size_t first, std::size_t count) {
       const Extents part = {extents.m, extents.n, count};
       const Matrix a_part = part_of(a_in, 0, first);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <exception>
 #include <utility>
@@ -27,6 +28,13 @@ inline Range range_of(std::size_t size, std::size_t parts, std::size_t index) {
   return {size * index / parts, size * (index + 1) / parts};
 }
 
+/// Part `index` of [0, size) if all parts start at multiples of `step`.
+inline Range range_in_steps(std::size_t size, std::size_t step, std::size_t parts,
+                            std::size_t index) {
+  const Range steps = range_of((size + step - 1) / step, parts, index);
+  return {steps.begin * step, std::min(steps.end * step, size)};
+}
+
 /// Calls body(part) for part in [0, parts). Part p always runs on thread p, so results that depend
 /// on the split do not depend on timing. Rethrows the first exception.
 template <class Body>
@@ -48,12 +56,9 @@ void on_team(std::size_t parts, const Body& body) {
 /// Calls body(Range) for one range of [0, size) per thread; ranges start at multiples of `step`.
 template <class Body>
 void split(std::size_t size, std::size_t step, const Body& body) {
-  const std::size_t units = (size + step - 1) / step;
   const std::size_t parts = team_size();
   on_team(parts, [&](std::size_t part) {
-    const Range units_here = range_of(units, parts, part);
-    const Range here = {units_here.begin * step,
-                        units_here.end * step < size ? units_here.end * step : size};
+    const Range here = range_in_steps(size, step, parts, part);
     if (here.begin < here.end) body(here);
   });
 }

@@ -1,0 +1,145 @@
+#include "src/model/host/products.h"
+
+#include <cmath>
+#include <cstddef>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include "ballast/core/dtype.h"
+
+namespace ballast::model::host::products_test {
+namespace {
+
+/// Sets the number of threads of products during its lifetime.
+class Threads {
+ public:
+  explicit Threads(int count) : before_(omp_get_max_threads()) { omp_set_num_threads(count); }
+  ~Threads() { omp_set_num_threads(before_); }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+
+ private:
+  int before_;
+};
+
+template <class T>
+std::vector<T> random_values(std::size_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> values(-1.0F, 1.0F);
+  std::vector<T> result(count);
+  for (T& value : result) value = from_float<T>(values(random));
+  return result;
+}
+
+/// A product whose matrices have rows with `gap` unused elements.
+struct Case {
+  Extents extents;
+  bool transposes_a = false;
+  bool transposes_b = false;
+  bool adds = false;
+  std::size_t gap = 0;
+};
+
+template <class T>
+struct Operands {
+  explicit Operands(const Case& one)
+      : a_row((one.transposes_a ? one.extents.m : one.extents.k) + one.gap),
+        b_row((one.transposes_b ? one.extents.k : one.extents.n) + one.gap),
+        c_row(one.extents.n + one.gap),
+        a(random_values<T>((one.transposes_a ? one.extents.k : one.extents.m) * a_row, 1)),
+        b(random_values<T>((one.transposes_b ? one.extents.n : one.extents.k) * b_row, 2)),
+        c(random_values<float>(one.extents.m * c_row, 3)) {}
+
+  std::size_t a_row, b_row, c_row;  ///< elements per row
+  std::vector<T> a, b;
+  std::vector<float> c;  ///< values before the product
+};
+
+template <class T>
+std::vector<float> multiply(const Case& one, const Operands<T>& in, int threads) {
+  const Threads guard(threads);
+  Products products;
+  std::vector<float> c = in.c;
+  products.multiply(
+      one.extents,
+      one.transposes_a ? transposed(in.a.data(), in.a_row) : matrix(in.a.data(), in.a_row),
+      one.transposes_b ? transposed(in.b.data(), in.b_row) : matrix(in.b.data(), in.b_row),
+      matrix(c.data(), in.c_row), one.adds);
+  return c;
+}
+
+/// Compares some elements with sums in double, and all unused elements with their values before.
+template <class T>
+void expect_right(const Case& one, const Operands<T>& in, const std::vector<float>& c) {
+  const auto& [m, n, k] = one.extents;
+  for (std::size_t at = 0; at < c.size(); at += at % 7 + 1) {
+    const std::size_t row = at / in.c_row;
+    const std::size_t column = at % in.c_row;
+    double expected = in.c[at];
+    if (column < n) {
+      expected = one.adds ? expected : 0.0;
+      for (std::size_t i = 0; i < k; ++i) {
+        const T& a = in.a[one.transposes_a ? i * in.a_row + row : row * in.a_row + i];
+        const T& b = in.b[one.transposes_b ? column * in.b_row + i : i * in.b_row + column];
+        expected += static_cast<double>(to_float(a)) * static_cast<double>(to_float(b));
+      }
+    }
+    ASSERT_NEAR(c[at], expected, 1e-4 * std::sqrt(static_cast<double>(k)))
+        << "row " << row << ", column " << column;
+  }
+}
+
+template <class T>
+void expect_same_bits_on_all_threads(const std::vector<Case>& cases) {
+  for (const Case& one : cases) {
+    const auto& [m, n, k] = one.extents;
+    SCOPED_TRACE(fmt::format("{} x {} x {}{}{}{}, gap {}", m, n, k, one.transposes_a ? ", A^T" : "",
+                             one.transposes_b ? ", B^T" : "", one.adds ? ", adds" : "", one.gap));
+    const Operands<T> in(one);
+    const std::vector<float> expected = multiply(one, in, 1);
+    ASSERT_NO_FATAL_FAILURE(expect_right(one, in, expected));
+    for (const int threads : {2, 3, 4, 6, 13}) {
+      ASSERT_EQ(multiply(one, in, threads), expected) << threads << " threads";
+    }
+  }
+}
+
+/// Weight gradients, with and without gaps between rows, and products with gaps: the shapes that
+/// are cut into one tile per thread in bf16.
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const bool adds : {false, true}) {
+    for (const Extents& e : {Extents{129, 65, 70}, Extents{192, 256, 1023}, Extents{128, 80, 2049},
+                             Extents{401, 135, 1536}, Extents{135, 401, 769}}) {
+      all.push_back({e, true, false, adds, 0});
+      all.push_back({e, true, false, adds, 15});
+      all.push_back({e, false, false, adds, 3});
+      all.push_back({e, false, true, adds, 16});
+    }
+  }
+  all.push_back({{130, 33, 4099}, false, false, false, 15});
+  all.push_back({{33, 513, 100}, false, true, false, 15});
+  all.push_back({{1, 515, 64}, false, true, false, 13});
+  return all;
+}
+
+bool depends_on_threads() {
+  return describe_arithmetic(2).find("threads") != std::string::npos;
+}
+
+TEST(Products, HaveTheSameBitsOnEveryNumberOfThreadsInBf16) {
+  if (depends_on_threads()) GTEST_SKIP() << "not on this CPU";
+  expect_same_bits_on_all_threads<Bf16>(cases());
+}
+TEST(Products, HaveTheSameBitsOnEveryNumberOfThreadsInFp32) {
+  if (depends_on_threads()) GTEST_SKIP() << "not on this CPU";
+  expect_same_bits_on_all_threads<float>(cases());
+}
+
+}  // namespace
+}  // namespace ballast::model::host::products_test
