@@ -51,8 +51,9 @@ std::optional<std::uint64_t> as_whole(const Value& value, WholeRange range) {
 /// if there are none, or too many.
 std::string suggestion_elsewhere(const std::string& name) {
   constexpr std::size_t kMost = 3;
+  static const std::vector<KeyInfo> all = key_list();
   std::vector<std::string> found;
-  for (const KeyInfo& key : key_list()) {
+  for (const KeyInfo& key : all) {
     const auto& others = key.other_names;
     if (last_part(key.path) == name || std::ranges::find(others, name) != others.end()) {
       found.push_back(fmt::format("'{}'", key.path));

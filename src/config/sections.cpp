@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <set>
+#include <string>
 
 #include <fmt/format.h>
 
@@ -43,12 +45,13 @@ Json read_detail(const Value& value, const Json& standard) {
 /// Keys that only some families have. A key that the model's family lacks is noted and ignored.
 Section detail_keys(Config& c) {
   Section keys;
+  std::set<std::string> names;
   const auto is = [](const std::string& name) {
     return [name](const auto& key) { return key.name == name; };
   };
   for (const std::string& family : model::family_names()) {
     for (const model::DetailKey& detail : model::family(family).details()) {
-      if (std::any_of(keys.begin(), keys.end(), is(detail.name))) continue;
+      if (!names.insert(detail.name).second) continue;
       const auto read = [&c, is, detail](const Value& value) {
         const auto own = model::family(c.model.family).details();
         const Json given = read_detail(value, detail.standard);

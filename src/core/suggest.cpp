@@ -35,9 +35,11 @@ std::string nearest(std::string_view word, std::span<const std::string> candidat
   std::size_t best = std::max<std::size_t>(2, word.size() / 3) + 1;
   std::string found;
   for (const auto& candidate : candidates) {
+    const std::size_t longer = std::max(word.size(), candidate.size());
+    if (longer - std::min(word.size(), candidate.size()) >= best) continue;  // insertions alone
     const std::size_t edits = distance(word, candidate);
     // Short words are near to any other word.
-    const bool alike = 2 * edits <= std::max(word.size(), candidate.size());
+    const bool alike = 2 * edits <= longer;
     if (edits < best && alike) {
       best = edits;
       found = candidate;
