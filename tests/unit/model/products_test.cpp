@@ -1,9 +1,11 @@
 #include "src/model/host/products.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <fmt/format.h>
@@ -42,10 +44,12 @@ struct Case {
   bool transposes_a = false;
   bool transposes_b = false;
   bool adds = false;
+  bool has_bias = false;
   std::size_t gap = 0;
 };
 
-template <class T>
+/// T: type of the operands; C: type of the result.
+template <class T, class C>
 struct Operands {
   explicit Operands(const Case& one)
       : a_row((one.transposes_a ? one.extents.m : one.extents.k) + one.gap),
@@ -53,54 +57,61 @@ struct Operands {
         c_row(one.extents.n + one.gap),
         a(random_values<T>((one.transposes_a ? one.extents.k : one.extents.m) * a_row, 1)),
         b(random_values<T>((one.transposes_b ? one.extents.n : one.extents.k) * b_row, 2)),
-        c(random_values<float>(one.extents.m * c_row, 3)) {}
+        c(random_values<C>(one.extents.m * c_row, 3)),
+        bias(random_values<T>(one.extents.n, 4)) {}
 
   std::size_t a_row, b_row, c_row;  ///< elements per row
   std::vector<T> a, b;
-  std::vector<float> c;  ///< values before the product
+  std::vector<C> c;  ///< values before the product
+  std::vector<T> bias;
 };
 
-template <class T>
-std::vector<float> multiply(const Case& one, const Operands<T>& in, int threads) {
+template <class T, class C>
+std::vector<float> multiply(const Case& one, const Operands<T, C>& in, int threads) {
   const Threads guard(threads);
   Products products;
-  std::vector<float> c = in.c;
+  std::vector<C> c = in.c;
   products.multiply(
       one.extents,
       one.transposes_a ? transposed(in.a.data(), in.a_row) : matrix(in.a.data(), in.a_row),
       one.transposes_b ? transposed(in.b.data(), in.b_row) : matrix(in.b.data(), in.b_row),
-      matrix(c.data(), in.c_row), one.adds);
-  return c;
+      matrix(c.data(), in.c_row), one.adds, one.has_bias ? in.bias.data() : nullptr);
+  std::vector<float> values(c.size());
+  std::transform(c.begin(), c.end(), values.begin(), [](C value) { return to_float(value); });
+  return values;
 }
 
 /// Compares some elements with sums in double, and all unused elements with their values before.
-template <class T>
-void expect_right(const Case& one, const Operands<T>& in, const std::vector<float>& c) {
+template <class T, class C>
+void expect_right(const Case& one, const Operands<T, C>& in, const std::vector<float>& c) {
   const auto& [m, n, k] = one.extents;
   for (std::size_t at = 0; at < c.size(); at += at % 7 + 1) {
     const std::size_t row = at / in.c_row;
     const std::size_t column = at % in.c_row;
-    double expected = in.c[at];
+    double expected = static_cast<double>(to_float(in.c[at]));
     if (column < n) {
       expected = one.adds ? expected : 0.0;
+      if (one.has_bias) expected += static_cast<double>(to_float(in.bias[column]));
       for (std::size_t i = 0; i < k; ++i) {
         const T& a = in.a[one.transposes_a ? i * in.a_row + row : row * in.a_row + i];
         const T& b = in.b[one.transposes_b ? column * in.b_row + i : i * in.b_row + column];
         expected += static_cast<double>(to_float(a)) * static_cast<double>(to_float(b));
       }
     }
-    ASSERT_NEAR(c[at], expected, 1e-4 * std::sqrt(static_cast<double>(k)))
+    const double rounding = std::is_same_v<C, float> ? 0.0 : std::abs(expected) / 128.0;
+    ASSERT_NEAR(c[at], expected, rounding + 1e-4 * std::sqrt(static_cast<double>(k)))
         << "row " << row << ", column " << column;
   }
 }
 
-template <class T>
+template <class T, class C>
 void expect_same_bits_on_all_threads(const std::vector<Case>& cases) {
   for (const Case& one : cases) {
     const auto& [m, n, k] = one.extents;
-    SCOPED_TRACE(fmt::format("{} x {} x {}{}{}{}, gap {}", m, n, k, one.transposes_a ? ", A^T" : "",
-                             one.transposes_b ? ", B^T" : "", one.adds ? ", adds" : "", one.gap));
-    const Operands<T> in(one);
+    SCOPED_TRACE(fmt::format("{} x {} x {}{}{}{}{}, gap {}", m, n, k,
+                             one.transposes_a ? ", A^T" : "", one.transposes_b ? ", B^T" : "",
+                             one.adds ? ", adds" : "", one.has_bias ? ", bias" : "", one.gap));
+    const Operands<T, C> in(one);
     const std::vector<float> expected = multiply(one, in, 1);
     ASSERT_NO_FATAL_FAILURE(expect_right(one, in, expected));
     for (const int threads : {2, 3, 4, 6, 13}) {
@@ -109,22 +120,28 @@ void expect_same_bits_on_all_threads(const std::vector<Case>& cases) {
   }
 }
 
-/// Weight gradients, with and without gaps between rows, and products with gaps: the shapes that
-/// are cut into one tile per thread in bf16.
+/// Weight gradients with and without gaps between rows, and products with gaps: in bf16 each thread
+/// has a tile of them. Then products without gaps.
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const bool adds : {false, true}) {
     for (const Extents& e : {Extents{129, 65, 70}, Extents{192, 256, 1023}, Extents{128, 80, 2049},
                              Extents{401, 135, 1536}, Extents{135, 401, 769}}) {
-      all.push_back({e, true, false, adds, 0});
-      all.push_back({e, true, false, adds, 15});
-      all.push_back({e, false, false, adds, 3});
-      all.push_back({e, false, true, adds, 16});
+      all.push_back({e, true, false, adds, false, 0});
+      all.push_back({e, true, false, adds, false, 15});
+      all.push_back({e, false, false, adds, false, 3});
+      all.push_back({e, false, true, adds, false, 16});
     }
   }
-  all.push_back({{130, 33, 4099}, false, false, false, 15});
-  all.push_back({{33, 513, 100}, false, true, false, 15});
-  all.push_back({{1, 515, 64}, false, true, false, 13});
+  all.push_back({{130, 33, 4099}, false, false, false, true, 15});
+  all.push_back({{33, 513, 100}, false, true, false, true, 15});
+  all.push_back({{1, 515, 64}, false, true, false, true, 13});
+  for (const bool transposes_b : {false, true}) {
+    for (const bool adds : {false, true}) {
+      all.push_back({{531, 65, 70}, false, transposes_b, adds, false, 0});
+      all.push_back({{801, 96, 2304}, false, transposes_b, adds, !adds, 0});
+    }
+  }
   return all;
 }
 
@@ -134,11 +151,12 @@ bool depends_on_threads() {
 
 TEST(Products, HaveTheSameBitsOnEveryNumberOfThreadsInBf16) {
   if (depends_on_threads()) GTEST_SKIP() << "not on this CPU";
-  expect_same_bits_on_all_threads<Bf16>(cases());
+  expect_same_bits_on_all_threads<Bf16, float>(cases());
+  expect_same_bits_on_all_threads<Bf16, Bf16>(cases());
 }
 TEST(Products, HaveTheSameBitsOnEveryNumberOfThreadsInFp32) {
   if (depends_on_threads()) GTEST_SKIP() << "not on this CPU";
-  expect_same_bits_on_all_threads<float>(cases());
+  expect_same_bits_on_all_threads<float, float>(cases());
 }
 
 }  // namespace
