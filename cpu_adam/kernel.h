@@ -36,7 +36,20 @@
 ///   selects Bits by lane; larger(Bits, Bits): unsigned maximum; zero_where_zero(Bits, bits),
 ///   zero_where_nan(Float, bits): `bits`, or 0 where the first is 0 or NaN
 /// - Squares: 16 sums of squares in double, see kernel_squares.h
-/// - optional: expand_codes<Kind> and compress_codes<Kind>, faster than those of kernel_codes.h
+///
+/// Members of vectors for pairs (kernel_pairs.h). Halves are the 16-bit halves of all lanes:
+/// - load_halves(p), store_halves(p, Bits): 2 * kWidth of them
+/// - merge(low, high): the low halves of one and the upper halves of the other
+/// - separate(first, last): in place, 2 * kWidth floats to those with even and with odd numbers;
+///   join(even, odd): the reverse
+/// - without_carries(upper, lower), with_carries(upper, lower): subtracts or adds the highest bit
+/// of
+///   each half of `lower`. A NaN stays a NaN when a carry is added.
+/// - load_codes<has_sign>(p): 2 * kWidth codes as halves, with the sign extended or not;
+///   add_where_coded<Kind>(halves, summand): adds to halves of codes other than zero
+/// - store_codes<Kind>(bases, uppers, p): codes of 32 numbers from the upper halves of their
+/// rounded
+///   patterns. Stores nothing and returns false if a code is below 2.
 namespace ballast::cpu_adam {
 namespace {
 

@@ -63,62 +63,51 @@ struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
     store8(to, _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
   }
 
-  /// Codes are words here, 16 in a vector: the upper halves of the patterns that they stand for are
-  /// 16 * (code + base), with the sign in front.
-  template <class Kind>
-  static void expand_codes(const std::uint8_t* codes, Bits base, Float (&numbers)[2]) {
-    const __m256i bytes = _mm256_broadcastsi128_si256(load16(codes));
-    // Puts elements 0 to 3 and 8 to 11 into one half, which unpacking then separates. A signed code
-    // fills both bytes of its word, so that its sign is where the pattern has it.
-    constexpr char kNone = Kind::kSigned ? 0 : -128;
-    const auto in_both = [](char element) { return static_cast<char>(element | kNone); };
-    const __m256i order = _mm256_setr_epi8(
-        0, in_both(0), 1, in_both(1), 2, in_both(2), 3, in_both(3), 8, in_both(8), 9, in_both(9),
-        10, in_both(10), 11, in_both(11), 4, in_both(4), 5, in_both(5), 6, in_both(6), 7,
-        in_both(7), 12, in_both(12), 13, in_both(13), 14, in_both(14), 15, in_both(15));
-    const __m256i zero = _mm256_setzero_si256();
-    const __m256i words = _mm256_shuffle_epi8(bytes, order);
-    const __m256i code = _mm256_and_si256(words, _mm256_set1_epi16(Kind::kLargest));
-    const __m256i none = _mm256_cmpeq_epi16(code, zero);
-    const __m256i number = _mm256_slli_epi16(_mm256_add_epi16(code, in_words(base)), 4);
-    __m256i upper = _mm256_andnot_si256(none, number);
-    if constexpr (Kind::kSigned) {
-      upper = _mm256_or_si256(upper, _mm256_and_si256(words, _mm256_set1_epi16(-0x8000)));
-    }
-    numbers[0] = number_of(Bits(_mm256_unpacklo_epi16(zero, upper)));
-    numbers[1] = number_of(Bits(_mm256_unpackhi_epi16(zero, upper)));
+  static Bits merge(Bits low, Bits high) { return Bits(_mm256_blend_epi16(low, high, 0xaa)); }
+  static void separate(Float& first, Float& last) {
+    const __m256 lows = _mm256_permute2f128_ps(first, last, 0x20);
+    const __m256 highs = _mm256_permute2f128_ps(first, last, 0x31);
+    first = Float(_mm256_shuffle_ps(lows, highs, 0x88));
+    last = Float(_mm256_shuffle_ps(lows, highs, 0xdd));
   }
-  /// Returns false if the block is NaN or if some number may be below the smallest code, which is
-  /// rare: kernel_codes.h then compresses each.
+  static void join(Float& even, Float& odd) {
+    const __m256 lows = _mm256_unpacklo_ps(even, odd);
+    const __m256 highs = _mm256_unpackhi_ps(even, odd);
+    even = Float(_mm256_permute2f128_ps(lows, highs, 0x20));
+    odd = Float(_mm256_permute2f128_ps(lows, highs, 0x31));
+  }
+  static Bits without_carries(Bits upper, Bits lower) {
+    return Bits(_mm256_add_epi16(upper, _mm256_srai_epi16(lower, 15)));
+  }
+  static Bits with_carries(Bits upper, Bits lower) {
+    const __m256i limited = _mm256_min_epu16(upper, in_memory<0xfffefffeU>());
+    return Bits(_mm256_subs_epi16(limited, _mm256_srai_epi16(lower, 15)));
+  }
+  template <bool has_sign>
+  static Bits load_codes(const std::uint8_t* from) {
+    const __m128i bytes = load16(from);
+    return Bits(has_sign ? _mm256_cvtepi8_epi16(bytes) : _mm256_cvtepu8_epi16(bytes));
+  }
   template <class Kind>
-  static bool compress_codes(const CodeScale<Avx2Lanes, Kind>& scale, const float* from,
-                             const Draws<Avx2Lanes>& draws, std::uint8_t* codes) {
-    if (scale.all_nan) return false;
-    const __m256i base = in_words(scale.base);
-    __m256i words[2];
-    for (std::size_t i = 0; i < 2; ++i) {
-      const Bits even = rounded_for<Kind>(from + 16 * i, draws.bits[2 * i]);
-      const Bits odd = rounded_for<Kind>(from + 16 * i + 8, draws.bits[2 * i + 1]);
-      words[i] = _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xaa);
-    }
-    const auto code_of = [base](__m256i upper) {
-      const __m256i magnitude = _mm256_and_si256(upper, in_memory<0x7fff7fff>());
-      return _mm256_sub_epi16(_mm256_srli_epi16(magnitude, 4), base);
+  static Bits add_where_coded(Bits halves, Bits summand) {
+    __m256i codes = halves;  // without signs, because those change the sign of the summand
+    if constexpr (Kind::kSigned) codes = _mm256_and_si256(codes, _mm256_set1_epi16(0x7fff));
+    return Bits(_mm256_add_epi16(halves, _mm256_sign_epi16(summand, codes)));
+  }
+  template <class Kind>
+  static bool store_codes(Bits bases, const Bits (&uppers)[2], std::uint8_t* codes) {
+    const auto code_of = [bases](__m256i halves) {
+      if constexpr (Kind::kSigned) halves = _mm256_and_si256(halves, in_memory<0x7fff7fff>());
+      return _mm256_sub_epi16(_mm256_srli_epi16(halves, 4), bases);
     };
-    __m256i bytes = _mm256_packus_epi16(code_of(words[0]), code_of(words[1]));
-    const __m256i one = in_memory<0x01010101>();
-    const __m256i small = _mm256_cmpeq_epi8(_mm256_min_epu8(bytes, one), bytes);
+    __m256i bytes = _mm256_packus_epi16(code_of(uppers[0]), code_of(uppers[1]));
+    const __m256i small = _mm256_cmpeq_epi8(_mm256_min_epu8(bytes, in_memory<0x01010101>()), bytes);
     if (_mm256_movemask_epi8(small) != 0) return false;
     if constexpr (Kind::kSigned) {
-      const __m256i signs = _mm256_packs_epi16(words[0], words[1]);
+      const __m256i signs = _mm256_packs_epi16(uppers[0], uppers[1]);
       bytes = _mm256_or_si256(bytes, _mm256_and_si256(signs, in_memory<0x80808080U>()));
     }
-    // Even and odd elements of two vectors alternate in each half.
-    const __m256i fours = _mm256_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15,  //
-                                           0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-    const __m256i ordered = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(bytes, fours),
-                                                        _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), ordered);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permute4x64_epi64(bytes, 0xd8));
     return true;
   }
 
@@ -146,25 +135,6 @@ struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
   static __m256i low_then_high() {
     return _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,  //
                             0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-  }
-  /// A constant that is loaded where it is used. gcc would build it again in each iteration.
-  template <std::uint32_t value>
-  static __m256i in_memory() {
-    static constexpr std::uint32_t kValue = value;
-    const std::uint32_t* from = &kValue;
-    asm("" : "+r"(from));
-    return _mm256_set1_epi32(static_cast<int>(*from));
-  }
-  /// The low half of each pattern in both of its halves.
-  static __m256i in_words(Bits value) {
-    return _mm256_blend_epi16(value, _mm256_slli_epi32(value, 16), 0xaa);
-  }
-  /// Eight patterns with their random bits added below the code, as compress_code() does.
-  template <class Kind>
-  static Bits rounded_for(const float* from, Bits draws) {
-    // Shifts the 16 random bits to bit 4.
-    const Bits shifted = Kind::kRandomShift == 0 ? draws << 4 : draws >> (Kind::kRandomShift - 4);
-    return bits_of(load(from)) + (shifted & Bits(in_memory<0xffff0>())) + Bits(in_memory<8>());
   }
   static void store8(std::uint16_t* to, __m128i value) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), value);

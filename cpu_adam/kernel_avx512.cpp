@@ -51,6 +51,51 @@ struct Avx512Lanes : VectorLanes<xsimd::avx512bw> {
     store16(to, _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
   }
 
+  static Bits merge(Bits low, Bits high) { return select<0xe4>(low, high, pattern(0xffffU)); }
+  static void separate(Float& first, Float& last) {
+    const Bits even = iota() << 1;
+    const Float odds = Float(_mm512_permutex2var_ps(first, even + pattern(1U), last));
+    first = Float(_mm512_permutex2var_ps(first, even, last));
+    last = odds;
+  }
+  static void join(Float& even, Float& odd) {
+    // Lanes of `odd` have the numbers from 16 on.
+    const Bits order = (iota() >> 1) + ((iota() & pattern(1U)) << 4);
+    const Float lasts = Float(_mm512_permutex2var_ps(even, order + pattern(8U), odd));
+    even = Float(_mm512_permutex2var_ps(even, order, odd));
+    odd = lasts;
+  }
+  static Bits without_carries(Bits upper, Bits lower) {
+    return Bits(_mm512_add_epi16(upper, _mm512_srai_epi16(lower, 15)));
+  }
+  static Bits with_carries(Bits upper, Bits lower) {
+    const __m512i limited = _mm512_min_epu16(upper, _mm512_set1_epi16(-2));
+    return Bits(_mm512_subs_epi16(limited, _mm512_srai_epi16(lower, 15)));
+  }
+  template <bool has_sign>
+  static Bits load_codes(const std::uint8_t* from) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return Bits(has_sign ? _mm512_cvtepi8_epi16(bytes) : _mm512_cvtepu8_epi16(bytes));
+  }
+  template <class Kind>
+  static Bits add_where_coded(Bits halves, Bits summand) {
+    const __mmask32 some = _mm512_test_epi16_mask(halves, _mm512_set1_epi16(Kind::kLargest * 16));
+    return Bits(_mm512_mask_add_epi16(halves, some, halves, summand));
+  }
+  template <class Kind>
+  static bool store_codes(Bits bases, const Bits (&uppers)[1], std::uint8_t* codes) {
+    __m512i halves = uppers[0];
+    if constexpr (Kind::kSigned) halves = _mm512_and_si512(halves, in_memory<0x7fff7fff>());
+    __m512i code = _mm512_sub_epi16(_mm512_srli_epi16(halves, 4), bases);
+    if (_mm512_cmple_epi16_mask(code, in_memory<0x10001>()) != 0) return false;
+    if constexpr (Kind::kSigned) {
+      const Bits sign = Bits(_mm512_srli_epi16(uppers[0], 8));
+      code = select<0xf8>(Bits(code), sign, in_memory<0x800080>());
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm512_cvtepi16_epi8(code));
+    return true;
+  }
+
   struct Squares {
     __m512d low = _mm512_setzero_pd();
     __m512d high = _mm512_setzero_pd();
@@ -67,6 +112,11 @@ struct Avx512Lanes : VectorLanes<xsimd::avx512bw> {
   };
 
  private:
+  /// The truth table of three inputs; bit 4 of its index is `a`, bit 2 is `b`, bit 1 is `c`.
+  template <int table>
+  static Bits select(Bits a, Bits b, Bits c) {
+    return Bits(_mm512_ternarylogic_epi32(a, b, c, table));
+  }
   static __m256i load16(const std::uint16_t* from) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   }

@@ -19,22 +19,34 @@ struct BlockwiseTile {
   alignas(kCacheLine) float values[kTile];
 
   void expand(const std::uint8_t* codes, std::uint32_t exponent) {
-    const auto base = Lanes::pattern(code_base<Kind>(exponent));
-    for (std::size_t i = 0; i < kTile; i += kExpanded) {
-      typename Lanes::Float numbers[kExpanded / Lanes::kWidth];
-      expand_codes<Lanes, Kind>(codes + i, base, numbers);
-      for (std::size_t n = 0; n < kExpanded / Lanes::kWidth; ++n) {
-        Lanes::store(values + i + n * Lanes::kWidth, numbers[n]);
+    if constexpr (Lanes::kWidth == 1) {
+      for (std::size_t i = 0; i < kTile; ++i) {
+        values[i] = expand_code<Lanes, Kind>(codes[i], code_base<Kind>(exponent));
+      }
+    } else {
+      const auto base = base_of_halves<Lanes, Kind>(exponent);
+      for (std::size_t i = 0; i < kTile; i += 2 * Lanes::kWidth) {
+        Pair<Lanes> pair = expand_codes<Lanes, Kind>(codes + i, base);
+        Lanes::join(pair.even, pair.odd);
+        Lanes::store(values + i, pair.even);
+        Lanes::store(values + i + Lanes::kWidth, pair.odd);
       }
     }
   }
-  /// Finds the shared exponent and stores it, unless the optimizer has no such moment.
-  std::uint32_t find_exponent(std::uint8_t* exponent) const {
-    if (exponent == nullptr) return kLowestExponent;
+  /// Finds the shared exponent and stores it, unless the optimizer has no such moment. Separates
+  /// the values into pairs of vectors.
+  void prepare(std::uint8_t* exponent) {
+    if (exponent == nullptr) return;
     LargestMagnitude<Lanes> largest;
-    for (std::size_t i = 0; i < kTile; i += Lanes::kWidth) largest.add(Lanes::load(values + i));
+    for (std::size_t i = 0; i < kTile; i += 2 * Lanes::kWidth) {
+      Pair<Lanes> pair = {Lanes::load(values + i), Lanes::load(values + i + Lanes::kWidth)};
+      largest.add(pair.even);
+      largest.add(pair.odd);
+      Lanes::separate(pair.even, pair.odd);
+      Lanes::store(values + i, pair.even);
+      Lanes::store(values + i + Lanes::kWidth, pair.odd);
+    }
     *exponent = static_cast<std::uint8_t>(largest.shared_exponent());
-    return *exponent;
   }
 };
 
@@ -153,9 +165,11 @@ template <class Lanes>
 void run_blockwise8(FusedKernel fused, const Coefficients& k, const Streams& s) noexcept {
   BlockwiseTile<Lanes, SignedCodes> first;
   BlockwiseTile<Lanes, UnsignedCodes> second;
+  const DrawConstants<Lanes> rounding(k.draw_key, 2);
+  rounding.keep_in_memory();
   for (std::size_t start = 0; start < s.size; start += kTile) {
     const std::size_t size = s.size - start < kTile ? s.size - start : kTile;
-    const Streams block = block_of(s, start, size);
+    Streams block = block_of(s, start, size);
     CodesOfTile first_codes(block.first, size);
     CodesOfTile second_codes(block.second, size);
     if (block.first != nullptr) first.expand(first_codes.load(), *block.first_exponents);
@@ -168,11 +182,11 @@ void run_blockwise8(FusedKernel fused, const Coefficients& k, const Streams& s) 
     } else {
       run_mixed(fused, k, tile);
     }
-    const std::uint32_t first_exponent = first.find_exponent(block.first_exponents);
-    const std::uint32_t second_exponent = second.find_exponent(block.second_exponents);
-    compress_block<Lanes>({first.values, first_codes.block(), first_exponent},
-                          {second.values, second_codes.block(), second_exponent}, k.draw_key,
-                          block.element);
+    first.prepare(block.first_exponents);
+    second.prepare(block.second_exponents);
+    block.first = first_codes.block();
+    block.second = second_codes.block();
+    compress_block<Lanes>(rounding, block, first.values, second.values);
     first_codes.store();
     second_codes.store();
   }

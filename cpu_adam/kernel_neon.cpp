@@ -49,6 +49,59 @@ struct NeonLanes : VectorLanes<xsimd::neon64> {
     vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(value)));
   }
 
+  static Bits load_halves(const std::uint16_t* from) {
+    return Bits(vreinterpretq_u32_u16(vld1q_u16(from)));
+  }
+  static void store_halves(std::uint16_t* to, Bits value) { vst1q_u16(to, halves(value)); }
+  static Bits merge(Bits low, Bits high) { return Bits(vbslq_u32(pattern(0xffffU), low, high)); }
+  static void separate(Float& first, Float& last) {
+    const float32x4x2_t apart = vuzpq_f32(first, last);
+    first = Float(apart.val[0]);
+    last = Float(apart.val[1]);
+  }
+  static void join(Float& even, Float& odd) {
+    const float32x4x2_t joined = vzipq_f32(even, odd);
+    even = Float(joined.val[0]);
+    odd = Float(joined.val[1]);
+  }
+  static Bits without_carries(Bits upper, Bits lower) {
+    return of_halves(vsubq_u16(halves(upper), vshrq_n_u16(halves(lower), 15)));
+  }
+  static Bits with_carries(Bits upper, Bits lower) {
+    const uint16x8_t limited = vminq_u16(halves(upper), vdupq_n_u16(0xfffe));
+    const int16x8_t carries = vreinterpretq_s16_u16(vshrq_n_u16(halves(lower), 15));
+    return of_halves(vreinterpretq_u16_s16(vqaddq_s16(vreinterpretq_s16_u16(limited), carries)));
+  }
+  template <bool has_sign>
+  static Bits load_codes(const std::uint8_t* from) {
+    const uint8x8_t bytes = vld1_u8(from);
+    const int16x8_t extended = vmovl_s8(vreinterpret_s8_u8(bytes));
+    return of_halves(has_sign ? vreinterpretq_u16_s16(extended) : vmovl_u8(bytes));
+  }
+  template <class Kind>
+  static Bits add_where_coded(Bits values, Bits summand) {
+    const uint16x8_t coded = vtstq_u16(halves(values), vdupq_n_u16(Kind::kLargest * 16));
+    return of_halves(vaddq_u16(halves(values), vandq_u16(coded, halves(summand))));
+  }
+  template <class Kind>
+  static bool store_codes(Bits bases, const Bits (&uppers)[4], std::uint8_t* codes) {
+    uint8x8_t bytes[4];
+    uint16x8_t small = vdupq_n_u16(0);
+    for (int i = 0; i < 4; ++i) {
+      uint16x8_t magnitude = halves(uppers[i]);
+      if (Kind::kSigned) magnitude = vandq_u16(magnitude, vdupq_n_u16(0x7fff));
+      const uint16x8_t code = vsubq_u16(vshrq_n_u16(magnitude, 4), halves(bases));
+      small = vorrq_u16(small, vcleq_s16(vreinterpretq_s16_u16(code), vdupq_n_s16(1)));
+      bytes[i] = vmovn_u16(code);
+      if (Kind::kSigned) {
+        bytes[i] = vbsl_u8(vdup_n_u8(0x80), vshrn_n_u16(halves(uppers[i]), 8), bytes[i]);
+      }
+    }
+    if (vmaxvq_u16(small) != 0) return false;
+    for (int i = 0; i < 4; ++i) vst1_u8(codes + 8 * i, bytes[i]);
+    return true;
+  }
+
   struct Squares {
     float64x2_t sums[8] = {};
     void add(Float value, std::size_t part) {
@@ -61,6 +114,10 @@ struct NeonLanes : VectorLanes<xsimd::neon64> {
       for (std::size_t i = 0; i < 8; ++i) vst1q_f64(to + 2 * i, sums[i]);
     }
   };
+
+ private:
+  static uint16x8_t halves(Bits value) { return vreinterpretq_u16_u32(value); }
+  static Bits of_halves(uint16x8_t value) { return Bits(vreinterpretq_u32_u16(value)); }
 };
 
 }  // namespace

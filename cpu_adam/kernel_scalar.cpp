@@ -52,6 +52,7 @@ struct ScalarLanes {
   static Bits zero_where_zero(Bits value, Bits bits) {
     return where_zero(value, pattern(0U), bits);
   }
+  static void separate(Float&, Float&) {}
   static Bits where_less(Float a, Float b, Bits yes, Bits no) { return a < b ? yes : no; }
 
   struct Squares {

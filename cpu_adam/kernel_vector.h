@@ -19,6 +19,15 @@ struct VectorLanes {
 
   static Float broadcast(float value) { return Float(value); }
   static Bits pattern(std::uint32_t value) { return Bits(value); }
+  /// A constant that is loaded where it is used. gcc would build it again in each iteration of a
+  /// loop if registers do not suffice.
+  template <std::uint32_t value>
+  static Bits in_memory() {
+    static constexpr std::uint32_t kValue = value;
+    const std::uint32_t* from = &kValue;
+    asm("" : "+r"(from));
+    return Bits(*from);
+  }
   static Bits iota() {
     std::uint32_t numbers[kWidth];
     for (std::size_t i = 0; i < kWidth; ++i) numbers[i] = static_cast<std::uint32_t>(i);
@@ -28,6 +37,12 @@ struct VectorLanes {
   static void store(float* to, Float value) { value.store_unaligned(to); }
   static void stream(float* to, Float value) { store(to, value); }
   static void end_streams() {}
+  static Bits load_halves(const std::uint16_t* from) {
+    return Bits::load_unaligned(reinterpret_cast<const std::uint32_t*>(from));
+  }
+  static void store_halves(std::uint16_t* to, Bits value) {
+    value.store_unaligned(reinterpret_cast<std::uint32_t*>(to));
+  }
   static Float sqrt(Float value) { return xsimd::sqrt(value); }
   static Float divide(Float a, Float b) { return a / b; }
   static Bits bits_of(Float value) { return xsimd::bitwise_cast<Bits>(value); }

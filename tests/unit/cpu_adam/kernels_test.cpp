@@ -203,6 +203,20 @@ TEST_F(Kernels, AgreeOnSpecialValuesInBlocksOfCodes) {
   }
 }
 
+TEST_F(Kernels, KeepNansWhoseBitsAreAllSet) {
+  // A carry out of the remainder of such a NaN would turn it into zero.
+  for (const auto format : {Moments::Format::bf16_first, Moments::Format::blockwise8}) {
+    States states = States::random({Optimizer::adamw, Weights::Format::split, DType::f32, format},
+                                   3 * Codes::kBlock, 8);
+    states.set_gradient(5, std::bit_cast<float>(0xffffffffU));
+    states.set_gradient(2 * Codes::kBlock + 38, std::bit_cast<float>(0x7fffffffU));
+    expect_same_bits(states, 2);
+    Updater({.threads = 1}).step({}, states.shard());
+    EXPECT_TRUE(std::isnan(states.element(5).first));
+    EXPECT_TRUE(std::isnan(states.element(2 * Codes::kBlock + 38).first));
+  }
+}
+
 TEST_F(Kernels, AgreeOnEveryWeightAndManyRemainders) {
   constexpr std::array<std::uint16_t, 6> kLow = {0x0000, 0x0001, 0x7fff, 0x8000, 0x8001, 0xffff};
   States states({}, 0x10000U * kLow.size());
