@@ -43,13 +43,11 @@
 /// - separate(first, last): in place, 2 * kWidth floats to those with even and with odd numbers;
 ///   join(even, odd): the reverse
 /// - without_carries(upper, lower), with_carries(upper, lower): subtracts or adds the highest bit
-/// of
-///   each half of `lower`. A NaN stays a NaN when a carry is added.
+///   of each half of `lower`. A NaN stays a NaN when a carry is added.
 /// - load_codes<has_sign>(p): 2 * kWidth codes as halves, with the sign extended or not;
 ///   add_where_coded<Kind>(halves, summand): adds to halves of codes other than zero
 /// - store_codes<Kind>(bases, uppers, p): codes of 32 numbers from the upper halves of their
-/// rounded
-///   patterns. Stores nothing and returns false if a code is below 2.
+///   rounded patterns. Stores nothing and returns false if a code is below 2.
 namespace ballast::cpu_adam {
 namespace {
 
