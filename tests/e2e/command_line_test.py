@@ -224,6 +224,7 @@ class CommandLine(RunTest):
                 (train + "optimizer.params.lr=1",
                  "a setting needs --set before it: --set optimizer.params.lr=1"),
                 (train + "--lr 1", "it is a key of the config: --set optimizer.params.lr=VALUE"),
+                ("eval model --documents x", "give the file with --data FILE"),
                 (train + "--batch-size 8", "--set train_batch_size=VALUE"),
                 (train + "--save FILE", "it is an option of ballast plan"),
                 (train + "--deepspeed_config x", "give only the DeepSpeed config"),

@@ -149,6 +149,11 @@ std::string option_hint(const CommandInfo& program, const CommandInfo& command,
   if (const auto advice = advice_for(kLaunchers, word); !advice.empty()) {
     return std::string(advice);
   }
+  constexpr std::string_view kData =
+      "data.documents data.text data.tokens documents text tokens dataset train_file";
+  if (command.option("--data") != nullptr && text::has_word(kData, word)) {
+    return "give the file with --data FILE";
+  }
   if (has_settings(command)) {
     if (const std::string hint = key_hint(word); !hint.empty()) return hint;
   }

@@ -371,11 +371,12 @@ void Products::multiply_tiles(const Extents& e, const Matrix& a, const Matrix& b
 }
 
 std::string describe_arithmetic(std::size_t threads) {
+  constexpr int kOrderOfSums = 2;  // increases whenever products sum in another order
   const dnnl_version_t* const version = dnnl::version();
   const auto [name, independent] = instruction_set();
-  return fmt::format("{} kernels and oneDNN {}.{} for {}{}", to_string(kernel_tables().back()->isa),
-                     version->major, version->minor, name,
-                     independent ? "" : fmt::format(" on {} threads", threads));
+  return fmt::format("{} kernels and oneDNN {}.{} for {}{}, sums in order {}",
+                     to_string(kernel_tables().back()->isa), version->major, version->minor, name,
+                     independent ? "" : fmt::format(" on {} threads", threads), kOrderOfSums);
 }
 
 Products::Products() : cache_(std::make_unique<Cache>()) {}
