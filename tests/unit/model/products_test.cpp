@@ -85,7 +85,7 @@ std::vector<float> multiply(const Case& one, const Operands<T, C>& in, int threa
 template <class T, class C>
 void expect_right(const Case& one, const Operands<T, C>& in, const std::vector<float>& c) {
   const auto& [m, n, k] = one.extents;
-  for (std::size_t at = 0; at < c.size(); at += at % 7 + 1) {
+  for (std::size_t at = 0; at < c.size(); at += at % 97 + 1) {
     const std::size_t row = at / in.c_row;
     const std::size_t column = at % in.c_row;
     double expected = static_cast<double>(to_float(in.c[at]));
