@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <optional>
 #include <string>
@@ -61,6 +62,12 @@ class Movements {
   /// Selects the rows of a table for the tokens of a micro-batch and moves them to the device.
   /// Returns the buffer there. `tokens`: the batch on the host.
   BufferId rows_on_device(std::uint32_t table, std::uint32_t micro, BufferId tokens);
+  /// Selects them before rows_on_device(), which must follow for all micro-batches of the table in
+  /// the same order.
+  void select_ahead(std::uint32_t table, std::uint32_t micro, BufferId tokens) {
+    ahead_.push_back(select_rows(table, micro, tokens));
+    table_ahead_ = table;
+  }
   /// Returns the device buffer for the gradient of rows that a pass will write.
   BufferId next_row_gradients(std::uint32_t table) { return caches_of(table).row_gradients.next(); }
   /// Moves the gradient of rows of a micro-batch, which `written` has, to the host, where they wait
@@ -165,6 +172,7 @@ class Movements {
   void gather_weights(std::uint32_t block, BufferId from, BufferId to, Condition when,
                       std::optional<Condition> unless = {});
 
+  BufferId select_rows(std::uint32_t table, std::uint32_t micro, BufferId tokens);
   BufferId pack_on_device(std::uint32_t block);
   void scatter(std::uint32_t block, BufferId packed);
   void offload_gradient(std::uint32_t block, BufferId packed);
@@ -241,6 +249,8 @@ class Movements {
   BufferCache weight_staging_;
   RoundRobin gradient_staging_;
   RoundRobin table_rows_;
+  std::deque<BufferId> ahead_;  ///< rows that are selected, for the micro-batches of a table
+  std::uint32_t table_ahead_ = 0;
   RoundRobin row_gradients_;
   RoundRobin scattered_;
   /// Gradients of rows on the host, with the batch that selected them.

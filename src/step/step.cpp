@@ -22,7 +22,8 @@ Plan StepWriter::training_step(bool applies_updates) {
 
   for (const Group& group : groups()) {
     begin(group);
-    for (const Stop* stop : stops) {
+    for (auto at = stops.begin(); at != stops.end(); ++at) {
+      const Stop* const stop = *at;
       values_.begin(*stop);
       // Updates of the preceding step come before the first pass of their block.
       arrive(*stop, group);
@@ -35,8 +36,11 @@ Plan StepWriter::training_step(bool applies_updates) {
 
       compute(*stop, group);
 
-      // Complete gradients go to the memory where their update reads them.
       if (!group.last) continue;
+      // The lane that packs gradients of tables and updates blocks first selects rows for the next
+      // stop.
+      if (at + 1 != stops.end() && stop->backward) select_ahead(**(at + 1), group);
+      // Complete gradients go to the memory where their update reads them.
       for (const BlockId block : stop->finishes) finish(block);
     }
   }

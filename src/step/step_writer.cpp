@@ -208,6 +208,15 @@ BufferId StepWriter::bind(const Operand& operand, PassId pass, std::uint32_t mic
   return values_.bind(operand, pass, micro);
 }
 
+void StepWriter::select_ahead(const Stop& stop, const Group& group) {
+  for (std::uint32_t m = group.begin; m < group.end; ++m) {
+    for_operands(stop, [&](const Operand& operand) {
+      if (operand.kind != OperandKind::rows || operand.access != OperandAccess::reads) return;
+      move_.select_ahead(operand.number, m, values_.batch_on_host(m));
+    });
+  }
+}
+
 void StepWriter::finish(BlockId block) {
   move_.deliver_gradient(block);
   if (placed_.update_pass(block) == UpdatedIn::backward) move_.update(block, 0);

@@ -77,6 +77,7 @@ class StepWriter {
   void clear_all_sums();
   void clear_sums(const Stop& stop);
   void compute(const Stop& stop, const Group& group);
+  void select_ahead(const Stop& stop, const Group& group);
   void finish(BlockId block);
 
   OpId compute(model::PassId id, std::uint32_t micro);

@@ -140,27 +140,37 @@ BufferId Movements::weights_in_staging(std::uint32_t block, Condition when) {
 }
 
 BufferId Movements::rows_on_device(std::uint32_t table, std::uint32_t micro, BufferId tokens) {
-  const Bytes bytes = program_.blocks[table].selected;
-  const std::uint32_t label = step::label_of(step::MovedValue::rows);
-  const BufferId selected = table_rows_.next();
-  emit({.action = Action::select,
-        .payload = Payload::value,
-        .block = table,
-        .micro = micro,
-        .label = label,
-        .traffic = 2 * bytes,
-        .uses = {{Role::source, weights_on_host(table, {}), false},
-                 {Role::tokens, tokens, false},
-                 {Role::target, selected, true}}});
+  BufferId selected = kNoBuffer;
+  if (!ahead_.empty() && table_ahead_ == table) {
+    selected = ahead_.front();
+    ahead_.pop_front();
+  } else {
+    selected = select_rows(table, micro, tokens);
+  }
   const BufferId place = caches_of(table).table_rows.next();
   emit({.action = Action::upload,
         .payload = Payload::value,
         .block = table,
         .micro = micro,
-        .label = label,
-        .bytes = bytes,
+        .label = step::label_of(step::MovedValue::rows),
+        .bytes = program_.blocks[table].selected,
         .uses = {{Role::source, selected, false}, {Role::target, place, true}}});
   return place;
+}
+
+/// Returns the host buffer with the rows.
+BufferId Movements::select_rows(std::uint32_t table, std::uint32_t micro, BufferId tokens) {
+  const BufferId selected = table_rows_.next();
+  emit({.action = Action::select,
+        .payload = Payload::value,
+        .block = table,
+        .micro = micro,
+        .label = step::label_of(step::MovedValue::rows),
+        .traffic = 2 * program_.blocks[table].selected,
+        .uses = {{Role::source, weights_on_host(table, {}), false},
+                 {Role::tokens, tokens, false},
+                 {Role::target, selected, true}}});
+  return selected;
 }
 
 void Movements::bring_weights(const BufferCache::Taken& place, Action action, std::uint32_t block,

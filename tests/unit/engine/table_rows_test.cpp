@@ -73,6 +73,24 @@ TEST(TableRows, AreAllThatMovesOfTables) {
   }
 }
 
+/// The device would wait for rows of the first layer if the lane first packed the last layer's
+/// gradient.
+TEST(TableRows, AreSelectedBeforeTheGradientOfTheLayerAboveIsPacked) {
+  const test::TempDir directory;
+  const Blueprint blueprint = planner::draw_blueprint(
+      test::tiny_config(model_with_tables(131), true, directory.path(), kOnHost));
+  const std::vector<plan::Operation>& all = blueprint.schedule.steady.operations;
+  const auto is_of = [](plan::Action action) {
+    return [action](const plan::Operation& one) { return one.action == action; };
+  };
+  const auto last_select = std::find_if(all.rbegin(), all.rend(), is_of(plan::Action::select));
+  const auto first_scatter = std::ranges::find_if(all, is_of(plan::Action::scatter));
+  ASSERT_NE(last_select, all.rend());
+  ASSERT_NE(first_scatter, all.end());
+  EXPECT_LT(last_select->block, first_scatter->block);
+  EXPECT_LT(&*last_select, &*first_scatter);
+}
+
 TEST(TableRows, OfATokenThatTheTableLacksAreRefused) {
   const test::TempDir directory;
   Engine engine =

@@ -114,12 +114,23 @@ bool swap_with_next(const Case&, Plan& plan, OpId id) {
   return true;
 }
 
+/// Returns whether the operation selects rows that its buffer may have from the forward pass.
+bool selects_again(const Plan& plan, OpId id) {
+  const Operation& op = plan.operations[id];
+  const auto same = [&](const Operation& other) {
+    return other.action == op.action && other.block == op.block && other.micro == op.micro &&
+           other.buffer(Role::target) == op.buffer(Role::target);
+  };
+  return op.action == Action::select &&
+         std::any_of(plan.operations.begin(), plan.operations.begin() + id, same);
+}
+
 /// Uses another buffer of the tier, for the first use or the last.
 bool use_another_buffer(const Case& c, Plan& plan, OpId id, bool first) {
   const std::vector<Buffer>& buffers = c.schedule.buffers;
   Operation& op = plan.operations[id];
   Use& use = first ? op.uses.front() : op.uses.back();
-  if (!names_its_buffer(use) || is_in_pieces(c, op)) return false;
+  if (!names_its_buffer(use) || is_in_pieces(c, op) || selects_again(plan, id)) return false;
   for (BufferId other = 0; other < buffers.size(); ++other) {
     if (other == use.buffer || buffers[other].tier != buffers[use.buffer].tier) continue;
     return use.buffer = other, true;

@@ -121,11 +121,14 @@ class Counter {
   }
 
   void go_through(bool updates, bool last) {
+    ahead_ = model::kNone;
     std::vector<bool> keeps;
     for (const BlockPlacement& block : place_.blocks) keeps.push_back(block.kept == Kept::all);
     Recomputation recomputation(program_, keeps);
     std::uint32_t arrived = 0;
-    for (const model::Stop* stop : stops_of(program_.training, form_)) {
+    const std::vector<const model::Stop*> stops = stops_of(program_.training, form_);
+    for (auto at = stops.begin(); at != stops.end(); ++at) {
+      const model::Stop* const stop = *at;
       const auto [begin, end] = prefetched(*stop);
       std::uint32_t reached = end;
       for_weights(*stop, [&](std::uint32_t b) { reached = std::max(reached, b + 1); });
@@ -135,6 +138,7 @@ class Counter {
       for (std::uint32_t e = begin; e < end; ++e) weights(e, before_pass());
       recomputation.before(*stop, [&](const model::Stop& again) { weights(again); });
       weights(*stop);
+      if (last && stop->backward && at + 1 != stops.end()) stage_ahead(**(at + 1));
       for (const model::BlockId b : stop->finishes) {
         if (last && at_once(b)) update(b, 0);
       }
@@ -287,9 +291,17 @@ class Counter {
       if (!decodes || decoded_[dealt_[b]].use(b, for_pass(b))) weights(b, for_pass(b));
     });
   }
+  /// Rows of a table are selected before the updates of the stop before.
+  void stage_ahead(const model::Stop& stop) {
+    for_weights(stop, [this](std::uint32_t b) {
+      if (program_.blocks[b].selected == 0) return;
+      if (at(b).weights == Tier::nvme) stage(b, {});
+      ahead_ = b;
+    });
+  }
   /// Rows of a table for each micro-batch. The table itself stays below the device.
   void rows(std::uint32_t table) {
-    if (at(table).weights == Tier::nvme) stage(table, {});
+    if (at(table).weights == Tier::nvme && table != ahead_) stage(table, {});
     count(Lane::upload, together_ * program_.blocks[table].selected);
   }
   /// A block's weights on the device.
@@ -346,9 +358,10 @@ class Counter {
   std::vector<std::uint8_t> dealt_;  ///< by block
   std::vector<Misses> slots_;        ///< by device
   Misses staging_;
-  std::vector<Misses> decoded_;  ///< by device
-  std::uint32_t pass_ = 0;       ///< number of the pass, by groups of micro-batches
-  std::uint32_t together_ = 1;   ///< micro-batches in a group
+  std::vector<Misses> decoded_;         ///< by device
+  std::uint32_t ahead_ = model::kNone;  ///< the table of which rows were selected ahead
+  std::uint32_t pass_ = 0;              ///< number of the pass, by groups of micro-batches
+  std::uint32_t together_ = 1;          ///< micro-batches in a group
   Volumes volumes_{};
 };
 
