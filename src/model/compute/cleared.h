@@ -17,7 +17,7 @@ inline Elems elements_in(const std::vector<ElementRange>& ranges) {
 inline bool is_overwritten(const Architecture& model, const BlockSpec& block,
                            const TensorSpec& tensor) {
   if (block.part == LayerPart::expert) return false;  // it may have no rows in a micro-batch
-  if (block.kind == BlockKind::layer) return tensor.shape.size() == 2 && !tensor.table;
+  if (block.kind == BlockKind::layer) return tensor.shape.size() == 2;
   return block.kind == BlockKind::head && tensor.name == model.outer.output;
 }
 
