@@ -272,6 +272,7 @@ void pack(const float* gradient, const float* tied, T* packed, Size size, double
           std::uint64_t* non_finite) {
   Tally tally;
   for_row<float>(size, [&](Size i, auto part) {
+    load_ahead(gradient + i);
     Vec<float> v = get(gradient + i, part);
     if (tied != nullptr) v += get(tied + i, part);
     put(packed + i, v, part);

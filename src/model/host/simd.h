@@ -134,12 +134,21 @@ inline void put(T* to, const Vec<Acc<T>>& x, Part part) {
   __builtin_memcpy(static_cast<void*>(to), lanes, part.count * sizeof(T));
 }
 
-/// Calls body(i, Whole or Part) for each vector of a row of `size` elements.
+/// Calls body(i, Whole or Part) for each vector of a row of `size` elements. The attribute makes
+/// GCC inline functions such as exp(), around whose calls it would save all vectors.
 template <class A, class Body>
-inline void for_row(Size size, const Body& body) {
+[[gnu::flatten]] inline void for_row(Size size, const Body& body) {
   Size i = 0;
   for (; i + kLanes<A> <= size; i += kLanes<A>) body(i, Whole{});
   if (i < size) body(i, Part{size - i});
+}
+
+/// Starts to load the memory that a loop over a row needs some vectors later. The prefetchers of
+/// CPUs stop at the ends of pages.
+template <class T>
+inline void load_ahead(const T* place) {
+  constexpr Size kAhead = 2048;  // bytes
+  __builtin_prefetch(reinterpret_cast<const char*>(place) + kAhead);
 }
 
 template <class A>

@@ -12,7 +12,10 @@ template <class A>
 inline A row_max(const A* x, Size size) {
   // Lanes after the end must not be the maximum, so they get an element of the row.
   Vec<A> best(x[0]);
-  for_row<A>(size, [&](Size i, auto part) { best = xsimd::max(best, get(x + i, part, x[0])); });
+  for_row<A>(size, [&](Size i, auto part) {
+    load_ahead(x + i);
+    best = xsimd::max(best, get(x + i, part, x[0]));
+  });
   return max_lanes(best);
 }
 
@@ -149,6 +152,7 @@ void logit_gradients(const Acc<T>* logits, Size size, Size target, const RowSum<
     });
   } else {
     for_row<A>(size, [&](Size i, auto part) {
+      load_ahead(logits + i);
       put(gradient + i, exponential(logits + i, part, row->largest) * factor, part);
     });
   }
