@@ -6,6 +6,7 @@
 
 #include "ballast/core/bump.h"
 
+#include "src/model/host/bf16_products.h"
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {
@@ -31,12 +32,26 @@ template <class T>
 struct Attention<T>::Scratch {
   float* scores;     ///< [kTileRows, score_row]
   float* dscores;    ///< [kTileRows, score_row], gradient of the probabilities
-  float* tile;       ///< [kTileRows, head_dim]
+  float* tile;       ///< [kTileRows, sum_row]
   float* delta;      ///< [kTileRows]
-  float* dkeys;      ///< [length, head_dim]
-  float* dvalues;    ///< [length, head_dim]
+  float* dkeys;      ///< [length, sum_row]
+  float* dvalues;    ///< [length, sum_row]
   T* probabilities;  ///< [kTileRows, score_row]
   T* dproducts;      ///< [kTileRows, score_row], gradient of Q K^T
+  // Operands of own products (bf16_products.h).
+  Bf16* keys;             ///< [length, head_dim], by keys or, in forward(), the values
+  Bf16* flipped_keys;     ///< [head_dim, length]
+  Bf16* flipped_values;   ///< [head_dim, length]
+  Bf16* flipped_weights;  ///< [length, kTileRows]
+  Bf16* rows;             ///< [kTileRows, head_dim]
+};
+
+/// Keys or values of one head of one sequence.
+template <class T>
+struct Attention<T>::Side {
+  const T* rows;      ///< [length, head_dim], shape.row() apart
+  Bf16Pairs pairs;    ///< [length, head_dim] for own products
+  Bf16Pairs flipped;  ///< [head_dim, length] for own products
 };
 
 /// Offsets of one head of one sequence in the arrays.
@@ -49,6 +64,16 @@ struct Attention<T>::Head {
   std::size_t log_sum;  ///< in log_sums
   AttentionMask mask;   ///< mask of the sequence
   float sink;           ///< logit of the sink, if there are sinks
+};
+
+/// Arrays of the backward pass.
+template <class T>
+struct Attention<T>::Gradients {
+  const T* qkv;
+  const T* out;
+  const float* log_sums;
+  const T* dout;
+  T* dqkv;
 };
 
 /// Query rows [first, first + rows) and the keys that any of them sees.
@@ -67,21 +92,29 @@ Attention<T>::Attention(const AttentionShape& shape, const RowKernels<T>& kernel
       threads_(threads),
       scale_(shape.score_scale()),
       cap_(static_cast<float>(shape.cap)),
-      score_row_(round_up(shape.length, 32)) {}
+      score_row_(round_up(shape.length, kBf16TileColumns)),
+      sum_row_(round_up(shape.head_dim, kBf16TileColumns)),
+      is_own_(kTypeOf<T> == DType::bf16 && has_own_bf16_products() && shape.head_dim % 2 == 0) {}
 
 template <class T>
 auto Attention<T>::take_scratch(Bump& bump) const -> Scratch {
   const std::size_t tile = kTileRows * score_row_;
-  const std::size_t gradient = shape_.length * shape_.head_dim;
+  const std::size_t gradient = shape_.length * sum_row_;
   Scratch s{};
   s.scores = bump.take<float>(tile);
   s.dscores = bump.take<float>(tile);
-  s.tile = bump.take<float>(kTileRows * round_up(shape_.head_dim, 16));
+  s.tile = bump.take<float>(kTileRows * sum_row_);
   s.delta = bump.take<float>(kTileRows);
   s.dkeys = bump.take<float>(gradient);
   s.dvalues = bump.take<float>(gradient);
   s.probabilities = bump.take<T>(tile);
   s.dproducts = bump.take<T>(tile);
+  if (kTypeOf<T> != DType::bf16) return s;
+  s.keys = bump.take<Bf16>(bf16_pairs_size(shape_.length, shape_.head_dim));
+  s.flipped_keys = bump.take<Bf16>(bf16_pairs_size(shape_.head_dim, shape_.length));
+  s.flipped_values = bump.take<Bf16>(bf16_pairs_size(shape_.head_dim, shape_.length));
+  s.flipped_weights = bump.take<Bf16>(tile);
+  s.rows = bump.take<Bf16>(bf16_pairs_size(kTileRows, shape_.head_dim));
   return s;
 }
 
@@ -124,7 +157,7 @@ auto Attention<T>::tile_at(std::size_t first, const AttentionMask& mask) const -
 /// Makes primitives for one thread, because each later runs on one thread of a parallel region.
 template <class T>
 void Attention<T>::prepare() {
-  if (prepared_) return;
+  if (prepared_ || is_own_) return;
   const SingleThreaded guard;
   for (std::size_t first = 0; first < shape_.length; first += kTileRows) {
     prepare_tile(tile_at(first, {}));
@@ -143,7 +176,7 @@ void Attention<T>::prepare_tile(const Tile& tile) {
   const Matrix scores = matrix(none_f32, score_row_);
   const Matrix weights = matrix(none, score_row_);
   const Matrix weights_flipped = transposed(none, score_row_);
-  const Matrix sums = matrix(none_f32, size);
+  const Matrix sums = matrix(none_f32, sum_row_);
   for_keys(tile.keys, [&](std::size_t /*first*/, std::size_t keys) {
     products_.prepare({tile.rows, keys, size}, rows, flipped, scores);
     products_.prepare({tile.rows, keys, size}, dout, flipped, scores);
@@ -173,27 +206,95 @@ void Attention<T>::forward(const AttentionMask& mask, const AttentionSinks<T>& s
 template <class T>
 void Attention<T>::forward_head(const Head& head, const T* qkv, T* out, float* log_sums,
                                 const Scratch& s) const {
-  const std::size_t size = shape_.head_dim;
   const std::size_t row = shape_.row();
+  const Side keys = {qkv + head.key, {}, flipped(qkv + head.key, s.flipped_keys)};
+  const Side values = {qkv + head.value, paired(qkv + head.value, s.keys), {}};
   for (std::size_t first = 0; first < shape_.length; first += kTileRows) {
     const Tile tile = tile_at(first, head.mask);
-    for_keys(tile.keys, [&](std::size_t key, std::size_t keys) {
-      products_.multiply_prepared(
-          {tile.rows, keys, size}, matrix(qkv + head.query + first * row, row),
-          transposed(qkv + head.key + key * row, row), matrix(s.scores + key, score_row_));
-    });
+    multiply_flipped(tile, matrix(qkv + head.query + first * row, row), keys, s.scores);
     cap_scores(tile, s.scores);
     kernels_.attention_softmax(s.scores, s.probabilities, score_row_, first, tile.rows, tile.keys,
                                cap_ > 0.0F ? 1.0F : scale_, log_sums + head.log_sum + first);
-    for_keys(tile.keys, [&](std::size_t key, std::size_t keys) {
-      products_.multiply_prepared(
-          {tile.rows, size, keys}, matrix(s.probabilities + key, score_row_),
-          matrix(qkv + head.value + key * row, row), matrix(s.tile, size), key != tile.keys.begin);
-    });
+    weigh(tile, s.probabilities, values, s.tile);
     if (sinks_ != nullptr) add_sink(head, s.tile, log_sums + head.log_sum + first, tile.rows);
-    kernels_.convert(s.tile, size, out + head.out + first * shape_.width(), shape_.width(),
-                     tile.rows, size);
+    kernels_.convert(s.tile, sum_row_, out + head.out + first * shape_.width(), shape_.width(),
+                     tile.rows, shape_.head_dim);
   }
+}
+
+/// Returns the operand of own products that is [length, head_dim], or nothing without them.
+template <class T>
+Bf16Pairs Attention<T>::paired(const T* rows, Bf16* to) const {
+  if (!is_own_) return {};
+  return pair_bf16(matrix(rows, shape_.row()), shape_.length, shape_.head_dim, to);
+}
+
+/// Returns the operand of own products that is [head_dim, length], or nothing without them.
+template <class T>
+Bf16Pairs Attention<T>::flipped(const T* rows, Bf16* to) const {
+  if (!is_own_) return {};
+  return pair_bf16(transposed(rows, shape_.row()), shape_.head_dim, shape_.length, to);
+}
+
+/// products[rows, keys] = rows * side^T, with the tile's keys.
+template <class T>
+void Attention<T>::multiply_flipped(const Tile& tile, const Matrix& rows, const Side& side,
+                                    float* products) const {
+  const std::size_t begin = tile.keys.begin;
+  if (is_own_) {
+    multiply_pairs({tile.rows, tile.keys.end - begin, shape_.head_dim},
+                   {static_cast<const Bf16*>(rows.data), rows.row_step},
+                   side.flipped.from(0, begin), products + begin, score_row_, false);
+    return;
+  }
+  for_keys(tile.keys, [&](std::size_t key, std::size_t keys) {
+    products_.multiply_prepared({tile.rows, keys, shape_.head_dim}, rows,
+                                transposed(side.rows + key * shape_.row(), shape_.row()),
+                                matrix(products + key, score_row_));
+  });
+}
+
+/// sums[rows, head_dim] = weights * side.
+template <class T>
+void Attention<T>::weigh(const Tile& tile, T* weights, const Side& side, float* sums) const {
+  const std::size_t begin = tile.keys.begin;
+  const std::size_t count = tile.keys.end - begin;
+  if (is_own_) {
+    // The last pair of an odd number of keys.
+    for (std::size_t r = 0; r < tile.rows * (count % 2); ++r) {
+      weights[r * score_row_ + tile.keys.end] = {};
+    }
+    multiply_pairs({tile.rows, shape_.head_dim, count},
+                   {reinterpret_cast<const Bf16*>(weights + begin), score_row_},
+                   side.pairs.from(begin, 0), sums, sum_row_, false);
+    return;
+  }
+  for_keys(tile.keys, [&](std::size_t key, std::size_t keys) {
+    products_.multiply_prepared(
+        {tile.rows, shape_.head_dim, keys}, matrix(weights + key, score_row_),
+        matrix(side.rows + key * shape_.row(), shape_.row()), matrix(sums, sum_row_), key != begin);
+  });
+}
+
+/// gradient[keys, head_dim] += weights^T * rows.
+template <class T>
+void Attention<T>::add_weighted(const Tile& tile, const T* weights, const Matrix& rows,
+                                float* gradient, const Scratch& s) const {
+  const std::size_t begin = tile.keys.begin;
+  const std::size_t count = tile.keys.end - begin;
+  if (is_own_) {
+    const Bf16Rows flipped = pair_bf16_columns(reinterpret_cast<const Bf16*>(weights + begin),
+                                               score_row_, tile.rows, count, s.flipped_weights);
+    multiply_pairs({count, shape_.head_dim, tile.rows}, flipped,
+                   pair_bf16(rows, tile.rows, shape_.head_dim, s.rows), gradient + begin * sum_row_,
+                   sum_row_, true);
+    return;
+  }
+  for_keys(tile.keys, [&](std::size_t key, std::size_t keys) {
+    products_.multiply_prepared({keys, shape_.head_dim, tile.rows},
+                                transposed(weights + key, score_row_), rows,
+                                matrix(gradient + key * sum_row_, sum_row_), true);
+  });
 }
 
 /// Applies the soft cap, if there is one.
@@ -207,13 +308,13 @@ void Attention<T>::cap_scores(const Tile& tile, float* scores) const {
 }
 
 /// Adds the sink as one more key of the rows, with value 0. Its part of the softmax's sum makes
-/// `values` [rows, head_dim] smaller.
+/// `values` [rows, sum_row] smaller.
 template <class T>
 void Attention<T>::add_sink(const Head& head, float* values, float* log_sums,
                             std::size_t rows) const {
   for (std::size_t r = 0; r < rows; ++r) {
     const double above = static_cast<double>(log_sums[r]) - static_cast<double>(head.sink);
-    float* const row = values + r * shape_.head_dim;
+    float* const row = values + r * sum_row_;
     const auto share = static_cast<float>(1.0 / (1.0 + std::exp(-above)));
     for (std::size_t i = 0; i < shape_.head_dim; ++i) row[i] *= share;
     log_sums[r] = static_cast<float>(std::max<double>(log_sums[r], head.sink) +
@@ -263,59 +364,48 @@ void Attention<T>::backward_group(std::size_t sequence, std::size_t kv_head, con
                                   const Scratch& s) {
   const std::size_t size = shape_.head_dim;
   const std::size_t group = shape_.heads / shape_.kv_heads;
-  const std::size_t bytes = shape_.length * size * sizeof(float);
+  const std::size_t bytes = shape_.length * sum_row_ * sizeof(float);
   std::memset(s.dkeys, 0, bytes);
   std::memset(s.dvalues, 0, bytes);
+  const Head shared = head_of(sequence, kv_head * group);
+  const T* const key_rows = qkv + shared.key;
+  const T* const value_rows = qkv + shared.value;
+  const Side keys = {key_rows, paired(key_rows, s.keys), flipped(key_rows, s.flipped_keys)};
+  const Side values = {value_rows, {}, flipped(value_rows, s.flipped_values)};
   for (std::size_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
     const Head head = head_of(sequence, h);
     for (std::size_t first = 0; first < shape_.length; first += kTileRows) {
       const Tile tile = tile_at(first, head.mask);
-      backward_tile(tile, head, qkv, out, log_sums, dout, dqkv, s);
+      backward_tile(tile, head, keys, values, {qkv, out, log_sums, dout, dqkv}, s);
       if (sinks_ == nullptr) continue;
       sink_gradients_[sequence * shape_.heads + h] +=
           sink_gradient(head, log_sums + head.log_sum + first, s.delta, tile.rows);
     }
   }
-  const Head head = head_of(sequence, kv_head * group);
-  kernels_.convert(s.dkeys, size, dqkv + head.key, shape_.row(), shape_.length, size);
-  kernels_.convert(s.dvalues, size, dqkv + head.value, shape_.row(), shape_.length, size);
+  kernels_.convert(s.dkeys, sum_row_, dqkv + shared.key, shape_.row(), shape_.length, size);
+  kernels_.convert(s.dvalues, sum_row_, dqkv + shared.value, shape_.row(), shape_.length, size);
 }
 
 template <class T>
-void Attention<T>::backward_tile(const Tile& tile, const Head& head, const T* qkv, const T* out,
-                                 const float* log_sums, const T* dout, T* dqkv,
-                                 const Scratch& s) const {
-  const std::size_t size = shape_.head_dim;
+void Attention<T>::backward_tile(const Tile& tile, const Head& head, const Side& keys,
+                                 const Side& values, const Gradients& all, const Scratch& s) const {
   const std::size_t row = shape_.row();
   const std::size_t hidden = shape_.width();
-  const T* const query = qkv + head.query + tile.first * row;
-  const std::size_t out_offset = head.out + tile.first * hidden;
-  const T* const dtile = dout + out_offset;
-  for_keys(tile.keys, [&](std::size_t key, std::size_t keys) {
-    const Extents extents{tile.rows, keys, size};
-    products_.multiply_prepared(extents, matrix(query, row),
-                                transposed(qkv + head.key + key * row, row),
-                                matrix(s.scores + key, score_row_));
-    products_.multiply_prepared(extents, matrix(dtile, hidden),
-                                transposed(qkv + head.value + key * row, row),
-                                matrix(s.dscores + key, score_row_));
-  });
+  const std::size_t at_query = head.query + tile.first * row;
+  const std::size_t at_out = head.out + tile.first * hidden;
+  const T* const dout = all.dout + at_out;
+  const float* const log_sums = all.log_sums + head.log_sum + tile.first;
+  multiply_flipped(tile, matrix(all.qkv + at_query, row), keys, s.scores);
+  multiply_flipped(tile, matrix(dout, hidden), values, s.dscores);
   cap_scores(tile, s.scores);
-  kernels_.row_dot(dtile, hidden, out + out_offset, hidden, s.delta, tile.rows, size);
+  kernels_.row_dot(dout, hidden, all.out + at_out, hidden, s.delta, tile.rows, shape_.head_dim);
   kernels_.attention_softmax_backward(s.scores, s.dscores, s.probabilities, s.dproducts, score_row_,
-                                      tile.first, tile.rows, tile.keys, scale_, cap_,
-                                      log_sums + head.log_sum + tile.first, s.delta);
-  for_keys(tile.keys, [&](std::size_t key, std::size_t keys) {
-    const Extents down{keys, size, tile.rows};
-    products_.multiply_prepared(down, transposed(s.probabilities + key, score_row_),
-                                matrix(dtile, hidden), matrix(s.dvalues + key * size, size), true);
-    products_.multiply_prepared(down, transposed(s.dproducts + key, score_row_), matrix(query, row),
-                                matrix(s.dkeys + key * size, size), true);
-    products_.multiply_prepared({tile.rows, size, keys}, matrix(s.dproducts + key, score_row_),
-                                matrix(qkv + head.key + key * row, row), matrix(s.tile, size),
-                                key != tile.keys.begin);
-  });
-  kernels_.convert(s.tile, size, dqkv + head.query + tile.first * row, row, tile.rows, size);
+                                      tile.first, tile.rows, tile.keys, scale_, cap_, log_sums,
+                                      s.delta);
+  add_weighted(tile, s.probabilities, matrix(dout, hidden), s.dvalues, s);
+  add_weighted(tile, s.dproducts, matrix(all.qkv + at_query, row), s.dkeys, s);
+  weigh(tile, s.dproducts, keys, s.tile);
+  kernels_.convert(s.tile, sum_row_, all.dqkv + at_query, row, tile.rows, shape_.head_dim);
 }
 
 template class Attention<float>;

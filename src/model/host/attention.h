@@ -7,6 +7,7 @@
 #include "ballast/core/bump.h"
 #include "ballast/model/attention.h"
 
+#include "src/model/host/bf16_products.h"
 #include "src/model/host/kernel_tables.h"
 #include "src/model/host/products.h"
 
@@ -16,7 +17,8 @@ namespace ballast::model::host {
 /// a time, so scratch memory is linear in the sequence length. The backward pass recomputes the
 /// scores and uses the logarithm of each row's sum. Source: Dao et al., "FlashAttention", 2022,
 /// section 3 (tiles and recomputation); here a tile processes all its keys at once, so the softmax
-/// needs no rescaling. Keys that no query of a tile sees (AttentionMask) are skipped in blocks, and
+/// needs no rescaling. Own products in bf16 pair the keys and values of a head once for all its
+/// tiles. Keys that no query of a tile sees (AttentionMask) are skipped in blocks, and
 /// masked inside these.
 template <class T>
 class Attention {
@@ -39,6 +41,8 @@ class Attention {
   struct Scratch;
   struct Head;
   struct Tile;
+  struct Side;
+  struct Gradients;
 
   Scratch take_scratch(Bump& bump) const;
   [[nodiscard]] Scratch scratch_of(std::byte* scratch, std::size_t thread) const;
@@ -50,8 +54,15 @@ class Attention {
                     const Scratch& scratch) const;
   void backward_group(std::size_t sequence, std::size_t kv_head, const T* qkv, const T* out,
                       const float* log_sums, const T* dout, T* dqkv, const Scratch& scratch);
-  void backward_tile(const Tile& tile, const Head& head, const T* qkv, const T* out,
-                     const float* log_sums, const T* dout, T* dqkv, const Scratch& scratch) const;
+  void backward_tile(const Tile& tile, const Head& head, const Side& keys, const Side& values,
+                     const Gradients& all, const Scratch& scratch) const;
+  [[nodiscard]] Bf16Pairs paired(const T* rows, Bf16* to) const;
+  [[nodiscard]] Bf16Pairs flipped(const T* rows, Bf16* to) const;
+  void multiply_flipped(const Tile& tile, const Matrix& rows, const Side& side,
+                        float* products) const;
+  void weigh(const Tile& tile, T* weights, const Side& side, float* sums) const;
+  void add_weighted(const Tile& tile, const T* weights, const Matrix& rows, float* gradient,
+                    const Scratch& scratch) const;
   void cap_scores(const Tile& tile, float* scores) const;
   void add_sink(const Head& head, float* values, float* log_sums, std::size_t rows) const;
   [[nodiscard]] double sink_gradient(const Head& head, const float* log_sums, const float* delta,
@@ -63,6 +74,8 @@ class Attention {
   float scale_;
   float cap_;  ///< AttentionShape::cap
   std::size_t score_row_;
+  std::size_t sum_row_;                 ///< stride of fp32 rows of head_dim elements
+  bool is_own_;                         ///< whether bf16_products.h computes the products
   const T* sinks_ = nullptr;            ///< logits of the sinks in the current call
   std::vector<double> sink_gradients_;  ///< [sequences, heads], of the current call
   Products products_;

@@ -11,11 +11,16 @@ namespace ballast::model::host {
 /// Implements Compute::arithmetic() for kernels and products on `threads` threads.
 std::string describe_arithmetic(std::size_t threads);
 
-/// Matrix products through oneDNN, with fp32 accumulation. Primitives are made once per shape, for
-/// the caller's number of threads. If oneDNN has no bf16 products for the CPU (below AVX-512), bf16
-/// matrices are first widened to fp32 copies. fp16 matrices always are, because oneDNN has fp16
-/// products only for AVX512-FP16. On CPUs with AVX-512 the bits of a product are the same for every
-/// number of threads. Errors: Error(device).
+/// Returns whether bf16_products.h multiplies bf16 matrices: on CPUs with AVX-512 bf16 but without
+/// AMX, which is faster. DNNL_MAX_CPU_ISA can hide either.
+bool has_own_bf16_products();
+
+/// Matrix products with fp32 accumulation: oneDNN's, and own ones (bf16_products.h) for bf16 on
+/// CPUs with AVX-512 bf16, apart from weight gradients. oneDNN's primitives are made once per
+/// shape, for the caller's number of threads. If oneDNN has no bf16 products for the CPU (below
+/// AVX-512), bf16 matrices are first widened to fp32 copies. fp16 matrices always are, because
+/// oneDNN has fp16 products only for AVX512-FP16. On CPUs with AVX-512 the bits of a product are
+/// the same for every number of threads. Errors: Error(device).
 class Products {
  public:
   Products();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <random>
 #include <string>
 #include <type_traits>
@@ -120,8 +121,8 @@ void expect_same_bits_on_all_threads(const std::vector<Case>& cases) {
   }
 }
 
-/// Weight gradients with and without gaps between rows, and products with gaps: in bf16 each thread
-/// has a tile of them. Then products without gaps.
+/// Weight gradients with and without gaps between rows, of which each thread has a tile in bf16.
+/// Then other products.
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const bool adds : {false, true}) {
@@ -145,6 +146,28 @@ std::vector<Case> cases() {
   return all;
 }
 
+/// A matrix of the given rows and columns of `m`.
+Matrix part_of(const Matrix& m, std::size_t row, std::size_t column) {
+  return {static_cast<const std::byte*>(m.data) +
+              (row * m.row_step + column * m.column_step) * size_of(m.type),
+          m.type, m.row_step, m.column_step};
+}
+
+/// Returns a * b in fp32. Rows have `gap` unused elements, and the first is `offset` elements after
+/// the start of a cache line.
+std::vector<float> product_at(const Extents& e, const Matrix& a, const Matrix& b, std::size_t gap,
+                              std::size_t offset) {
+  constexpr std::size_t kLine = 16;
+  const std::size_t row = e.n + gap;
+  std::vector<float> memory(e.m * row + 2 * kLine);
+  const auto start = reinterpret_cast<std::uintptr_t>(memory.data()) / sizeof(float);
+  float* const c = memory.data() + (kLine - start % kLine) + offset;
+  Products().multiply(e, a, b, matrix(c, row));
+  std::vector<float> values;
+  for (std::size_t i = 0; i < e.m; ++i) values.insert(values.end(), c + i * row, c + i * row + e.n);
+  return values;
+}
+
 bool depends_on_threads() {
   return describe_arithmetic(2).find("threads") != std::string::npos;
 }
@@ -157,6 +180,35 @@ TEST(Products, HaveTheSameBitsOnEveryNumberOfThreadsInBf16) {
 TEST(Products, HaveTheSameBitsOnEveryNumberOfThreadsInFp32) {
   if (depends_on_threads()) GTEST_SKIP() << "not on this CPU";
   expect_same_bits_on_all_threads<float, float>(cases());
+}
+
+// Sums then depend neither on the cut into threads nor on that into layer tiles.
+TEST(Products, OfPartsEqualPartsOfTheWholeInBf16) {
+  if (!has_own_bf16_products()) GTEST_SKIP() << "not on this CPU";
+  const Extents whole = {1100, 1150, 1537};
+  const std::vector<Bf16> a = random_values<Bf16>(whole.m * whole.k, 1);
+  const std::vector<Bf16> b = random_values<Bf16>(whole.k * whole.n, 2);
+  const Matrix rows = matrix(a.data(), whole.k);
+  for (const Matrix& columns : {matrix(b.data(), whole.n), transposed(b.data(), whole.k)}) {
+    const std::vector<float> expected = product_at(whole, rows, columns, 0, 0);
+    for (const std::size_t first : {1U, 517U, 1033U}) {
+      const Extents some = {whole.m - first, whole.n - first, whole.k};
+      const std::vector<float> got =
+          product_at(some, part_of(rows, first, 0), part_of(columns, 0, first), 3, 0);
+      for (std::size_t i = 0; i < some.m; ++i) {
+        const auto* const from = expected.data() + (first + i) * whole.n + first;
+        ASSERT_TRUE(std::equal(from, from + some.n, got.data() + i * some.n)) << "row " << i;
+      }
+    }
+  }
+}
+TEST(Products, HaveTheSameBitsWhenWrittenPastTheCaches) {
+  const Extents e = {1030, 8208, 70};  // 32 MiB
+  const std::vector<Bf16> a = random_values<Bf16>(e.m * e.k, 1);
+  const std::vector<Bf16> b = random_values<Bf16>(e.k * e.n, 2);
+  const Matrix rows = matrix(a.data(), e.k);
+  const Matrix columns = matrix(b.data(), e.n);
+  EXPECT_EQ(product_at(e, rows, columns, 0, 0), product_at(e, rows, columns, 0, 1));
 }
 
 }  // namespace

@@ -1,0 +1,315 @@
+#include "src/model/host/bf16_products.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "ballast/core/bump.h"
+#include "ballast/core/units.h"
+
+#include "src/model/host/bf16_kernels.h"
+#include "src/model/host/product_grid.h"
+#include "src/model/host/team.h"
+
+namespace ballast::model::host {
+namespace {
+
+/// Terms of the sums of a tile between two loads of its sums. The operand of a tile's columns, a
+/// panel, then fits the first-level cache. The bits of a product depend on this number.
+constexpr std::size_t kPanelTerms = 256;
+/// Extents of a block. One operand, whose rows are those of the result, fits the second-level
+/// cache.
+constexpr std::size_t kBlockRows = 86 * kBf16TileRows;
+constexpr std::size_t kBlockTerms = 3 * kPanelTerms;
+constexpr std::size_t kBlockColumns = 16 * kBf16TileColumns;
+/// Results of at least this size are written past the caches.
+constexpr Bytes kLargeResult = 32 * kMiB;
+
+/// Operands and sums of one thread.
+struct Buffers {
+  Bf16* a = nullptr;      ///< rows of a block
+  Bf16* panel = nullptr;  ///< pairs of kPanelTerms terms of a tile's columns
+  float* sums = nullptr;  ///< [tile columns of a block][rows][kBf16TileColumns]
+
+  explicit Buffers(Bump bump)
+      : a(bump.take<Bf16>(kBlockRows * (kBlockTerms + 32))),
+        panel(bump.take<Bf16>(kPanelTerms * kBf16TileColumns)),
+        sums(bump.take<float>(kBlockRows * kBlockColumns)),
+        bytes(bump.used()) {}
+  Bytes bytes;
+
+  static Buffers& of_thread() {
+    thread_local std::vector<std::byte> memory(Buffers(Bump()).bytes + kCacheLine);
+    const auto start = reinterpret_cast<std::uintptr_t>(memory.data());
+    thread_local Buffers buffers(Bump(memory.data() + (round_up(start, kCacheLine) - start)));
+    return buffers;
+  }
+};
+
+const std::byte* place_of(const Matrix& m, std::size_t row, std::size_t column) {
+  return static_cast<const std::byte*>(m.data) +
+         (row * m.row_step + column * m.column_step) * size_of(m.type);
+}
+
+std::size_t ceil_of(std::size_t size, std::size_t step) {
+  return (size + step - 1) / step;
+}
+
+/// Loads a part of a matrix into the second-level cache, a few lines at a time.
+class PanelLoader {
+ public:
+  PanelLoader() = default;
+  /// The whole part is loaded after `calls` calls.
+  PanelLoader(const Matrix& m, Range rows, Range columns, std::size_t calls)
+      : line_(place_of(m, rows.begin, columns.begin)) {
+    const bool by_rows = m.column_step == 1;
+    rows_ = by_rows ? rows.size() : columns.size();
+    step_ = (by_rows ? m.row_step : m.column_step) * size_of(m.type);
+    lines_ = ceil_of((by_rows ? columns.size() : rows.size()) * size_of(m.type), kCacheLine);
+    at_once_ = ceil_of(rows_ * lines_, calls);
+  }
+  void next() {
+    for (std::size_t i = 0; i < at_once_ && rows_ > 0; ++i) {
+      __builtin_prefetch(line_ + done_ * kCacheLine, 0, 2);
+      if (++done_ < lines_) continue;
+      done_ = 0;
+      line_ += step_;
+      --rows_;
+    }
+  }
+
+ private:
+  const std::byte* line_ = nullptr;  ///< first line of the next row
+  std::size_t step_ = 0;             ///< bytes from row to row
+  std::size_t lines_ = 0;            ///< per row
+  std::size_t done_ = 0;             ///< lines of the next row that are loaded
+  std::size_t rows_ = 0;             ///< rows left
+  std::size_t at_once_ = 0;
+};
+
+/// The part of a product that one thread computes.
+class BlockedProduct {
+ public:
+  BlockedProduct(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
+                 bool add_to_c, const void* bias)
+      : extents_(extents),
+        a_(a),
+        b_(b),
+        c_(c),
+        adds_(add_to_c),
+        streams_(!add_to_c && c.type == DType::f32 &&
+                 extents.m * extents.n * sizeof(float) >= kLargeResult &&
+                 c.row_step * sizeof(float) % kCacheLine == 0 &&
+                 reinterpret_cast<std::uintptr_t>(c.data) % kCacheLine == 0),
+        bias_(static_cast<const Bf16*>(bias)) {}
+
+  void multiply(Range rows, Range columns) {
+    const std::size_t blocks = ceil_of(rows.size(), kBlockRows);
+    for (std::size_t i = 0; i < blocks; ++i) {
+      const Range some = in_steps(rows, kBf16TileRows, blocks, i);
+      for (std::size_t first = columns.begin; first < columns.end; first += kBlockColumns) {
+        multiply_block(some, {first, std::min(first + kBlockColumns, columns.end)});
+      }
+    }
+    if (streams_) kernels_.end_streams();
+  }
+
+ private:
+  static std::size_t tiles_of(Range rows) { return ceil_of(rows.size(), kBf16TileRows); }
+  static Range in_steps(Range range, std::size_t step, std::size_t parts, std::size_t index) {
+    const Range part = range_in_steps(range.size(), step, parts, index);
+    return {range.begin + part.begin, range.begin + part.end};
+  }
+
+  void multiply_block(Range rows, Range columns) {
+    std::size_t term = 0;
+    do {
+      const Range terms = {term, std::min(term + kBlockTerms, extents_.k)};
+      load_rows(rows, terms);
+      for (std::size_t first = columns.begin; first < columns.end; first += kBf16TileColumns) {
+        multiply_columns(rows, {first, std::min(first + kBf16TileColumns, columns.end)}, terms,
+                         columns);
+      }
+      term = terms.end;
+    } while (term < extents_.k);
+  }
+
+  /// Multiplies some terms of the block's rows and of one tile's columns.
+  void multiply_columns(Range rows, Range columns, Range terms, Range block) {
+    const std::size_t before = terms.size() < extents_.k ? columns.begin - block.begin : 0;
+    float* const sums = buffers_.sums + before * rows.size();
+    std::size_t term = terms.begin;
+    do {
+      const Range some = {term, std::min(term + kPanelTerms, terms.end)};
+      load_panel(some, columns);
+      PanelLoader next_panel = panel_after(some, columns, terms, block, tiles_of(rows));
+      for (std::size_t row = 0; row < rows.size(); row += kBf16TileRows) {
+        next_panel.next();
+        const std::size_t count = std::min(kBf16TileRows, rows.size() - row);
+        const bool last = some.end == extents_.k;
+        if (last && adds_) {
+          PanelLoader(c_, {rows.begin + row, rows.begin + row + count}, columns, 1).next();
+        }
+        float* const own = sums + row * kBf16TileColumns;
+        kernels_.sum_tile[count - 1](
+            {first_row_ + row / kBf16TileRows * a_tile_ + (term - terms.begin) / 2 * a_pair_,
+             a_row_, a_pair_, reinterpret_cast<const std::byte*>(buffers_.panel),
+             (some.size() + 1) / 2},
+            own, kBf16TileColumns, term > 0);
+        if (last) finish(own, rows.begin + row, count, columns);
+      }
+      term = some.end;
+    } while (term < terms.end);
+  }
+
+  /// Finds the pairs of the rows of `a`. They are copied if columns are contiguous, or if the last
+  /// pair has one term.
+  void load_rows(Range rows, Range terms) {
+    const auto* const from = reinterpret_cast<const Bf16*>(place_of(a_, rows.begin, terms.begin));
+    first_row_ = reinterpret_cast<const std::byte*>(buffers_.a);
+    a_pair_ = 2 * sizeof(Bf16);
+    if (a_.column_step != 1) {
+      const std::size_t width = round_up(rows.size(), 32);
+      kernels_.pair_rows(from, a_.column_step, terms.size(), rows.size(), width, buffers_.a);
+      a_row_ = a_pair_;
+      a_tile_ = kBf16TileRows * a_row_;
+      a_pair_ *= width;
+      return;
+    }
+    if (terms.size() % 2 != 0) {
+      const std::size_t width = terms.size() + 1;
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        Bf16* const to = buffers_.a + i * width;
+        std::memcpy(to, from + i * a_.row_step, terms.size() * sizeof(Bf16));
+        to[terms.size()] = {};
+      }
+      a_row_ = width * sizeof(Bf16);
+    } else {
+      first_row_ = reinterpret_cast<const std::byte*>(from);
+      a_row_ = a_.row_step * sizeof(Bf16);
+    }
+    a_tile_ = kBf16TileRows * a_row_;
+  }
+
+  void load_panel(Range terms, Range columns) {
+    const auto* const from =
+        reinterpret_cast<const Bf16*>(place_of(b_, terms.begin, columns.begin));
+    if (b_.column_step == 1) {
+      kernels_.pair_rows(from, b_.row_step, terms.size(), columns.size(), kBf16TileColumns,
+                         buffers_.panel);
+    } else {
+      kernels_.pair_columns(from, b_.column_step, terms.size(), columns.size(), buffers_.panel);
+    }
+  }
+
+  /// Prepares to load the operand of the panel after the one with `some` terms of `columns`.
+  [[nodiscard]] PanelLoader panel_after(Range some, Range columns, Range terms, Range block,
+                                        std::size_t calls) const {
+    if (some.end < terms.end) {
+      return {b_, {some.end, std::min(some.end + kPanelTerms, terms.end)}, columns, calls};
+    }
+    if (columns.end == block.end) return {};
+    return {b_,
+            {terms.begin, std::min(terms.begin + kPanelTerms, terms.end)},
+            {columns.end, std::min(columns.end + kBf16TileColumns, block.end)},
+            calls};
+  }
+
+  void finish(const float* sums, std::size_t row, std::size_t count, Range columns) const {
+    const Bf16* const bias = bias_ == nullptr ? nullptr : bias_ + columns.begin;
+    auto* const values = const_cast<std::byte*>(place_of(c_, row, columns.begin));
+    if (c_.type == DType::f32) {
+      kernels_.finish_f32({sums, count, columns.size(), bias, reinterpret_cast<float*>(values),
+                           c_.row_step, adds_, streams_});
+    } else {
+      kernels_.finish_bf16(
+          {sums, count, columns.size(), bias, reinterpret_cast<Bf16*>(values), c_.row_step, adds_});
+    }
+  }
+
+  Extents extents_;
+  Matrix a_, b_, c_;
+  bool adds_;
+  bool streams_;
+  const Bf16* bias_;
+  const Bf16Kernels& kernels_ = *bf16_kernels();
+  Buffers& buffers_ = Buffers::of_thread();
+  /// Pairs of the block's rows, see Bf16TileOperands.
+  const std::byte* first_row_ = nullptr;
+  std::size_t a_row_ = 0;
+  std::size_t a_pair_ = 0;
+  std::size_t a_tile_ = 0;  ///< bytes from tile to tile
+};
+
+const std::byte* bytes_of(const Bf16* elements) {
+  return reinterpret_cast<const std::byte*>(elements);
+}
+
+}  // namespace
+
+void multiply_bf16(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
+                   bool add_to_c, const void* bias) {
+  // Waking the team takes as long as this many products of two numbers.
+  constexpr std::size_t kWaking = 1U << 19U;
+  const std::size_t useful = extents.m * extents.n * extents.k / kWaking;
+  const ProductGrid grid = grid_of(extents, std::clamp<std::size_t>(useful, 1, team_size()));
+  const auto multiply = [&](std::size_t part) {
+    BlockedProduct(extents, a, b, c, add_to_c, bias)
+        .multiply(range_in_steps(extents.m, kBf16TileRows, grid.rows, part / grid.columns),
+                  range_in_steps(extents.n, kBf16TileColumns, grid.columns, part % grid.columns));
+  };
+  if (grid.rows * grid.columns == 1) {
+    multiply(0);
+  } else {
+    on_team(grid.rows * grid.columns, multiply);
+  }
+}
+
+void multiply_bf16_on_one_thread(const Extents& extents, const Matrix& a, const Matrix& b,
+                                 const Matrix& c, bool add_to_c) {
+  BlockedProduct(extents, a, b, c, add_to_c, nullptr).multiply({0, extents.m}, {0, extents.n});
+}
+
+Bf16Pairs pair_bf16(const Matrix& b, std::size_t terms, std::size_t columns, Bf16* to) {
+  const Bf16Kernels& kernels = *bf16_kernels();
+  const auto* const from = static_cast<const Bf16*>(b.data);
+  for (std::size_t first = 0; first < columns; first += kBf16TileColumns) {
+    const std::size_t some = std::min(kBf16TileColumns, columns - first);
+    Bf16* const panel = to + first * round_up(terms, 2);
+    if (b.column_step == 1) {
+      kernels.pair_rows(from + first, b.row_step, terms, some, kBf16TileColumns, panel);
+    } else {
+      kernels.pair_columns(from + first * b.column_step, b.column_step, terms, some, panel);
+    }
+  }
+  return {to, terms};
+}
+
+Bf16Rows pair_bf16_columns(const Bf16* from, std::size_t row_step, std::size_t terms,
+                           std::size_t rows, Bf16* to) {
+  const std::size_t width = round_up(rows, 32);
+  bf16_kernels()->pair_rows(from, row_step, terms, rows, width, to);
+  return {to, 2, 2 * width};
+}
+
+void multiply_pairs(const Extents& e, const Bf16Rows& a, const Bf16Pairs& b, float* c,
+                    std::size_t c_row, bool add_to_c) {
+  const Bf16Kernels& kernels = *bf16_kernels();
+  for (std::size_t column = 0; column < e.n; column += kBf16TileColumns) {
+    const Bf16* const panel = b.first + column * round_up(b.terms, 2);
+    for (std::size_t term = 0; term < e.k; term += kPanelTerms) {
+      const std::size_t pairs = ceil_of(std::min(kPanelTerms, e.k - term), 2);
+      for (std::size_t row = 0; row < e.m; row += kBf16TileRows) {
+        kernels.sum_tile[std::min(kBf16TileRows, e.m - row) - 1](
+            {bytes_of(a.first + row * a.row_step + term / 2 * a.pair_step),
+             a.row_step * sizeof(Bf16), a.pair_step * sizeof(Bf16),
+             bytes_of(panel + term * kBf16TileColumns), pairs},
+            c + row * c_row + column, c_row, add_to_c || term > 0);
+      }
+    }
+  }
+}
+
+}  // namespace ballast::model::host
