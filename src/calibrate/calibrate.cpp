@@ -3,11 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
-#include <exception>
 #include <fstream>
 #include <limits>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,7 +16,6 @@
 #include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
-#include "ballast/core/seconds.h"
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/host_stream.h"
 #include "ballast/inputs/engine_inputs.h"
@@ -51,82 +47,6 @@ model::Architecture one_layer(const model::Architecture& model, DType type) {
   const Bytes row = config.hidden_size * (size_of(type) + size_of(DType::f32));
   config.vocab_size = std::clamp<std::uint64_t>(kMatrixBytes / row, 1, config.vocab_size);
   return model::build_architecture(config);
-}
-
-using Clock = std::chrono::steady_clock;
-
-/// Calls `work` repeatedly on a separate thread, with pauses as long as the calls, because in a
-/// step such work also comes in bursts, and the scheduler favors a thread that wakes up.
-class Bursts {
- public:
-  explicit Bursts(const std::function<void()>& work)
-      : thread_([this, work] {
-          try {
-            while (!stop_) {
-              const auto start = Clock::now();
-              work();
-              end_ = Clock::now();
-              busy_ += seconds_between(start, end_);
-              std::this_thread::sleep_for(end_ - start);
-            }
-          } catch (...) {
-            failure_ = std::current_exception();
-          }
-        }) {}
-  ~Bursts() { join(); }
-  Bursts(const Bursts&) = delete;
-  Bursts& operator=(const Bursts&) = delete;
-
-  /// Returns the seconds in which `work` ran until `end`. Rethrows its exception. Call it once.
-  double finish(Clock::time_point end) {
-    join();
-    if (failure_) std::rethrow_exception(failure_);
-    return busy_ - std::max(0.0, seconds_between(end, end_));
-  }
-
- private:
-  void join() {
-    stop_ = true;
-    if (thread_.joinable()) thread_.join();
-  }
-
-  std::atomic<bool> stop_ = false;
-  double busy_ = 0.0;
-  Clock::time_point end_ = Clock::now();
-  std::exception_ptr failure_;
-  std::thread thread_;
-};
-
-/// Relative speed of the compute lane while `work` runs concurrently; 1 means no slowdown. Computed
-/// from the additional time of layer passes per second of work. Alternates both measurements,
-/// because the machine's speed may change.
-double speed_beside(const std::function<void()>& work, const Sample& sample,
-                    const plan::Rates& rates) {
-  std::array<double, 3> speeds{};
-  constexpr int kLeastPasses = 3;
-  constexpr double kSeconds = 0.1;
-  constexpr double kSlowest = 0.05;
-  const auto pass = layer_passes(sample, rates);
-  int passes = 0;
-  const auto some_passes = [&](Clock::time_point start) {
-    for (passes = 0; passes < kLeastPasses || seconds_since(start) < kSeconds;) {
-      pass();
-      ++passes;
-    }
-    return Clock::now();
-  };
-  pass();
-  for (double& speed : speeds) {
-    const auto start = Clock::now();
-    const double alone = seconds_between(start, some_passes(start)) / passes;
-    const auto begin = Clock::now();
-    Bursts bursts(work);
-    const auto end = some_passes(begin);
-    const double longer = seconds_between(begin, end) - passes * alone;
-    speed = 1.0 - longer / std::max(bursts.finish(end), 1e-9);
-  }
-  std::sort(speeds.begin(), speeds.end());
-  return std::clamp(speeds[1], kSlowest, 1.0);
 }
 
 /// Measures the swap paths. Unusable ones are an error only if the config places anything on NVMe.
@@ -197,7 +117,7 @@ class Calibrating {
     measure(CalibrationPart::compute, measure_compute);
     measure(CalibrationPart::update, measure_update);
     measure(CalibrationPart::link, measure_link);
-    beside();
+    overlaps();
     for (const double share : result_.other_work) {
       result_.rates.other_work = std::max(result_.rates.other_work, share);
     }
@@ -236,20 +156,32 @@ class Calibrating {
     if (result_.disturbance.empty()) result_.disturbance = std::move(made.disturbance);
   }
 
-  /// Measures how transfers slow compute. The measured times include waiting for cores, which other
-  /// work changes, so a disturbed result is discarded.
-  void beside() {
+  /// Measures how copies and transfers slow other work down, and how it slows transfers. The
+  /// measured times include waiting for cores, which other programs change, so a disturbed result
+  /// is discarded.
+  void overlaps() {
     plan::Rates& rates = result_.rates;
     if (rates.shared_cores == 0 || sample_.busy) return;
-    const auto speed = [&](double& target, const std::function<void()>& work) {
+    const auto measure = [&](const std::function<void()>& work, const std::function<void()>& bursts,
+                             double& work_speed, double* burst_speed) {
       const CpuWatch watch;
-      const double measured = speed_beside(work, sample_, rates);
+      const OverlapSpeeds speeds = overlap_speeds(work, bursts);
       sample_.check_interrupt();
-      if (watch.others_share() <= kMuchOtherWork) target = measured;
+      if (watch.others_share() > kMuchOtherWork) return;
+      work_speed = speeds.work;
+      if (burst_speed != nullptr) *burst_speed = speeds.bursts;
     };
-    if (rates.compute_beside_copy <= 0.0) speed(rates.compute_beside_copy, uploads(sample_));
-    if (rates.compute_beside_io <= 0.0 && rates.read_per_second > 0.0) {
-      speed(rates.compute_beside_io, fetches(sample_));
+    if (rates.compute_beside_copy <= 0.0) {
+      measure(layer_passes(sample_, rates), uploads(sample_), rates.compute_beside_copy, nullptr);
+    }
+    if (rates.read_per_second <= 0.0) return;
+    if (rates.io_beside_compute <= 0.0) {
+      measure(layer_passes(sample_, rates), transfers(sample_), rates.compute_beside_io,
+              &rates.io_beside_compute);
+    }
+    if (rates.io_beside_update <= 0.0) {
+      measure(updates(sample_), transfers(sample_), rates.update_beside_io,
+              &rates.io_beside_update);
     }
   }
 

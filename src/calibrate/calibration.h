@@ -116,7 +116,20 @@ void measure_swap(const Sample& sample, plan::Rates& rates);
 std::function<void()> layer_passes(const Sample& sample, const plan::Rates& rates);
 /// Copy of a layer's weights to the device, over the config's link.
 std::function<void()> uploads(const Sample& sample);
-/// Read of a part of a layer's states.
-std::function<void()> fetches(const Sample& sample);
+/// Update of a layer on the host.
+std::function<void()> updates(const Sample& sample);
+/// Read and write of a part of a layer's states, one after the other.
+std::function<void()> transfers(const Sample& sample);
+
+/// Speeds of two kinds of work that overlap, each relative to running alone; 1 means no slowdown.
+struct OverlapSpeeds {
+  double work = 1.0;
+  double bursts = 1.0;
+};
+/// Calls `work` without pauses, and `bursts` on another thread with pauses as long as its calls.
+/// The speed of `work` is computed from its additional time per second of bursts. Alternates
+/// measurements alone and together, because the machine's speed may change. Rethrows exceptions.
+OverlapSpeeds overlap_speeds(const std::function<void()>& work,
+                             const std::function<void()>& bursts);
 
 }  // namespace ballast::calibrate

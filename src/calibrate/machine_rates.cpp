@@ -40,7 +40,8 @@ bool is_complete(const config::Config& config, const plan::Rates& rates) {
   }
   if (rates.shared_cores == 0) return true;
   const bool swaps = has_part(rates, CalibrationPart::swap);
-  return rates.compute_beside_copy > 0.0 && (!swaps || rates.compute_beside_io > 0.0);
+  return rates.compute_beside_copy > 0.0 &&
+         (!swaps || (rates.io_beside_compute > 0.0 && rates.io_beside_update > 0.0));
 }
 
 /// Current other work on the CPUs, and its effect on step times.

@@ -115,31 +115,60 @@ void fill_gradient(HostBytes gradient) {
   }
 }
 
+/// Updates of a layer, different ones in turn.
+class Updates {
+ public:
+  explicit Updates(const Sample& sample)
+      : blueprint_(sample.blueprint),
+        updater_(inputs::updater_options(sample.config)),
+        layout_(engine::state_layout(blueprint_, 1, 0)),
+        bytes_(2 * layout_.weight_bytes + layout_.state_bytes),
+        copies_(cold_copies(sample, bytes_)),
+        memory_(updater_.allocate(copies_ * bytes_)) {
+    const Bytes gradient = layout_.weight_bytes;
+    for (std::size_t i = 0; i < copies_; ++i) {
+      fill_gradient(memory_.bytes().subspan((i + 1) * bytes_ - gradient, gradient));
+    }
+    hyper_.optimizer = blueprint_.states.optimizer;
+    // Page faults would count as updates.
+    for (std::size_t i = 0; i < copies_; ++i) next();
+  }
+
+  void next() {
+    std::byte* const weights = memory_.bytes().data() + next_++ % copies_ * bytes_;
+    std::byte* const states = weights + layout_.weight_bytes;
+    updater_.step(hyper_, engine::make_shard(blueprint_, 1, 0, weights, states,
+                                             states + layout_.state_bytes));
+    ++hyper_.step;
+  }
+  [[nodiscard]] double traffic() const { return static_cast<double>(layout_.update_traffic); }
+  [[nodiscard]] unsigned threads() const { return static_cast<unsigned>(updater_.threads()); }
+
+ private:
+  const engine::Blueprint& blueprint_;
+  cpu_adam::Updater updater_;
+  engine::StateLayout layout_;
+  Bytes bytes_;
+  std::size_t copies_;
+  Mapping memory_;
+  cpu_adam::Hyper hyper_;
+  std::size_t next_ = 0;
+};
+
 }  // namespace
 
 void measure_update(const Sample& sample, plan::Rates& rates) {
-  const cpu_adam::Updater updater(inputs::updater_options(sample.config));
-  const engine::StateLayout layout = engine::state_layout(sample.blueprint, 1, 0);
-  const Bytes gradient = layout.weight_bytes;
-  const Bytes bytes = layout.weight_bytes + layout.state_bytes + gradient;
-  const std::size_t copies = cold_copies(sample, bytes);
-  const Mapping memory = updater.allocate(copies * bytes);
-  for (std::size_t i = 0; i < copies; ++i) {
-    fill_gradient(memory.bytes().subspan((i + 1) * bytes - gradient, gradient));
-  }
-  cpu_adam::Hyper hyper{.optimizer = sample.blueprint.states.optimizer};
-  std::size_t next = 0;
-  const SliceConditions conditions = {static_cast<double>(updater.threads()), sample.busy};
+  Updates updates(sample);
+  const SliceConditions conditions = {static_cast<double>(updates.threads()), sample.busy};
   const Repeats repeats = {.seconds = 0.2, .least = 3, .most = 64};
-  const double seconds = measured_seconds(conditions, repeats, [&] {
-    std::byte* const weights = memory.bytes().data() + next++ % copies * bytes;
-    std::byte* const states = weights + layout.weight_bytes;
-    updater.step(hyper, engine::make_shard(sample.blueprint, 1, 0, weights, states,
-                                           states + layout.state_bytes));
-    ++hyper.step;
-  });
-  rates.update_per_second = static_cast<double>(layout.update_traffic) / seconds;
-  rates.update_threads = static_cast<unsigned>(updater.threads());
+  const double seconds = measured_seconds(conditions, repeats, [&] { updates.next(); });
+  rates.update_per_second = updates.traffic() / seconds;
+  rates.update_threads = updates.threads();
+}
+
+std::function<void()> updates(const Sample& sample) {
+  const auto updates = std::make_shared<Updates>(sample);
+  return [updates] { updates->next(); };
 }
 
 bool has_several_devices(const config::Config& config) {

@@ -154,9 +154,12 @@ void measure_swap(const Sample& sample, plan::Rates& rates) {
   rates.mixed_read_share = mixed.read_share;
 }
 
-std::function<void()> fetches(const Sample& sample) {
+std::function<void()> transfers(const Sample& sample) {
   const auto probe = std::make_shared<SwapProbe>(sample);
-  return [probe, turn = std::size_t{0}]() mutable { probe->read(turn++ % kExtents); };
+  return [probe, turn = std::size_t{0}]() mutable {
+    probe->read(turn++ % kExtents);
+    probe->write(turn % kExtents);
+  };
 }
 
 }  // namespace ballast::calibrate

@@ -38,6 +38,7 @@ Sharing::Sharing(const Rates& rates, std::uint32_t devices)
   set_disk(rates);
   set_memory(rates);
   for (std::uint8_t d = 0; d < devices; ++d) {
+    computes_ |= lane_bit(lane_number(Lane::compute, d));
     copies_ |= set_of(Lane::upload, Lane::offload, d);
     if (devices > 1) copies_ |= lane_bit(lane_number(Lane::pass, d));
   }
@@ -62,8 +63,11 @@ void Sharing::set_threads(const Rates& rates) {
     if (count > 0.0) threads_[index(lane)] = {count, std::min(busy, cores_) / count};
   };
   const auto speed = [](double measured) { return measured > 0.0 ? measured : 1.0; };
-  beside_copy_ = speed(rates.compute_beside_copy);
-  beside_io_ = speed(rates.compute_beside_io);
+  compute_beside_copy_ = speed(rates.compute_beside_copy);
+  compute_beside_io_ = speed(rates.compute_beside_io);
+  update_beside_io_ = speed(rates.update_beside_io);
+  io_beside_compute_ = speed(rates.io_beside_compute);
+  io_beside_update_ = speed(rates.io_beside_update);
   set(Lane::compute, rates.compute_threads, rates.compute_threads);
   set(Lane::update, rates.update_threads, rates.update_threads);
   for (const Lane lane : {Lane::upload, Lane::offload, Lane::gather, Lane::reduce, Lane::pass}) {
@@ -141,10 +145,23 @@ double Sharing::team_speed(LaneSet working, std::size_t team) const {
   return 1.0 / (1.0 + std::ceil(std::max(0.0, others - idle) / cores_));
 }
 
-/// Speed of compute during copies and transfers, which also use memory bandwidth and caches.
-double Sharing::measured_speed(LaneSet working) const {
-  return ((working & copies_) != 0 ? beside_copy_ : 1.0) *
-         ((working & kDisk) != 0 ? beside_io_ : 1.0);
+/// Copies and transfers also use memory bandwidth and caches.
+double Sharing::measured_speed(LaneSet working, Lane lane) const {
+  const auto during = [working](LaneSet others, double speed) {
+    return (working & others) != 0 ? speed : 1.0;
+  };
+  switch (lane) {
+    case Lane::compute:
+      return during(copies_, compute_beside_copy_) * during(kDisk, compute_beside_io_);
+    case Lane::update:
+      return during(kDisk, update_beside_io_);
+    case Lane::fetch:
+    case Lane::writeback:
+      return std::min(during(computes_, io_beside_compute_),
+                      during(lane_bit(lane_number(Lane::update, 0)), io_beside_update_));
+    default:
+      return 1.0;
+  }
 }
 
 void Sharing::share_memory(std::span<double> speeds) const {
@@ -164,10 +181,10 @@ void Sharing::share(LaneSet working, std::span<double> speeds) const {
   for (std::size_t number = 0; number < lanes_; ++number) {
     double& speed = speeds[number] = 0.0;
     if (!contains(working, number)) continue;
-    speed = 1.0;
-    if (threads_of(number).each > core) speed = core / threads_of(number).each;
+    speed = measured_speed(working, lane_at(number).lane);
+    if (threads_of(number).each > core) speed = std::min(speed, core / threads_of(number).each);
     if (lane_at(number).lane == Lane::compute) {
-      speed = std::min({speed, team_speed(working, number), measured_speed(working)});
+      speed = std::min(speed, team_speed(working, number));
     }
     if (contains(kDisk, number) && (working & kDisk) == kDisk) {
       const bool reading = number == index(Lane::fetch);

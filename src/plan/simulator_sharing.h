@@ -63,18 +63,24 @@ class Sharing {
   }
   [[nodiscard]] double core_share(LaneSet working) const;
   [[nodiscard]] double team_speed(LaneSet working, std::size_t team) const;
-  [[nodiscard]] double measured_speed(LaneSet working) const;
+  /// Speed of `lane` as measured during the other work.
+  [[nodiscard]] double measured_speed(LaneSet working, Lane lane) const;
   /// Slows the lanes that use host memory down, if their speeds exceed the speed of the memory.
   void share_memory(std::span<double> speeds) const;
 
   std::uint32_t devices_;
-  std::size_t lanes_;    ///< number, on all devices
-  double cores_ = 0.0;   ///< 0: not shared
-  bool passes_by_host_;  ///< copies between devices use the links
-  LaneSet copies_ = 0;   ///< lanes that copy from or to a device
+  std::size_t lanes_;     ///< number, on all devices
+  double cores_ = 0.0;    ///< 0: not shared
+  bool passes_by_host_;   ///< copies between devices use the links
+  LaneSet computes_ = 0;  ///< compute lanes
+  LaneSet copies_ = 0;    ///< lanes that copy from or to a device
   std::array<Threads, kLaneCount> threads_{};
-  double beside_copy_ = 1.0;  ///< measured speed of compute during a copy
-  double beside_io_ = 1.0;    ///< measured speed of compute during a transfer
+  // Measured speeds during other work, see Rates.
+  double compute_beside_copy_ = 1.0;
+  double compute_beside_io_ = 1.0;
+  double update_beside_io_ = 1.0;
+  double io_beside_compute_ = 1.0;
+  double io_beside_update_ = 1.0;
   /// Bytes per second of host memory that a lane at full speed reads and writes.
   std::array<double, kLaneCount> traffic_{};
   double memory_ = 0.0;         ///< bytes per second of host memory; 0: not shared

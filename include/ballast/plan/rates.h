@@ -71,10 +71,14 @@ struct Rates {
   double link_cores = 0.0;       ///< cores that a copy at full speed keeps busy
   double io_cores = 0.0;         ///< cores that a transfer at full speed keeps busy (checksums)
 
-  /// Speed of compute during a copy, or a transfer, relative to compute alone. Includes the cost in
-  /// cores, caches and memory. 0: not measured, only cores count.
+  /// Speed of compute during a copy, of compute and updates during a transfer, and of transfers
+  /// during compute and updates, each relative to running alone. Includes the cost in cores, caches
+  /// and memory. 0: not measured, only cores count.
   double compute_beside_copy = 0.0;
   double compute_beside_io = 0.0;
+  double update_beside_io = 0.0;
+  double io_beside_compute = 0.0;
+  double io_beside_update = 0.0;
   unsigned corrections = 0;  ///< number of runs that have corrected the calibration
   /// Share of the CPU time that other work used during the measurement.
   double other_work = 0.0;

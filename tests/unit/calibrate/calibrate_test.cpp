@@ -67,7 +67,9 @@ TEST_F(CalibrationTest, FindsEveryRateOfARun) {
     EXPECT_GT(rates.compute_threads, 0U);
     EXPECT_GT(rates.update_threads, 0U);
     // 0 on a busy machine, where they cannot be measured.
-    for (const double speed : {rates.compute_beside_copy, rates.compute_beside_io}) {
+    for (const double speed :
+         {rates.compute_beside_copy, rates.compute_beside_io, rates.update_beside_io,
+          rates.io_beside_compute, rates.io_beside_update}) {
       EXPECT_GE(speed, 0.0);
       EXPECT_LE(speed, 1.0);
     }
@@ -135,7 +137,8 @@ TEST_F(CalibrationTest, CopiesEveryRateWithItsPart) {
     copy_part(part, all, copy);
     EXPECT_TRUE(has_part(copy, part));
   }
-  all.compute_beside_copy = all.compute_beside_io = all.other_work = 0.0;
+  all.compute_beside_copy = all.compute_beside_io = all.update_beside_io = 0.0;
+  all.io_beside_compute = all.io_beside_update = all.other_work = 0.0;
   EXPECT_EQ(copy, all);
 }
 

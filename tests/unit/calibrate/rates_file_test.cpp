@@ -53,7 +53,8 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
     "fabric_gbps": 360, "network_gbps": 340, "ranks_per_node": 8,
     "shared_cores": 4, "compute_threads": 3, "update_threads": 2,
     "link_cores": 0.5, "io_cores": 0.25,
-    "compute_beside_copy": 0.5, "compute_beside_io": 0.75, "corrections": 3,
+    "compute_beside_copy": 0.5, "compute_beside_io": 0.75, "update_beside_io": 0.625,
+    "io_beside_compute": 0.875, "io_beside_update": 0.375, "corrections": 3,
     "other_work": 0.25, "measured_at_s": 1795651200.5,
     "device_memory": "24GiB", "host_memory": "128 GB", "nvme_space": 4000000000000,
     "drive_writes_tb": 2400
@@ -80,6 +81,9 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
   EXPECT_EQ(rates.io_cores, 0.25);
   EXPECT_EQ(rates.compute_beside_copy, 0.5);
   EXPECT_EQ(rates.compute_beside_io, 0.75);
+  EXPECT_EQ(rates.update_beside_io, 0.625);
+  EXPECT_EQ(rates.io_beside_compute, 0.875);
+  EXPECT_EQ(rates.io_beside_update, 0.375);
   EXPECT_EQ(rates.corrections, 3U);
   EXPECT_EQ(rates.other_work, 0.25);
   EXPECT_EQ(rates.measured_at, 1795651200.5);
@@ -134,6 +138,9 @@ TEST(RatesFile, WhatIsSavedIsLoadedBitForBit) {
     rates.io_cores = any();
     rates.compute_beside_copy = any();
     rates.compute_beside_io = any();
+    rates.update_beside_io = any();
+    rates.io_beside_compute = any();
+    rates.io_beside_update = any();
     rates.corrections = 7;
     rates.measured_at = 1795651200.123456;
     rates.device_bytes = random() >> 2;
@@ -270,7 +277,8 @@ TEST(RatesFile, EveryKeyIsInTheReadme) {
   rates.ranks_per_node = rates.shared_cores = 2;
   rates.compute_threads = rates.update_threads = 2;
   rates.link_cores = rates.io_cores = rates.drive_writes_bytes = 1.0;
-  rates.compute_beside_copy = rates.compute_beside_io = 1.0;
+  rates.compute_beside_copy = rates.compute_beside_io = rates.update_beside_io = 1.0;
+  rates.io_beside_compute = rates.io_beside_update = 1.0;
   rates.corrections = 1;
   rates.other_work = rates.measured_at = 1.0;
   rates.device_bytes = rates.host_bytes = rates.nvme_bytes = 1;
@@ -278,7 +286,7 @@ TEST(RatesFile, EveryKeyIsInTheReadme) {
   const std::string readme =
       text_of(std::filesystem::path(BALLAST_CONFIGS) / "rates" / "README.md");
   const auto written = text::parse_json(text_of(dir.path() / "rates.json"), "rates");
-  EXPECT_EQ(written.members().size(), 31U);
+  EXPECT_EQ(written.members().size(), 34U);
   for (const auto& member : written.members()) {
     EXPECT_NE(readme.find("`" + member.key + "`"), std::string::npos) << member.key;
   }

@@ -46,6 +46,9 @@ Rates random_rates(std::uint64_t seed) {
     rates.io_cores = 0.25;
     rates.compute_beside_copy = 0.3;
     rates.compute_beside_io = 0.8;
+    rates.update_beside_io = 0.7;
+    rates.io_beside_compute = 0.9;
+    rates.io_beside_update = 0.6;
   }
   return rates;
 }

@@ -330,6 +330,23 @@ TEST(Simulator, ComputeDuringCopiesAndTransfersIsAsSlowAsMeasured) {
   EXPECT_DOUBLE_EQ(span_of(both, compute).end, 4.0 + 6.0);
 }
 
+TEST(Simulator, TransfersDuringComputeAndUpdatesAreAsSlowAsMeasured) {
+  Hand hand;
+  const OpId compute = hand.add(Lane::compute, 2.0);
+  const OpId update = hand.add(Lane::update, 2.0);
+  const OpId fetch = hand.add(Lane::fetch, 4.0);
+  Rates rates = with_cores(2, 1, 1);
+  rates.io_beside_compute = 0.75;
+  rates.io_beside_update = 0.5;
+  rates.update_beside_io = 0.5;
+  const Prediction prediction = run_once(hand, rates);
+  EXPECT_DOUBLE_EQ(span_of(prediction, compute).end, 2.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, update).end, 4.0);
+  EXPECT_DOUBLE_EQ(span_of(prediction, fetch).end, 4.0 + 2.0);
+  rates.io_beside_update = rates.update_beside_io = 0.0;  // not measured
+  EXPECT_DOUBLE_EQ(span_of(run_once(hand, rates), fetch).end, 2.0 + 2.5);
+}
+
 TEST(Simulator, MoreThreadsThanCoresAreNoSlowerAloneThanMeasured) {
   Hand hand;
   hand.add(Lane::compute, 5.0);
