@@ -75,10 +75,11 @@ inline void update_moments(const Constants<Lanes>& k, const Prefetch& ahead, con
   *s.second_exponents = static_cast<std::uint8_t>(largest_second.shared_exponent());
 }
 
-/// The second pass.
+/// Updates the kBlock weights of block `s` from index `start` on.
 template <class Lanes, class Weight>
-inline void update_weights(const Constants<Lanes>& k, const Prefetch& ahead, const Streams& s,
-                           const UpdatedMoments& updated) {
+[[gnu::always_inline]] inline void update_weights(const Constants<Lanes>& k, const Prefetch& ahead,
+                                                  const Streams& s, const UpdatedMoments& updated,
+                                                  std::size_t start) {
   auto* const main = static_cast<typename Weight::Main*>(s.main);
   auto* const remainder_or_copy =
       static_cast<typename Weight::RemainderOrCopy*>(s.remainder_or_copy);
@@ -86,12 +87,10 @@ inline void update_weights(const Constants<Lanes>& k, const Prefetch& ahead, con
     return AdamWRule<>::step<Lanes>(k, Lanes::load(updated.first + i),
                                     Lanes::load(updated.denominators + i));
   };
-  for (std::size_t i = 0; i < kTile; i += 2 * Lanes::kWidth) {
+  ahead.of(main + start);
+  if constexpr (Weight::kStoresRemainderOrCopy) ahead.of(remainder_or_copy + start);
+  for (std::size_t i = start; i < start + kBlock; i += 2 * Lanes::kWidth) {
     auto* const other = Weight::kStoresRemainderOrCopy ? remainder_or_copy + i : nullptr;
-    if (i % kBlock == 0) {
-      ahead.of(main + i);
-      if constexpr (Weight::kStoresRemainderOrCopy) ahead.of(other);
-    }
     const auto old = load_weights<Lanes, Weight>(main + i, other);
     const auto even = AdamWRule<>::weight<Lanes>(k, old.even, step(i));
     const auto odd = AdamWRule<>::weight<Lanes>(k, old.odd, step(i + Lanes::kWidth));
@@ -105,15 +104,17 @@ void run_adamw_blockwise8(FusedKernel fused, const Coefficients& k, const Stream
   const bool alike = s.undecayed == 0 && !k.first_from_end;
   const std::size_t whole = alike ? s.size / kTile * kTile : 0;
   const Constants<Lanes> constants(k);
-  const DrawConstants<Lanes> rounding(k.draw_key, 2);
+  const DrawConstants<Lanes> rounding(k.draw_key);
   rounding.keep_in_memory();
   const Prefetch ahead(sizeof(typename Weight::Main) == sizeof(float));
   for (std::size_t start = 0; start < whole; start += kTile) {
     const Streams block = block_of(s, start, kTile);
     UpdatedMoments updated;
     update_moments<Lanes, Grad>(constants, ahead, block, updated);
-    update_weights<Lanes, Weight>(constants, ahead, block, updated);
-    compress_block<Lanes>(rounding, block, updated.first, updated.second);
+    BlockCompressor<Lanes>(rounding, block, updated.first, updated.second)
+        .run([&](std::size_t row) {
+          update_weights<Lanes, Weight>(constants, ahead, block, updated, row);
+        });
   }
   if (whole < s.size) {
     run_blockwise8<Lanes>(fused, k, block_of(s, whole, s.size - whole));

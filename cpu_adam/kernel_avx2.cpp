@@ -77,11 +77,11 @@ struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
     odd = Float(_mm256_permute2f128_ps(lows, highs, 0x31));
   }
   static Bits without_carries(Bits upper, Bits lower) {
-    return Bits(_mm256_add_epi16(upper, _mm256_srai_epi16(lower, 15)));
+    return Bits(_mm256_add_epi16(upper, carries(lower)));
   }
   static Bits with_carries(Bits upper, Bits lower) {
     const __m256i limited = _mm256_min_epu16(upper, in_memory<0xfffefffeU>());
-    return Bits(_mm256_subs_epi16(limited, _mm256_srai_epi16(lower, 15)));
+    return Bits(_mm256_subs_epi16(limited, carries(lower)));
   }
   template <bool has_sign>
   static Bits load_codes(const std::uint8_t* from) {
@@ -95,20 +95,23 @@ struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
     return Bits(_mm256_add_epi16(halves, _mm256_sign_epi16(summand, codes)));
   }
   template <class Kind>
-  static bool store_codes(Bits bases, const Bits (&uppers)[2], std::uint8_t* codes) {
+  static void store_codes(Bits bases, const Bits (&uppers)[2], std::uint8_t* codes, Bits& lowest) {
     const auto code_of = [bases](__m256i halves) {
       if constexpr (Kind::kSigned) halves = _mm256_and_si256(halves, in_memory<0x7fff7fff>());
       return _mm256_sub_epi16(_mm256_srli_epi16(halves, 4), bases);
     };
     __m256i bytes = _mm256_packus_epi16(code_of(uppers[0]), code_of(uppers[1]));
-    const __m256i small = _mm256_cmpeq_epi8(_mm256_min_epu8(bytes, in_memory<0x01010101>()), bytes);
-    if (_mm256_movemask_epi8(small) != 0) return false;
+    lowest = Bits(_mm256_min_epu8(lowest, bytes));
     if constexpr (Kind::kSigned) {
       const __m256i signs = _mm256_packs_epi16(uppers[0], uppers[1]);
       bytes = _mm256_or_si256(bytes, _mm256_and_si256(signs, in_memory<0x80808080U>()));
     }
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permute4x64_epi64(bytes, 0xd8));
-    return true;
+  }
+  static bool none_below_two(Bits codes) {
+    const __m256i ones = _mm256_set1_epi8(1);
+    const __m256i below = _mm256_cmpeq_epi8(_mm256_min_epu8(codes, ones), codes);
+    return _mm256_movemask_epi8(below) == 0;
   }
 
   struct Squares {
@@ -126,6 +129,10 @@ struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
   };
 
  private:
+  /// -1 where a half has its highest bit set. A CPU starts more comparisons per cycle than shifts.
+  static __m256i carries(__m256i halves) {
+    return _mm256_cmpgt_epi16(_mm256_setzero_si256(), halves);
+  }
   static __m128i load8(const std::uint16_t* from) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   }

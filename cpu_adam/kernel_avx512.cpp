@@ -83,17 +83,19 @@ struct Avx512Lanes : VectorLanes<xsimd::avx512bw> {
     return Bits(_mm512_mask_add_epi16(halves, some, halves, summand));
   }
   template <class Kind>
-  static bool store_codes(Bits bases, const Bits (&uppers)[1], std::uint8_t* codes) {
+  static void store_codes(Bits bases, const Bits (&uppers)[1], std::uint8_t* codes, Bits& lowest) {
     __m512i halves = uppers[0];
     if constexpr (Kind::kSigned) halves = _mm512_and_si512(halves, in_memory<0x7fff7fff>());
     __m512i code = _mm512_sub_epi16(_mm512_srli_epi16(halves, 4), bases);
-    if (_mm512_cmple_epi16_mask(code, in_memory<0x10001>()) != 0) return false;
+    lowest = Bits(_mm512_min_epi16(lowest, code));
     if constexpr (Kind::kSigned) {
       const Bits sign = Bits(_mm512_srli_epi16(uppers[0], 8));
       code = select<0xf8>(Bits(code), sign, in_memory<0x800080>());
     }
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm512_cvtepi16_epi8(code));
-    return true;
+  }
+  static bool none_below_two(Bits codes) {
+    return _mm512_cmplt_epi16_mask(codes, _mm512_set1_epi16(2)) == 0;
   }
 
   struct Squares {

@@ -22,9 +22,8 @@ struct DrawConstants {
   using Bits = typename Lanes::Bits;
   Bits counters, key, first_factor, second_factor;
 
-  /// `stride`: distance of the elements in neighbouring lanes.
-  explicit constexpr DrawConstants(const std::uint32_t (&draw_key)[2], std::uint32_t stride = 1)
-      : counters(Lanes::iota() * Lanes::pattern(stride) + Lanes::pattern(draw_key[0])),
+  explicit constexpr DrawConstants(const std::uint32_t (&draw_key)[2])
+      : counters(Lanes::iota() + Lanes::pattern(draw_key[0])),
         key(Lanes::pattern(draw_key[1])),
         first_factor(Lanes::pattern(0x21f0aaadU)),
         second_factor(Lanes::pattern(0xd35a2d97U)) {}
@@ -34,10 +33,15 @@ struct DrawConstants {
   void keep_in_memory() const { asm("" : : "r"(this) : "memory"); }
 };
 
-/// Replaces counters by 32 random bits each: a keyed integer hash, two rounds of xor-shift and
-/// multiply with constants found with Wellons' hash-prospector (2018).
+/// 32 random bits for each of kCount * kWidth numbers from `first` on: a keyed integer hash, two
+/// rounds of xor-shift and multiply with constants found with Wellons' hash-prospector (2018).
 template <class Lanes, std::size_t kCount>
-constexpr void hash(const DrawConstants<Lanes>& k, typename Lanes::Bits (&x)[kCount]) {
+constexpr void draw(const DrawConstants<Lanes>& k, std::uint32_t first,
+                    typename Lanes::Bits (&x)[kCount]) {
+  const auto start = k.counters + Lanes::pattern(first);
+  for (std::size_t i = 0; i < kCount; ++i) {
+    x[i] = start + Lanes::pattern(static_cast<std::uint32_t>(i * Lanes::kWidth));
+  }
   // Step by step for all vectors, because a CPU looks only some instructions ahead.
   for (auto& bits : x) bits = bits ^ (bits >> 16);
   for (auto& bits : x) bits = bits * k.first_factor;
@@ -45,23 +49,61 @@ constexpr void hash(const DrawConstants<Lanes>& k, typename Lanes::Bits (&x)[kCo
   for (auto& bits : x) bits = bits * k.second_factor;
   for (auto& bits : x) bits = bits ^ (bits >> 15);
 }
-
-/// 32 random bits for each of kCount * kWidth elements from number `element` on.
-template <class Lanes, std::size_t kCount>
-constexpr void draw(const DrawConstants<Lanes>& k, std::uint32_t element,
-                    typename Lanes::Bits (&x)[kCount]) {
-  const auto start = k.counters + Lanes::pattern(element);
-  for (std::size_t i = 0; i < kCount; ++i) {
-    x[i] = start + Lanes::pattern(static_cast<std::uint32_t>(i * Lanes::kWidth));
-  }
-  hash<Lanes>(k, x);
-}
 template <class Lanes>
-constexpr typename Lanes::Bits draw(const std::uint32_t (&key)[2], std::uint32_t element) {
+constexpr typename Lanes::Bits draw(const std::uint32_t (&key)[2], std::uint32_t first) {
   typename Lanes::Bits bits[1];
-  draw<Lanes>(DrawConstants<Lanes>(key), element, bits);
+  draw<Lanes>(DrawConstants<Lanes>(key), first, bits);
   return bits[0];
 }
+
+/// Generators of a block's random bits. Element i of a block takes a number of generator
+/// i % 32 / 2, so that the elements of a 32-bit lane share one. Generators are multiplicative and
+/// congruential modulo 2^32. Each starts with a draw.
+constexpr std::size_t kGenerators = kBlock / 2;
+
+/// Powers of the generators' multiplier. For every two of the 16 numbers of a generator, the
+/// shortest wave vector of the spectral test is at least 0.59 of the longest possible one, in all
+/// bits and in the lower 20. README.md describes the test.
+constexpr std::uint32_t multiplier_power(std::uint32_t exponent) {
+  std::uint32_t power = 1;
+  std::uint32_t square = 0x73b57cfdU;
+  for (std::uint32_t bit = 1; bit < kTile / kGenerators; bit *= 2) {
+    if ((exponent & bit) != 0) power *= square;
+    square *= square;
+  }
+  return power;
+}
+
+/// The random bits of element `i` of the block that begins with element `start`.
+template <class Lanes>
+constexpr typename Lanes::Bits draw_in_block(const std::uint32_t (&key)[2], std::uint32_t start,
+                                             std::uint32_t i) {
+  const auto seed = draw<Lanes>(key, start + i % kBlock / 2);
+  return seed * Lanes::pattern(multiplier_power(i / kBlock * 2 + i % 2));
+}
+
+/// The generators of a block, which draw for one row of kBlock elements after the other.
+template <class Lanes>
+class Generators {
+  using Bits = typename Lanes::Bits;
+  static constexpr std::size_t kVectors = kGenerators / Lanes::kWidth;
+
+ public:
+  Generators(const DrawConstants<Lanes>& k, std::uint32_t start) { draw<Lanes>(k, start, state_); }
+  /// Draws for the next row, in pairs of vectors.
+  void draw_row(Bits (&row)[2 * kVectors]) {
+    for (std::size_t i = 0; i < kVectors; ++i) {
+      row[2 * i] = state_[i];
+      row[2 * i + 1] = state_[i] * multiplier_;
+      state_[i] = state_[i] * square_;
+    }
+  }
+
+ private:
+  Bits state_[kVectors];
+  Bits multiplier_ = Lanes::pattern(multiplier_power(1));
+  Bits square_ = Lanes::pattern(multiplier_power(2));
+};
 
 /// Rounds to bf16 stochastically: up with a probability proportional to the bits that are cut off.
 /// The result is the upper half of each pattern. NaNs must be quiet, as operations return them. An
@@ -181,77 +223,6 @@ inline Pair<Lanes> expand_codes(const std::uint8_t* codes, typename Lanes::Bits 
   return numbers_of_halves<Lanes>(Lanes::template add_where_coded<Kind>(halves, base));
 }
 
-/// Random bits of kBlock elements in pairs of vectors. The constants have stride 2.
-template <class Lanes>
-struct Draws {
-  static constexpr std::size_t kVectors = kBlock / Lanes::kWidth;
-  typename Lanes::Bits bits[kVectors];
-
-  Draws(const DrawConstants<Lanes>& k, std::uint32_t element) {
-    const auto start = k.counters + Lanes::pattern(element);
-    for (std::size_t i = 0; i < kVectors; ++i) {
-      const std::size_t before = i / 2 * 2 * Lanes::kWidth + i % 2;
-      bits[i] = start + Lanes::pattern(static_cast<std::uint32_t>(before));
-    }
-    hash<Lanes>(k, bits);
-  }
-};
-
-/// Compresses kBlock numbers, pair by pair.
-template <class Lanes, class Kind>
-inline void compress_each(const CodeScale<Lanes, Kind>& scale, const float* from,
-                          const Draws<Lanes>& draws, std::uint8_t* codes) {
-  const auto code_of = [&](std::size_t i) {
-    return compress_code<Lanes, Kind>(scale, Lanes::load(from + i * Lanes::kWidth), draws.bits[i]);
-  };
-  for (std::size_t i = 0; i < Draws<Lanes>::kVectors; i += 2) {
-    std::uint16_t both[Lanes::kWidth];
-    Lanes::narrow(both, code_of(i) | (code_of(i + 1) << 8));
-    __builtin_memcpy(codes + i * Lanes::kWidth, both, sizeof both);
-  }
-}
-
-template <class Lanes, class Kind>
-[[gnu::noinline, gnu::cold]] void compress_rare(std::uint32_t exponent, const float* from,
-                                                Draws<Lanes> draws, std::uint8_t* codes) {
-  compress_each(CodeScale<Lanes, Kind>(exponent), from, draws, codes);
-}
-
-/// Compresses to codes under one shared exponent.
-template <class Lanes, class Kind>
-class Compressor {
- public:
-  explicit Compressor(std::uint32_t exponent)
-      : exponent_(exponent), bases_(Lanes::pattern(code_base<Kind>(exponent) * 0x10001U)) {}
-
-  /// Compresses kBlock numbers in pairs of vectors. Numbers below the smallest code and NaNs are
-  /// rare and take a slower way.
-  void compress(const float* from, const Draws<Lanes>& draws, std::uint8_t* codes) const {
-    if constexpr (Lanes::kWidth > 1) {
-      constexpr std::size_t kPairs = Draws<Lanes>::kVectors / 2;
-      typename Lanes::Bits uppers[kPairs];
-      for (std::size_t i = 0; i < kPairs; ++i) {
-        const float* const pair = from + 2 * i * Lanes::kWidth;
-        const auto even = rounded(pair, draws.bits[2 * i]);
-        const auto odd = rounded(pair + Lanes::kWidth, draws.bits[2 * i + 1]);
-        uppers[i] = Lanes::merge(even >> 16, odd);
-      }
-      const bool numbers = exponent_ != 255;
-      if (numbers && Lanes::template store_codes<Kind>(bases_, uppers, codes)) return;
-    }
-    // A copy, because an object whose address a function gets cannot stay in registers.
-    compress_rare<Lanes, Kind>(exponent_, from, Draws(draws), codes);
-  }
-
- private:
-  static typename Lanes::Bits rounded(const float* from, typename Lanes::Bits draws) {
-    return Lanes::bits_of(Lanes::load(from)) + random_bits<Lanes, Kind>(draws);
-  }
-
-  std::uint32_t exponent_;
-  typename Lanes::Bits bases_;  ///< code_base() in both halves
-};
-
 /// The largest magnitude of numbers, as a pattern. NaNs are larger than all numbers.
 template <class Lanes>
 class LargestMagnitude {
@@ -279,23 +250,122 @@ class LargestMagnitude {
   typename Lanes::Bits lanes_ = Lanes::pattern(0U);
 };
 
-/// Compresses the moments of block `s` that the optimizer has, under their new shared exponents.
-/// Each element has one draw for both moments. `first`, `second`: numbers in pairs of vectors.
+/// A moment of a block, if the optimizer has it: numbers in pairs of vectors, and their codes.
+template <class Kind>
+struct BlockOfCodes {
+  const float* numbers;
+  std::uint8_t* codes;
+  std::uint32_t exponent;
+
+  BlockOfCodes(const float* from, void* to, const std::uint8_t* shared_exponent)
+      : numbers(from),
+        codes(static_cast<std::uint8_t*>(to)),
+        exponent(to == nullptr ? kLowestExponent : *shared_exponent) {}
+};
+
+/// Compresses both moments of a block with one draw per element, in rows of kBlock elements.
 template <class Lanes>
-inline void compress_block(const DrawConstants<Lanes>& rounding, const Streams& s,
-                           const float* first, const float* second) {
-  auto* const first_codes = static_cast<std::uint8_t*>(s.first);
-  auto* const second_codes = static_cast<std::uint8_t*>(s.second);
-  const Compressor<Lanes, SignedCodes> compress_first(first_codes == nullptr ? kLowestExponent
-                                                                             : *s.first_exponents);
-  const Compressor<Lanes, UnsignedCodes> compress_second(
-      second_codes == nullptr ? kLowestExponent : *s.second_exponents);
-  for (std::size_t i = 0; i < kTile; i += kBlock) {
-    const Draws<Lanes> draws(rounding, s.element + static_cast<std::uint32_t>(i));
-    if (first_codes != nullptr) compress_first.compress(first + i, draws, first_codes + i);
-    if (second_codes != nullptr) compress_second.compress(second + i, draws, second_codes + i);
+class BlockCompressor {
+  using Bits = typename Lanes::Bits;
+  using Row = Bits[kBlock / Lanes::kWidth];
+
+ public:
+  BlockCompressor(const DrawConstants<Lanes>& rounding, const Streams& s, const float* first,
+                  const float* second)
+      : rounding_(rounding),
+        start_(s.element),
+        first_(first, s.first, s.first_exponents),
+        second_(second, s.second, s.second_exponents) {}
+
+  /// Calls `other_work` with the index of each row's first element. Its instructions overlap with
+  /// those of this function.
+  void run(auto&& other_work) const {
+    Generators<Lanes> generators(rounding_, start_);
+    const Bases bases(*this);
+    Bits lowest = highest();
+    for (std::size_t i = 0; i < kTile; i += kBlock) {
+      Row draws;
+      generators.draw_row(draws);
+      other_work(i);
+      compress(bases, i, draws, lowest);
+    }
+    if (!right(lowest)) run_row_by_row();
   }
-}
+
+ private:
+  struct Bases {
+    Bits first, second;
+    explicit Bases(const BlockCompressor& of)
+        : first(Lanes::pattern(code_base<SignedCodes>(of.first_.exponent) * 0x10001U)),
+          second(Lanes::pattern(code_base<UnsignedCodes>(of.second_.exponent) * 0x10001U)) {}
+  };
+
+  /// Codes that right() accepts.
+  static Bits highest() { return Lanes::pattern(0x7f7f7f7fU); }
+
+  /// Compresses the row from element `i` on. Codes of numbers below the smallest code and of NaNs
+  /// are wrong, which right() finds. `lowest`: the lowest codes of several rows.
+  void compress(const Bases& bases, std::size_t i, const Row& draws, Bits& lowest) const {
+    if constexpr (Lanes::kWidth > 1) {
+      compress(first_, bases.first, i, draws, lowest);
+      compress(second_, bases.second, i, draws, lowest);
+    }
+  }
+  template <class Kind>
+  static void compress(const BlockOfCodes<Kind>& block, Bits bases, std::size_t i, const Row& draws,
+                       Bits& lowest) {
+    if (block.codes == nullptr) return;
+    const auto rounded = [&](std::size_t vector) {
+      const auto number = Lanes::load(block.numbers + i + vector * Lanes::kWidth);
+      return Lanes::bits_of(number) + random_bits<Lanes, Kind>(draws[vector]);
+    };
+    Bits uppers[kBlock / Lanes::kWidth / 2];
+    for (std::size_t pair = 0; pair < kBlock / Lanes::kWidth / 2; ++pair) {
+      uppers[pair] = Lanes::merge(rounded(2 * pair) >> 16, rounded(2 * pair + 1));
+    }
+    Lanes::template store_codes<Kind>(bases, uppers, block.codes + i, lowest);
+  }
+  [[nodiscard]] bool right(Bits lowest) const {
+    if constexpr (Lanes::kWidth > 1) {
+      return first_.exponent != 255 && second_.exponent != 255 && Lanes::none_below_two(lowest);
+    }
+    return false;
+  }
+
+  /// Compresses numbers of any kind. Few blocks need it.
+  [[gnu::noinline, gnu::cold]] void run_row_by_row() const {
+    Generators<Lanes> generators(rounding_, start_);
+    const Bases bases(*this);
+    for (std::size_t i = 0; i < kTile; i += kBlock) {
+      Row draws;
+      generators.draw_row(draws);
+      Bits lowest = highest();
+      compress(bases, i, draws, lowest);
+      if (right(lowest)) continue;
+      compress_any(first_, i, draws);
+      compress_any(second_, i, draws);
+    }
+  }
+  template <class Kind>
+  static void compress_any(const BlockOfCodes<Kind>& block, std::size_t i, const Row& draws) {
+    if (block.codes == nullptr) return;
+    const CodeScale<Lanes, Kind> scale(block.exponent);
+    const auto code_of = [&](std::size_t vector) {
+      const auto number = Lanes::load(block.numbers + i + vector * Lanes::kWidth);
+      return compress_code<Lanes, Kind>(scale, number, draws[vector]);
+    };
+    for (std::size_t vector = 0; vector < kBlock / Lanes::kWidth; vector += 2) {
+      std::uint16_t both[Lanes::kWidth];
+      Lanes::narrow(both, code_of(vector) | (code_of(vector + 1) << 8));
+      __builtin_memcpy(block.codes + i + vector * Lanes::kWidth, both, sizeof both);
+    }
+  }
+
+  const DrawConstants<Lanes>& rounding_;
+  std::uint32_t start_;
+  BlockOfCodes<SignedCodes> first_;
+  BlockOfCodes<UnsignedCodes> second_;
+};
 
 }  // namespace
 }  // namespace ballast::cpu_adam

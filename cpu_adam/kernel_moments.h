@@ -165,7 +165,7 @@ template <class Lanes>
 void run_blockwise8(FusedKernel fused, const Coefficients& k, const Streams& s) noexcept {
   BlockwiseTile<Lanes, SignedCodes> first;
   BlockwiseTile<Lanes, UnsignedCodes> second;
-  const DrawConstants<Lanes> rounding(k.draw_key, 2);
+  const DrawConstants<Lanes> rounding(k.draw_key);
   rounding.keep_in_memory();
   for (std::size_t start = 0; start < s.size; start += kTile) {
     const std::size_t size = s.size - start < kTile ? s.size - start : kTile;
@@ -186,7 +186,7 @@ void run_blockwise8(FusedKernel fused, const Coefficients& k, const Streams& s) 
     second.prepare(block.second_exponents);
     block.first = first_codes.block();
     block.second = second_codes.block();
-    compress_block<Lanes>(rounding, block, first.values, second.values);
+    BlockCompressor<Lanes>(rounding, block, first.values, second.values).run([](std::size_t) {});
     first_codes.store();
     second_codes.store();
   }

@@ -84,23 +84,22 @@ struct NeonLanes : VectorLanes<xsimd::neon64> {
     return of_halves(vaddq_u16(halves(values), vandq_u16(coded, halves(summand))));
   }
   template <class Kind>
-  static bool store_codes(Bits bases, const Bits (&uppers)[4], std::uint8_t* codes) {
-    uint8x8_t bytes[4];
-    uint16x8_t small = vdupq_n_u16(0);
+  static void store_codes(Bits bases, const Bits (&uppers)[4], std::uint8_t* codes, Bits& lowest) {
+    int16x8_t least = signed_halves(lowest);
     for (int i = 0; i < 4; ++i) {
       uint16x8_t magnitude = halves(uppers[i]);
       if (Kind::kSigned) magnitude = vandq_u16(magnitude, vdupq_n_u16(0x7fff));
       const uint16x8_t code = vsubq_u16(vshrq_n_u16(magnitude, 4), halves(bases));
-      small = vorrq_u16(small, vcleq_s16(vreinterpretq_s16_u16(code), vdupq_n_s16(1)));
-      bytes[i] = vmovn_u16(code);
+      least = vminq_s16(least, vreinterpretq_s16_u16(code));
+      uint8x8_t bytes = vmovn_u16(code);
       if (Kind::kSigned) {
-        bytes[i] = vbsl_u8(vdup_n_u8(0x80), vshrn_n_u16(halves(uppers[i]), 8), bytes[i]);
+        bytes = vbsl_u8(vdup_n_u8(0x80), vshrn_n_u16(halves(uppers[i]), 8), bytes);
       }
+      vst1_u8(codes + 8 * i, bytes);
     }
-    if (vmaxvq_u16(small) != 0) return false;
-    for (int i = 0; i < 4; ++i) vst1_u8(codes + 8 * i, bytes[i]);
-    return true;
+    lowest = of_halves(vreinterpretq_u16_s16(least));
   }
+  static bool none_below_two(Bits codes) { return vminvq_s16(signed_halves(codes)) >= 2; }
 
   struct Squares {
     float64x2_t sums[8] = {};
@@ -117,6 +116,7 @@ struct NeonLanes : VectorLanes<xsimd::neon64> {
 
  private:
   static uint16x8_t halves(Bits value) { return vreinterpretq_u16_u32(value); }
+  static int16x8_t signed_halves(Bits value) { return vreinterpretq_s16_u32(value); }
   static Bits of_halves(uint16x8_t value) { return Bits(vreinterpretq_u32_u16(value)); }
 };
 

@@ -333,6 +333,8 @@ std::string Engine::arithmetic_of(const OwnDevice& own) {
 }
 
 std::string Engine::arithmetic() const {
+  constexpr int kRoundingRule =
+      2;  // increases whenever cpu_adam rounds codes with other random bits
   // Which blocks a device computes matters only if the devices are of different kinds.
   std::string all;
   bool alike = true;
@@ -343,8 +345,12 @@ std::string Engine::arithmetic() const {
   }
   // The bits do not depend on the number of tensor places.
   const std::uint32_t ranks = blueprint_.mesh.sharers();
-  return fmt::format("{} rank{}, {}", ranks, ranks == 1 ? "" : "s",
-                     alike ? arithmetic_of(devices_.front()) : all);
+  std::string text = fmt::format("{} rank{}, {}", ranks, ranks == 1 ? "" : "s",
+                                 alike ? arithmetic_of(devices_.front()) : all);
+  if (blueprint_.states.moments == cpu_adam::Moments::Format::blockwise8) {
+    text += fmt::format(", 8-bit moments rounded by rule {}", kRoundingRule);
+  }
+  return text;
 }
 
 Snapshot& Engine::snapshot() {

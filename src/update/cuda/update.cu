@@ -301,9 +301,15 @@ __device__ void apply_either(const Coefficients& coefficients, std::uint8_t unde
 }
 
 /// `first`: index of the tile's first element.
+template <Moments::Format format>
 __device__ void draw(Draws& draws, const Coefficients& coefficients, std::uint32_t first) {
   for (unsigned i = 0; i < kOwn; ++i) {
-    draws[i] = cpu_adam::draw<ThreadLanes>(coefficients.draw_key, first + Place::element(i));
+    const unsigned element = Place::element(i);
+    if constexpr (format == Moments::Format::blockwise8) {
+      draws[i] = cpu_adam::draw_in_block<ThreadLanes>(coefficients.draw_key, first, element);
+    } else {
+      draws[i] = cpu_adam::draw<ThreadLanes>(coefficients.draw_key, first + element);
+    }
   }
 }
 
@@ -342,7 +348,7 @@ __global__ void __launch_bounds__(kWarps* device::kWarp, 3)
   stored_masters.store(s, weights, at);
   Draws draws = {};
   if constexpr (format != Moments::Format::f32) {
-    draw(draws, coefficients, s.element + static_cast<std::uint32_t>(start));
+    draw<format>(draws, coefficients, s.element + static_cast<std::uint32_t>(start));
   }
   if constexpr (Rule::kFirst) {
     stored_first.encode(first, draws);

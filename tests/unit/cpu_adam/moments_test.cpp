@@ -133,7 +133,8 @@ TEST_P(StochasticRounding, OfNeighbouringElementsAndStepsIsIndependent) {
     return signs;
   };
   const std::vector<double> signs = signs_of(1'000);
-  for (const std::size_t lag : {1, 2, 3, 4, 8, 16, 32, 64, 255, 256, 1'024, 65'536}) {
+  for (const std::size_t lag : {1,  2,   3,   4,   8,   16,  31,  32,  33,    64,    96,
+                                97, 128, 160, 192, 224, 225, 255, 256, 1'024, 65'536}) {
     EXPECT_LT(std::fabs(correlation(signs, signs, lag)), 4.0) << "elements " << lag << " apart";
   }
   for (const std::int64_t step : {1'001, 1'002, 1'004, 1'016, 2'000, 66'536}) {
@@ -147,6 +148,27 @@ TEST_P(StochasticRounding, OfNeighbouringElementsAndStepsIsIndependent) {
   }
   const std::vector<double> far = signs_of(1'000, Elems{3} << 32);
   EXPECT_LT(std::fabs(correlation(signs, far, 0)), 4.0) << "elements 3 * 2^32 apart";
+}
+
+/// Elements of a block share generators of random bits, so their errors could add up.
+TEST_P(StochasticRounding, SumsOfABlockVaryAsMuchAsWithIndependentElements) {
+  constexpr std::size_t kBlocks = 4'096;
+  for (const double fraction : {0.5, 0.1}) {
+    const double step = std::ldexp(1.0, 1 - bits());
+    const auto value = static_cast<float>(1.0 + (3.0 + fraction) * step);
+    const std::vector<float> stored =
+        rounded(format(), std::vector<float>(kBlocks * kBlock, value), 7);
+    double squares = 0.0;
+    for (std::size_t block = 0; block < kBlocks; ++block) {
+      double sum = 0.0;
+      for (std::size_t i = 0; i < kBlock; ++i) {
+        sum += (double{stored[block * kBlock + i]} - double{value}) / step;
+      }
+      squares += sum * sum;
+    }
+    const double expected = kBlock * fraction * (1.0 - fraction);
+    EXPECT_NEAR(squares / kBlocks / expected, 1.0, 4.0 * std::sqrt(2.0 / kBlocks)) << fraction;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, StochasticRounding,

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/checkpoint/checkpoint.h"
 #include "src/data/data_content.h"
 #include "src/train/proven_peak.h"
 #include "tests/support/captured_log.h"
@@ -182,10 +183,26 @@ TEST(Resume, SaysThatOtherKernelsMayHaveOtherBits) {
   EXPECT_NE(line.find("this run computes with 1 rank, scalar kernels"), std::string::npos) << line;
 }
 
+TEST(Resume, KnowsHowMomentsInEightBitsWereRounded) {
+  const test::TempDir directory;
+  const auto arithmetic = [&](const std::string& states) {
+    Reports reports;
+    train(text_config(directory, states,
+                      {"ballast.steps=1", "ballast.checkpoint_every=1",
+                       "ballast.optimizer_states=" + states}),
+          reports, nullptr);
+    const auto folder = directory.path() / states / "checkpoints/step-1";
+    return checkpoint::Checkpoint(folder).facts().arithmetic;
+  };
+  EXPECT_NE(arithmetic("8bit").find(", 8-bit moments rounded by rule "), std::string::npos);
+  EXPECT_EQ(arithmetic("fp32").find(", 8-bit moments"), std::string::npos);
+}
+
 TEST(DataContent, DependsOnBytesNotPaths) {
   const test::TempDir directory;
   const auto content = [&](const std::vector<std::string>& texts, const std::string& folder) {
     std::vector<std::filesystem::path> files;
+    files.reserve(texts.size());
     for (const std::string& text : texts) {
       files.push_back(directory.write(folder + "/" + std::to_string(files.size()), text));
     }
