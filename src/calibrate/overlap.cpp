@@ -90,7 +90,7 @@ double median(std::vector<double> speeds) {
 
 OverlapSpeeds overlap_speeds(const std::function<void()>& work,
                              const std::function<void()>& bursts) {
-  constexpr std::size_t kRounds = 3;
+  constexpr std::size_t kRounds = 5;
   constexpr double kLong = 2.0;  // a slow drive is measured in one round
   std::vector<double> work_speeds;
   std::vector<double> burst_speeds;

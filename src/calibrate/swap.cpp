@@ -62,12 +62,14 @@ class SwapProbe {
     for (std::size_t extent = 0; extent <= kExtents; ++extent) write(extent);
   }
 
-  void write(std::size_t extent) {
-    space_->write(extent, memory(extent), ++versions_[extent])->finish();
+  std::unique_ptr<state::SwapTransfer> start_write(std::size_t extent) {
+    return space_->write(extent, memory(extent), ++versions_[extent]);
   }
-  void read(std::size_t extent) {
-    space_->read(extent, memory(extent), versions_[extent])->finish();
+  std::unique_ptr<state::SwapTransfer> start_read(std::size_t extent) {
+    return space_->read(extent, memory(extent), versions_[extent]);
   }
+  void write(std::size_t extent) { start_write(extent)->finish(); }
+  void read(std::size_t extent) { start_read(extent)->finish(); }
   [[nodiscard]] double bytes() const { return static_cast<double>(bytes_); }
 
  private:
@@ -80,6 +82,18 @@ class SwapProbe {
   Mapping memory_;
   std::unique_ptr<state::SwapSpace> space_;
   std::array<std::uint64_t, kExtents + 1> versions_{};
+};
+
+/// Transfers of which the next one always starts before the current one ends, like on a lane.
+class Queued {
+ public:
+  void add(std::unique_ptr<state::SwapTransfer> next) {
+    if (current_) current_->finish();
+    current_ = std::move(next);
+  }
+
+ private:
+  std::unique_ptr<state::SwapTransfer> current_;
 };
 
 /// Bytes per second of concurrent reading and writing, and the share of reads.
@@ -133,18 +147,21 @@ void measure_swap(const Sample& sample, plan::Rates& rates) {
   rates.io_latency_seconds = std::min(read_latency, write_latency);
   const Repeats repeats = {.seconds = kSeconds, .least = 3, .most = kMostTransfers};
   const double cpu = process_cpu_seconds();
-  std::size_t turn = 0;
-  const double read = measured_seconds(elsewhere, repeats, [&] { probe.read(turn++ % kExtents); });
-  const auto reads = static_cast<double>(turn);
-  const double write =
-      measured_seconds(elsewhere, repeats, [&] { probe.write(turn++ % kExtents); });
-  const double writes = static_cast<double>(turn) - reads;
-  rates.io_cores = (process_cpu_seconds() - cpu) / (reads * read + writes * write);
-  const auto rate = [&](double seconds) {
-    return probe.bytes() / std::max(seconds - rates.io_latency_seconds, seconds / 2.0);
+  double transferred = 0.0;
+  const auto queued_seconds = [&](auto start) {
+    std::size_t turn = 0;
+    Queued queued;
+    const double seconds =
+        measured_seconds(elsewhere, repeats, [&] { queued.add(start(turn++ % kExtents)); });
+    transferred += seconds * static_cast<double>(turn);
+    return seconds;
   };
-  rates.read_per_second = rate(read);
-  rates.write_per_second = rate(write);
+  const double read = queued_seconds([&](std::size_t extent) { return probe.start_read(extent); });
+  const double write =
+      queued_seconds([&](std::size_t extent) { return probe.start_write(extent); });
+  rates.io_cores = (process_cpu_seconds() - cpu) / transferred;
+  rates.read_per_second = probe.bytes() / read;
+  rates.write_per_second = probe.bytes() / write;
   Mixed mixed = measure_mixed(probe);
   for (int i = 1; sample.busy && i < kMixedWhenBusy; ++i) {
     const Mixed other = measure_mixed(probe);
