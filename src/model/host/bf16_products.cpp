@@ -17,12 +17,17 @@ namespace ballast::model::host {
 namespace {
 
 /// Terms of the sums of a tile between two loads of its sums. The operand of a tile's columns, a
-/// panel, then fits the first-level cache. The bits of a product depend on this number.
+/// panel, then fits the first-level cache. A sum of up to kMostPanelTerms terms is faster in one
+/// go, with a panel in the second-level cache. The bits of a product depend on these numbers.
 constexpr std::size_t kPanelTerms = 256;
+constexpr std::size_t kMostPanelTerms = 3 * kPanelTerms;
+std::size_t panel_terms(std::size_t terms) {
+  return terms <= kMostPanelTerms ? kMostPanelTerms : kPanelTerms;
+}
 /// Extents of a block. One operand, whose rows are those of the result, fits the second-level
 /// cache.
 constexpr std::size_t kBlockRows = 86 * kBf16TileRows;
-constexpr std::size_t kBlockTerms = 3 * kPanelTerms;
+constexpr std::size_t kBlockTerms = kMostPanelTerms;
 constexpr std::size_t kBlockColumns = 16 * kBf16TileColumns;
 /// Results of at least this size are written past the caches.
 constexpr Bytes kLargeResult = 32 * kMiB;
@@ -30,12 +35,12 @@ constexpr Bytes kLargeResult = 32 * kMiB;
 /// Operands and sums of one thread.
 struct Buffers {
   Bf16* a = nullptr;      ///< rows of a block
-  Bf16* panel = nullptr;  ///< pairs of kPanelTerms terms of a tile's columns
+  Bf16* panel = nullptr;  ///< pairs of kMostPanelTerms terms of a tile's columns
   float* sums = nullptr;  ///< [tile columns of a block][rows][kBf16TileColumns]
 
   explicit Buffers(Bump bump)
       : a(bump.take<Bf16>(kBlockRows * (kBlockTerms + 32))),
-        panel(bump.take<Bf16>(kPanelTerms * kBf16TileColumns)),
+        panel(bump.take<Bf16>(kMostPanelTerms * kBf16TileColumns)),
         sums(bump.take<float>(kBlockRows * kBlockColumns)),
         bytes(bump.used()) {}
   Bytes bytes;
@@ -95,6 +100,7 @@ class BlockedProduct {
   BlockedProduct(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
                  bool add_to_c, const void* bias)
       : extents_(extents),
+        panel_terms_(panel_terms(extents.k)),
         a_(a),
         b_(b),
         c_(c),
@@ -142,7 +148,7 @@ class BlockedProduct {
     float* const sums = buffers_.sums + before * rows.size();
     std::size_t term = terms.begin;
     do {
-      const Range some = {term, std::min(term + kPanelTerms, terms.end)};
+      const Range some = {term, std::min(term + panel_terms_, terms.end)};
       load_panel(some, columns);
       PanelLoader next_panel = panel_after(some, columns, terms, block, tiles_of(rows));
       for (std::size_t row = 0; row < rows.size(); row += kBf16TileRows) {
@@ -208,11 +214,11 @@ class BlockedProduct {
   [[nodiscard]] PanelLoader panel_after(Range some, Range columns, Range terms, Range block,
                                         std::size_t calls) const {
     if (some.end < terms.end) {
-      return {b_, {some.end, std::min(some.end + kPanelTerms, terms.end)}, columns, calls};
+      return {b_, {some.end, std::min(some.end + panel_terms_, terms.end)}, columns, calls};
     }
     if (columns.end == block.end) return {};
     return {b_,
-            {terms.begin, std::min(terms.begin + kPanelTerms, terms.end)},
+            {terms.begin, std::min(terms.begin + panel_terms_, terms.end)},
             {columns.end, std::min(columns.end + kBf16TileColumns, block.end)},
             calls};
   }
@@ -230,6 +236,7 @@ class BlockedProduct {
   }
 
   Extents extents_;
+  std::size_t panel_terms_;
   Matrix a_, b_, c_;
   bool adds_;
   bool streams_;
@@ -297,10 +304,11 @@ Bf16Rows pair_bf16_columns(const Bf16* from, std::size_t row_step, std::size_t t
 void multiply_pairs(const Extents& e, const Bf16Rows& a, const Bf16Pairs& b, float* c,
                     std::size_t c_row, bool add_to_c) {
   const Bf16Kernels& kernels = *bf16_kernels();
+  const std::size_t at_once = panel_terms(e.k);
   for (std::size_t column = 0; column < e.n; column += kBf16TileColumns) {
     const Bf16* const panel = b.first + column * round_up(b.terms, 2);
-    for (std::size_t term = 0; term < e.k; term += kPanelTerms) {
-      const std::size_t pairs = ceil_of(std::min(kPanelTerms, e.k - term), 2);
+    for (std::size_t term = 0; term < e.k; term += at_once) {
+      const std::size_t pairs = ceil_of(std::min(at_once, e.k - term), 2);
       for (std::size_t row = 0; row < e.m; row += kBf16TileRows) {
         kernels.sum_tile[std::min(kBf16TileRows, e.m - row) - 1](
             {bytes_of(a.first + row * a.row_step + term / 2 * a.pair_step),
