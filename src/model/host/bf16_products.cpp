@@ -274,11 +274,6 @@ void multiply_bf16(const Extents& extents, const Matrix& a, const Matrix& b, con
   }
 }
 
-void multiply_bf16_on_one_thread(const Extents& extents, const Matrix& a, const Matrix& b,
-                                 const Matrix& c, bool add_to_c) {
-  BlockedProduct(extents, a, b, c, add_to_c, nullptr).multiply({0, extents.m}, {0, extents.n});
-}
-
 Bf16Pairs pair_bf16(const Matrix& b, std::size_t terms, std::size_t columns, Bf16* to) {
   const Bf16Kernels& kernels = *bf16_kernels();
   const auto* const from = static_cast<const Bf16*>(b.data);

@@ -17,9 +17,6 @@ namespace ballast::model::host {
 /// c = a * b (+ bias per column, bf16) (+ c). `c`: fp32 or bf16. Uses the caller's team of threads.
 void multiply_bf16(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
                    bool add_to_c, const void* bias);
-/// multiply_bf16() on the calling thread.
-void multiply_bf16_on_one_thread(const Extents& extents, const Matrix& a, const Matrix& b,
-                                 const Matrix& c, bool add_to_c);
 
 // Products on the calling thread whose operands serve several times.
 

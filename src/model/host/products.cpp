@@ -414,7 +414,6 @@ void Products::multiply(const Extents& extents, const Matrix& a, const Matrix& b
 
 void Products::prepare(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
                        bool add_to_c) {
-  if (is_own(a, b)) return;
   try {
     if (must_widen(a, b, c)) {
       const WidenedProduct wide(extents, a, b, c);
@@ -431,10 +430,6 @@ void Products::multiply_prepared(const Extents& extents, const Matrix& a, const 
                                  const Matrix& c, bool add_to_c) const {
   const auto direct = [&](const Matrix& a_in, const Matrix& b_in, const Matrix& c_in,
                           const void* /*bias*/) {
-    if (is_own(a_in, b_in)) {
-      multiply_bf16_on_one_thread(extents, a_in, b_in, c_in, add_to_c);
-      return;
-    }
     const auto& primitives = cache_->primitives;
     const auto found = primitives.find(key_of(extents, a_in, b_in, c_in, add_to_c, false));
     expects(found != primitives.end(), "a matrix product was not prepared");
