@@ -46,9 +46,8 @@
 ///   of each half of `lower`. A NaN stays a NaN when a carry is added.
 /// - load_codes<has_sign>(p): 2 * kWidth codes as halves, with the sign extended or not;
 ///   add_where_coded<Kind>(halves, summand): adds to halves of codes other than zero
-/// - store_codes<Kind>(bases, uppers, p, lowest): codes of 32 numbers from the upper halves of
-/// their
-///   rounded patterns. `lowest` becomes the minimum of itself and the codes.
+/// - store_codes<Kind>(bases, uppers, p, lowest): codes of 32 numbers, whose rounded patterns have
+///   these upper halves. `lowest` becomes the minimum of itself and the codes.
 ///   none_below_two(lowest): whether all these codes are above 1
 namespace ballast::cpu_adam {
 namespace {

@@ -25,6 +25,14 @@ Matrix transposed(const T* data, std::size_t row_step) {
   return {data, kTypeOf<T>, 1, row_step};
 }
 
+/// The part of a matrix that begins at `row` and `column`.
+inline Matrix part_of(const Matrix& m, std::size_t row, std::size_t column) {
+  Matrix part = m;
+  part.data = static_cast<const std::byte*>(m.data) +
+              (row * m.row_step + column * m.column_step) * size_of(m.type);
+  return part;
+}
+
 /// Extents of c[m, n] = a[m, k] * b[k, n].
 struct Extents {
   std::size_t m = 0;

@@ -53,9 +53,21 @@ struct Buffers {
   }
 };
 
-const std::byte* place_of(const Matrix& m, std::size_t row, std::size_t column) {
-  return static_cast<const std::byte*>(m.data) +
-         (row * m.row_step + column * m.column_step) * size_of(m.type);
+const Bf16* elements_of(const Matrix& m) {
+  return static_cast<const Bf16*>(m.data);
+}
+const std::byte* bytes_of(const Bf16* elements) {
+  return reinterpret_cast<const std::byte*>(elements);
+}
+
+/// Sums `terms` for the `rows` of a tile. `panel`: the pairs of these terms.
+void sum_tile(const Bf16Kernels& kernels, const Bf16Rows& a, Range rows, Range terms,
+              const Bf16* panel, float* sums, std::size_t sum_row, bool continues) {
+  const Bf16* const first = a.first + rows.begin * a.row_step + terms.begin / 2 * a.pair_step;
+  kernels.sum_tile[rows.size() - 1](
+      {bytes_of(first), a.row_step * sizeof(Bf16), a.pair_step * sizeof(Bf16), bytes_of(panel),
+       (terms.size() + 1) / 2},
+      sums, sum_row, continues);
 }
 
 std::size_t ceil_of(std::size_t size, std::size_t step) {
@@ -68,7 +80,7 @@ class PanelLoader {
   PanelLoader() = default;
   /// The whole part is loaded after `calls` calls.
   PanelLoader(const Matrix& m, Range rows, Range columns, std::size_t calls)
-      : line_(place_of(m, rows.begin, columns.begin)) {
+      : line_(static_cast<const std::byte*>(part_of(m, rows.begin, columns.begin).data)) {
     const bool by_rows = m.column_step == 1;
     rows_ = by_rows ? rows.size() : columns.size();
     step_ = (by_rows ? m.row_step : m.column_step) * size_of(m.type);
@@ -149,7 +161,8 @@ class BlockedProduct {
     std::size_t term = terms.begin;
     do {
       const Range some = {term, std::min(term + panel_terms_, terms.end)};
-      load_panel(some, columns);
+      pair_bf16(part_of(b_, some.begin, columns.begin), some.size(), columns.size(),
+                buffers_.panel);
       PanelLoader next_panel = panel_after(some, columns, terms, block, tiles_of(rows));
       for (std::size_t row = 0; row < rows.size(); row += kBf16TileRows) {
         next_panel.next();
@@ -159,11 +172,9 @@ class BlockedProduct {
           PanelLoader(c_, {rows.begin + row, rows.begin + row + count}, columns, 1).next();
         }
         float* const own = sums + row * kBf16TileColumns;
-        kernels_.sum_tile[count - 1](
-            {first_row_ + row / kBf16TileRows * a_tile_ + (term - terms.begin) / 2 * a_pair_,
-             a_row_, a_pair_, reinterpret_cast<const std::byte*>(buffers_.panel),
-             (some.size() + 1) / 2},
-            own, kBf16TileColumns, term > 0);
+        sum_tile(kernels_, rows_, {row, row + count},
+                 {some.begin - terms.begin, some.end - terms.begin}, buffers_.panel, own,
+                 kBf16TileColumns, term > 0);
         if (last) finish(own, rows.begin + row, count, columns);
       }
       term = some.end;
@@ -173,40 +184,18 @@ class BlockedProduct {
   /// Finds the pairs of the rows of `a`. They are copied if columns are contiguous, or if the last
   /// pair has one term.
   void load_rows(Range rows, Range terms) {
-    const auto* const from = reinterpret_cast<const Bf16*>(place_of(a_, rows.begin, terms.begin));
-    first_row_ = reinterpret_cast<const std::byte*>(buffers_.a);
-    a_pair_ = 2 * sizeof(Bf16);
+    const Bf16* const from = elements_of(part_of(a_, rows.begin, terms.begin));
     if (a_.column_step != 1) {
-      const std::size_t width = round_up(rows.size(), 32);
-      kernels_.pair_rows(from, a_.column_step, terms.size(), rows.size(), width, buffers_.a);
-      a_row_ = a_pair_;
-      a_tile_ = kBf16TileRows * a_row_;
-      a_pair_ *= width;
+      rows_ = pair_bf16_columns(from, a_.column_step, terms.size(), rows.size(), buffers_.a);
       return;
     }
-    if (terms.size() % 2 != 0) {
-      const std::size_t width = terms.size() + 1;
-      for (std::size_t i = 0; i < rows.size(); ++i) {
-        Bf16* const to = buffers_.a + i * width;
-        std::memcpy(to, from + i * a_.row_step, terms.size() * sizeof(Bf16));
-        to[terms.size()] = {};
-      }
-      a_row_ = width * sizeof(Bf16);
-    } else {
-      first_row_ = reinterpret_cast<const std::byte*>(from);
-      a_row_ = a_.row_step * sizeof(Bf16);
-    }
-    a_tile_ = kBf16TileRows * a_row_;
-  }
-
-  void load_panel(Range terms, Range columns) {
-    const auto* const from =
-        reinterpret_cast<const Bf16*>(place_of(b_, terms.begin, columns.begin));
-    if (b_.column_step == 1) {
-      kernels_.pair_rows(from, b_.row_step, terms.size(), columns.size(), kBf16TileColumns,
-                         buffers_.panel);
-    } else {
-      kernels_.pair_columns(from, b_.column_step, terms.size(), columns.size(), buffers_.panel);
+    rows_ = {from, a_.row_step};
+    if (terms.size() % 2 == 0) return;
+    rows_ = {buffers_.a, terms.size() + 1};
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      Bf16* const to = buffers_.a + i * rows_.row_step;
+      std::memcpy(to, from + i * a_.row_step, terms.size() * sizeof(Bf16));
+      to[terms.size()] = {};
     }
   }
 
@@ -225,13 +214,13 @@ class BlockedProduct {
 
   void finish(const float* sums, std::size_t row, std::size_t count, Range columns) const {
     const Bf16* const bias = bias_ == nullptr ? nullptr : bias_ + columns.begin;
-    auto* const values = const_cast<std::byte*>(place_of(c_, row, columns.begin));
+    auto* const values = const_cast<void*>(part_of(c_, row, columns.begin).data);
     if (c_.type == DType::f32) {
-      kernels_.finish_f32({sums, count, columns.size(), bias, reinterpret_cast<float*>(values),
+      kernels_.finish_f32({sums, count, columns.size(), bias, static_cast<float*>(values),
                            c_.row_step, adds_, streams_});
     } else {
       kernels_.finish_bf16(
-          {sums, count, columns.size(), bias, reinterpret_cast<Bf16*>(values), c_.row_step, adds_});
+          {sums, count, columns.size(), bias, static_cast<Bf16*>(values), c_.row_step, adds_});
     }
   }
 
@@ -243,16 +232,8 @@ class BlockedProduct {
   const Bf16* bias_;
   const Bf16Kernels& kernels_ = *bf16_kernels();
   Buffers& buffers_ = Buffers::of_thread();
-  /// Pairs of the block's rows, see Bf16TileOperands.
-  const std::byte* first_row_ = nullptr;
-  std::size_t a_row_ = 0;
-  std::size_t a_pair_ = 0;
-  std::size_t a_tile_ = 0;  ///< bytes from tile to tile
+  Bf16Rows rows_;  ///< rows of the block
 };
-
-const std::byte* bytes_of(const Bf16* elements) {
-  return reinterpret_cast<const std::byte*>(elements);
-}
 
 }  // namespace
 
@@ -276,7 +257,7 @@ void multiply_bf16(const Extents& extents, const Matrix& a, const Matrix& b, con
 
 Bf16Pairs pair_bf16(const Matrix& b, std::size_t terms, std::size_t columns, Bf16* to) {
   const Bf16Kernels& kernels = *bf16_kernels();
-  const auto* const from = static_cast<const Bf16*>(b.data);
+  const Bf16* const from = elements_of(b);
   for (std::size_t first = 0; first < columns; first += kBf16TileColumns) {
     const std::size_t some = std::min(kBf16TileColumns, columns - first);
     Bf16* const panel = to + first * round_up(terms, 2);
@@ -303,13 +284,11 @@ void multiply_pairs(const Extents& e, const Bf16Rows& a, const Bf16Pairs& b, flo
   for (std::size_t column = 0; column < e.n; column += kBf16TileColumns) {
     const Bf16* const panel = b.first + column * round_up(b.terms, 2);
     for (std::size_t term = 0; term < e.k; term += at_once) {
-      const std::size_t pairs = ceil_of(std::min(at_once, e.k - term), 2);
+      const Range terms = {term, std::min(term + at_once, e.k)};
       for (std::size_t row = 0; row < e.m; row += kBf16TileRows) {
-        kernels.sum_tile[std::min(kBf16TileRows, e.m - row) - 1](
-            {bytes_of(a.first + row * a.row_step + term / 2 * a.pair_step),
-             a.row_step * sizeof(Bf16), a.pair_step * sizeof(Bf16),
-             bytes_of(panel + term * kBf16TileColumns), pairs},
-            c + row * c_row + column, c_row, add_to_c || term > 0);
+        sum_tile(kernels, a, {row, std::min(row + kBf16TileRows, e.m)}, terms,
+                 panel + term * kBf16TileColumns, c + row * c_row + column, c_row,
+                 add_to_c || term > 0);
       }
     }
   }

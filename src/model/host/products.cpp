@@ -268,14 +268,6 @@ std::pair<std::string, bool> instruction_set() {
   }
 }
 
-/// Returns the part of the matrix that begins at `row` and `column`.
-Matrix part_of(const Matrix& m, std::size_t row, std::size_t column) {
-  Matrix part = m;
-  part.data = static_cast<const std::byte*>(m.data) +
-              (row * m.row_step + column * m.column_step) * size_of(m.type);
-  return part;
-}
-
 bool must_widen(const Matrix& a, const Matrix& b, const Matrix& c) {
   const auto has = [&](DType type) { return a.type == type || b.type == type || c.type == type; };
   return has(DType::f16) || (has(DType::bf16) && !has_bf16());

@@ -146,13 +146,6 @@ std::vector<Case> cases() {
   return all;
 }
 
-/// A matrix of the given rows and columns of `m`.
-Matrix part_of(const Matrix& m, std::size_t row, std::size_t column) {
-  return {static_cast<const std::byte*>(m.data) +
-              (row * m.row_step + column * m.column_step) * size_of(m.type),
-          m.type, m.row_step, m.column_step};
-}
-
 /// Returns a * b in fp32. Rows have `gap` unused elements, and the first is `offset` elements after
 /// the start of a cache line.
 std::vector<float> product_at(const Extents& e, const Matrix& a, const Matrix& b, std::size_t gap,
