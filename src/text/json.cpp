@@ -360,8 +360,11 @@ void Json::write(std::string& out, unsigned levels, bool spaced, std::size_t ind
 Json parse_json(std::string_view text, const std::string& name, const JsonRules& rules) {
   TreeBuilder builder(text, name, rules);
   if (const std::size_t bad = find_not_utf8(text); bad != std::string_view::npos) {
-    builder.fail(fmt::format("{}: not UTF-8: found byte 0x{:02x}; save the file as UTF-8",
-                             position(name, text, bad), static_cast<unsigned char>(text[bad])));
+    builder.fail(fmt::format("{}: not UTF-8: found byte 0x{:02x}; {}", position(name, text, bad),
+                             static_cast<unsigned char>(text[bad]),
+                             rules.category == ErrorCategory::config
+                                 ? "save the file as UTF-8"
+                                 : "the file is damaged; download or restore it"));
   }
   if (rules.non_finite) {
     Library::sax_parse(readable(text), &builder, Library::input_format_t::json, true,

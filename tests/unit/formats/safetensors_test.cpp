@@ -242,7 +242,7 @@ TEST(Safetensors, RefuseHeadersThatBreakTheFormat) {
   refuse(" {}", "does not start with '{'");
   refuse("{", "the header:1:2: not valid JSON");
   refuse("{} x", "not valid JSON");
-  refuse("{\"\xff\":1}", "not UTF-8");
+  refuse("{\"\xff\":1}", "found byte 0xff; the file is damaged; download or restore it");
   refuse(R"({"a":1})", "not a JSON object");
   refuse(R"({"a":{}})", "no dtype");
   refuse(R"({"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", "unknown dtype 'F33'");
