@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "cpu_adam/kernel_adamw.h"
+#include "cpu_adam/kernel_bf16_first.h"
 #include "cpu_adam/kernel_formats.h"
 #include "cpu_adam/kernel_moments.h"
 #include "cpu_adam/kernel_rules.h"
@@ -49,72 +50,45 @@
 /// - store_codes<Kind>(bases, uppers, p, lowest): codes of 32 numbers, whose rounded patterns have
 ///   these upper halves. `lowest` becomes the minimum of itself and the codes.
 ///   none_below_two(lowest): whether all these codes are above 1
+///
+/// Members of vectors for two vectors in the order of unpacked halves (kernel_bf16_first.h):
+/// - unpack_halves(low, high, first, last): the 2 * kWidth patterns whose low and upper halves
+/// these
+///   are; pack_halves(first, last, low, high): the reverse. pack_uppers(first, last): upper halves
+/// - order_as_halves(first, last): in place, 2 * kWidth consecutive floats to the order of
+///   unpack_halves(); order_as_floats(first, last): the reverse
 namespace ballast::cpu_adam {
 namespace {
 
-/// How first moments are stored.
-struct F32First {
-  using Stored = float;
-  static constexpr bool kDraws = false;
-  template <class Lanes>
-  static constexpr typename Lanes::Float load(const Stored* from) {
-    return Lanes::load(from);
-  }
-  template <class Lanes>
-  static constexpr void store(Stored* to, typename Lanes::Float value) {
-    Lanes::store(to, value);
-  }
-};
-
-/// Rounds stochastically with one draw per element.
-struct Bf16First {
-  using Stored = std::uint16_t;
-  static constexpr bool kDraws = true;
-  template <class Lanes>
-  static typename Lanes::Float load(const Stored* from) {
-    return Lanes::number_of(Lanes::widen_upper(from));
-  }
-  template <class Lanes>
-  static void store(Stored* to, typename Lanes::Float value, typename Lanes::Bits draws) {
-    Lanes::narrow_upper(to, round_to_bf16<Lanes>(value, draws));
-  }
-};
-
-/// The typed arrays of an update with fp32 or bf16 first moments and fp32 second moments.
-template <class Weight, class Grad, class First = F32First>
+/// The typed arrays of an update with fp32 moments.
+template <class Weight, class Grad>
 struct Arrays {
   typename Weight::Main* main;
   typename Weight::RemainderOrCopy* remainder_or_copy;
-  typename First::Stored* first;
+  float* first;
   float* second;
   const typename Grad::Stored* gradient;
 };
 
 /// The kWidth elements from index `i` on, for a rule. Everything is passed by value: references
 /// would keep the compiler from holding addresses and constants in registers across the stores.
-template <class Lanes, class Weight, class Grad, class First>
+template <class Lanes, class Weight, class Grad>
 struct Group {
   using Float = typename Lanes::Float;
 
-  Arrays<Weight, Grad, First> arrays;
+  Arrays<Weight, Grad> arrays;
   Float gradient_scale;
   std::size_t i;
 
   constexpr Float gradient() const {
     return Grad::template load<Lanes>(arrays.gradient + i) * gradient_scale;
   }
-  constexpr Float first() const { return First::template load<Lanes>(arrays.first + i); }
+  constexpr Float first() const { return Lanes::load(arrays.first + i); }
   constexpr Float second() const { return Lanes::load(arrays.second + i); }
   constexpr Float weight() const {
     return Weight::template load<Lanes>(arrays.main + i, remainder_or_copy());
   }
-  constexpr void set_first(Float value) const {
-    if constexpr (!First::kDraws) First::template store<Lanes>(arrays.first + i, value);
-  }
-  /// Stores a first moment that is rounded with these random bits.
-  constexpr void set_first(Float value, typename Lanes::Bits draws) const {
-    First::template store<Lanes>(arrays.first + i, value, draws);
-  }
+  constexpr void set_first(Float value) const { Lanes::store(arrays.first + i, value); }
   constexpr void set_second(Float value) const { Lanes::store(arrays.second + i, value); }
   constexpr void set_weight(Float value) const {
     Weight::template store<Lanes>(arrays.main + i, remainder_or_copy(), value);
@@ -128,17 +102,17 @@ struct Group {
 
 template <class Lanes, class Rule, class Weight, class Grad>
 constexpr void update_at(const Constants<Lanes>& k, Arrays<Weight, Grad> arrays, std::size_t i) {
-  Rule::template apply<Lanes>(k, Group<Lanes, Weight, Grad, F32First>{arrays, k.gradient_scale, i});
+  Rule::template apply<Lanes>(k, Group<Lanes, Weight, Grad>{arrays, k.gradient_scale, i});
 }
 
-/// Updates kCount groups of kWidth elements from index `i` on with a rule in parts. `draw` fills an
-/// array with their random bits. The order of the parts hides the latencies of square roots and
-/// divisions, because a CPU looks only some instructions ahead.
-template <class Lanes, class Rule, std::size_t kCount, class Weight, class Grad, class First>
-constexpr void update_groups(const Constants<Lanes>& k, Arrays<Weight, Grad, First> arrays,
-                             std::size_t i, const auto& draw) {
+/// Updates kCount groups of kWidth elements from index `i` on with a rule in parts. The order of
+/// the parts hides the latencies of square roots and divisions, because a CPU looks only some
+/// instructions ahead.
+template <class Lanes, class Rule, std::size_t kCount, class Weight, class Grad>
+constexpr void update_groups(const Constants<Lanes>& k, Arrays<Weight, Grad> arrays,
+                             std::size_t i) {
   const auto group = [&](std::size_t n) {
-    return Group<Lanes, Weight, Grad, First>{arrays, k.gradient_scale, i + n * Lanes::kWidth};
+    return Group<Lanes, Weight, Grad>{arrays, k.gradient_scale, i + n * Lanes::kWidth};
   };
   typename Lanes::Float first[kCount];
   typename Lanes::Float step[kCount];
@@ -147,13 +121,8 @@ constexpr void update_groups(const Constants<Lanes>& k, Arrays<Weight, Grad, Fir
     first[n] = updated.first;
     step[n] = denominator_of<Lanes>(k, updated.second);
   }
-  typename Lanes::Bits draws[kCount];
-  if constexpr (First::kDraws) draw(draws);
   for (std::size_t n = 0; n < kCount; ++n) {
     step[n] = Rule::template step<Lanes>(k, first[n], step[n]);
-  }
-  if constexpr (First::kDraws) {
-    for (std::size_t n = 0; n < kCount; ++n) group(n).set_first(first[n], draws[n]);
   }
   for (std::size_t n = 0; n < kCount; ++n) {
     step[n] = Rule::template weight<Lanes>(k, group(n).weight(), step[n]);
@@ -161,18 +130,14 @@ constexpr void update_groups(const Constants<Lanes>& k, Arrays<Weight, Grad, Fir
   for (std::size_t n = 0; n < kCount; ++n) group(n).set_weight(step[n]);
 }
 
-/// Updates kCount groups of kWidth elements of `s` from index `i` on, `at` in `arrays`.
-template <class Lanes, class Rule, std::size_t kCount, class Weight, class Grad, class First>
-constexpr void update_some(const Constants<Lanes>& k, const DrawConstants<Lanes>& rounding,
-                           const Streams& s, std::size_t i, Arrays<Weight, Grad, First> arrays,
-                           std::size_t at) {
+/// Updates kCount groups of kWidth elements from index `i` on.
+template <class Lanes, class Rule, std::size_t kCount, class Weight, class Grad>
+constexpr void update_some(const Constants<Lanes>& k, Arrays<Weight, Grad> arrays, std::size_t i) {
   if constexpr (requires { Rule::kInParts; }) {
-    update_groups<Lanes, Rule, kCount>(k, arrays, at, [&](auto& draws) {
-      draw<Lanes>(rounding, s.element + static_cast<std::uint32_t>(i), draws);
-    });
+    update_groups<Lanes, Rule, kCount>(k, arrays, i);
   } else {
     for (std::size_t n = 0; n < kCount; ++n) {
-      update_at<Lanes, Rule>(k, arrays, at + n * Lanes::kWidth);
+      update_at<Lanes, Rule>(k, arrays, i + n * Lanes::kWidth);
     }
   }
 }
@@ -187,23 +152,23 @@ struct Padded {
   void drain(T* to, std::size_t count) const { __builtin_memcpy(to, values, count * sizeof(T)); }
 };
 
-template <class Weight, class Grad, class First>
-inline Arrays<Weight, Grad, First> arrays_of(const Streams& s) {
+template <class Weight, class Grad>
+inline Arrays<Weight, Grad> arrays_of(const Streams& s) {
   return {static_cast<typename Weight::Main*>(s.main),
           static_cast<typename Weight::RemainderOrCopy*>(s.remainder_or_copy),
-          static_cast<typename First::Stored*>(s.first), static_cast<float*>(s.second),
+          static_cast<float*>(s.first), static_cast<float*>(s.second),
           static_cast<const typename Grad::Stored*>(s.gradient)};
 }
 
 /// Updates the last elements, from index `i` on. It takes none of run()'s constants by reference,
 /// so that the compiler keeps those in registers.
-template <class Lanes, class Rule, class Weight, class Grad, class First>
+template <class Lanes, class Rule, class Weight, class Grad>
 inline void update_rest(const Coefficients& coefficients, const Streams& s, std::size_t i) {
   const std::size_t rest = s.size - i;
-  const auto a = arrays_of<Weight, Grad, First>(s);
+  const auto a = arrays_of<Weight, Grad>(s);
   Padded<Lanes, typename Weight::Main> main;
   Padded<Lanes, typename Weight::RemainderOrCopy> remainder_or_copy;
-  Padded<Lanes, typename First::Stored> first;
+  Padded<Lanes, float> first;
   Padded<Lanes, float> second;
   Padded<Lanes, typename Grad::Stored> gradient;
   main.fill(a.main + i, rest);
@@ -211,10 +176,9 @@ inline void update_rest(const Coefficients& coefficients, const Streams& s, std:
   if constexpr (Rule::kFirst) first.fill(a.first + i, rest);
   if constexpr (Rule::kSecond) second.fill(a.second + i, rest);
   gradient.fill(a.gradient + i, rest);
-  const Arrays<Weight, Grad, First> padded = {main.values, remainder_or_copy.values, first.values,
-                                              second.values, gradient.values};
-  update_some<Lanes, Rule, 1>(Constants<Lanes>(coefficients),
-                              DrawConstants<Lanes>(coefficients.draw_key), s, i, padded, 0);
+  const Arrays<Weight, Grad> padded = {main.values, remainder_or_copy.values, first.values,
+                                       second.values, gradient.values};
+  update_some<Lanes, Rule, 1>(Constants<Lanes>(coefficients), padded, 0);
   main.drain(a.main + i, rest);
   if constexpr (Weight::kStoresRemainderOrCopy)
     remainder_or_copy.drain(a.remainder_or_copy + i, rest);
@@ -222,19 +186,17 @@ inline void update_rest(const Coefficients& coefficients, const Streams& s, std:
   if constexpr (Rule::kSecond) second.drain(a.second + i, rest);
 }
 
-template <class Lanes, class Rule, class Weight, class Grad, class First = F32First>
+template <class Lanes, class Rule, class Weight, class Grad>
 void run(const Coefficients& coefficients, const Streams& s) noexcept {
   if constexpr (requires { typename Rule::FromGradient; }) {
     using Other = typename Rule::FromGradient;
     if (coefficients.first_from_end && !std::is_same_v<Rule, Other>) {
-      return run<Lanes, Other, Weight, Grad, First>(coefficients, s);
+      return run<Lanes, Other, Weight, Grad>(coefficients, s);
     }
   }
   const Prefetch ahead(sizeof(typename Weight::Main) == 4);
   const Constants<Lanes> k(coefficients);
-  const DrawConstants<Lanes> rounding(coefficients.draw_key);
-  if constexpr (First::kDraws) rounding.keep_in_memory();
-  const auto a = arrays_of<Weight, Grad, First>(s);
+  const auto a = arrays_of<Weight, Grad>(s);
   const std::size_t size = s.size;
   std::size_t i = 0;
   for (; i + kBlock <= size; i += kBlock) {
@@ -243,19 +205,12 @@ void run(const Coefficients& coefficients, const Streams& s) noexcept {
     if constexpr (Rule::kFirst) ahead.of(a.first + i);
     if constexpr (Rule::kSecond) ahead.of(a.second + i);
     ahead.of(a.gradient + i);
-    update_some<Lanes, Rule, kBlock / Lanes::kWidth>(k, rounding, s, i, a, i);
+    update_some<Lanes, Rule, kBlock / Lanes::kWidth>(k, a, i);
   }
   for (; i + Lanes::kWidth <= size; i += Lanes::kWidth) {
-    update_some<Lanes, Rule, 1>(k, rounding, s, i, a, i);
+    update_some<Lanes, Rule, 1>(k, a, i);
   }
-  if (i < size) update_rest<Lanes, Rule, Weight, Grad, First>(coefficients, s, i);
-}
-
-/// AdamW with bf16 first moments in one pass.
-template <class Lanes, class Weight, class Grad>
-void run_adamw_bf16_first(FusedKernel fused, const Coefficients& k, const Streams& s) noexcept {
-  if (k.first_from_end) return run_bf16_first<Lanes>(fused, k, s);
-  run<Lanes, AdamWRule<>, Weight, Grad, Bf16First>(k, s);
+  if (i < size) update_rest<Lanes, Rule, Weight, Grad>(coefficients, s, i);
 }
 
 /// Calls `fill` with every pair of formats and their places in the tables of a variant.

@@ -76,6 +76,26 @@ struct Avx2Lanes : VectorLanes<xsimd::fma3<xsimd::avx2>> {
     even = Float(_mm256_permute2f128_ps(lows, highs, 0x20));
     odd = Float(_mm256_permute2f128_ps(lows, highs, 0x31));
   }
+  static void unpack_halves(Bits low, Bits high, Bits& first, Bits& last) {
+    first = Bits(_mm256_unpacklo_epi16(low, high));
+    last = Bits(_mm256_unpackhi_epi16(low, high));
+  }
+  static void pack_halves(Bits first, Bits last, Bits& low, Bits& high) {
+    const __m256i a = _mm256_shuffle_epi8(first, low_then_high());
+    const __m256i b = _mm256_shuffle_epi8(last, low_then_high());
+    low = Bits(_mm256_unpacklo_epi64(a, b));
+    high = Bits(_mm256_unpackhi_epi64(a, b));
+  }
+  static Bits pack_uppers(Bits first, Bits last) {
+    return Bits(_mm256_packus_epi32(first >> 16, last >> 16));
+  }
+  /// Exchanges the upper four floats of `first` with the lower four of `last`.
+  static void order_as_halves(Float& first, Float& last) {
+    const __m256 lows = _mm256_permute2f128_ps(first, last, 0x20);
+    last = Float(_mm256_permute2f128_ps(first, last, 0x31));
+    first = Float(lows);
+  }
+  static void order_as_floats(Float& first, Float& last) { order_as_halves(first, last); }
   static Bits without_carries(Bits upper, Bits lower) {
     return Bits(_mm256_add_epi16(upper, carries(lower)));
   }

@@ -65,6 +65,31 @@ struct Avx512Lanes : VectorLanes<xsimd::avx512bw> {
     even = Float(_mm512_permutex2var_ps(even, order, odd));
     odd = lasts;
   }
+  static void unpack_halves(Bits low, Bits high, Bits& first, Bits& last) {
+    first = Bits(_mm512_unpacklo_epi16(low, high));
+    last = Bits(_mm512_unpackhi_epi16(low, high));
+  }
+  static void pack_halves(Bits first, Bits last, Bits& low, Bits& high) {
+    const __m512i a = _mm512_shuffle_epi8(first, low_then_high());
+    const __m512i b = _mm512_shuffle_epi8(last, low_then_high());
+    low = Bits(_mm512_unpacklo_epi64(a, b));
+    high = Bits(_mm512_unpackhi_epi64(a, b));
+  }
+  static Bits pack_uppers(Bits first, Bits last) {
+    return Bits(_mm512_packus_epi32(first >> 16, last >> 16));
+  }
+  /// Groups of four floats with even numbers, then those with odd numbers.
+  static void order_as_halves(Float& first, Float& last) {
+    const Float odd = Float(_mm512_shuffle_f32x4(first, last, 0xdd));
+    first = Float(_mm512_shuffle_f32x4(first, last, 0x88));
+    last = odd;
+  }
+  static void order_as_floats(Float& first, Float& last) {
+    const __m512 lows = _mm512_shuffle_f32x4(first, last, 0x44);
+    const __m512 highs = _mm512_shuffle_f32x4(first, last, 0xee);
+    first = Float(_mm512_shuffle_f32x4(lows, lows, 0xd8));
+    last = Float(_mm512_shuffle_f32x4(highs, highs, 0xd8));
+  }
   static Bits without_carries(Bits upper, Bits lower) {
     return Bits(_mm512_add_epi16(upper, _mm512_srai_epi16(lower, 15)));
   }
@@ -114,6 +139,10 @@ struct Avx512Lanes : VectorLanes<xsimd::avx512bw> {
   };
 
  private:
+  static __m512i low_then_high() {
+    return _mm512_broadcast_i32x4(
+        _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+  }
   /// The truth table of three inputs; bit 4 of its index is `a`, bit 2 is `b`, bit 1 is `c`.
   template <int table>
   static Bits select(Bits a, Bits b, Bits c) {

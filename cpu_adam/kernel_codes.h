@@ -33,8 +33,19 @@ struct DrawConstants {
   void keep_in_memory() const { asm("" : : "r"(this) : "memory"); }
 };
 
-/// 32 random bits for each of kCount * kWidth numbers from `first` on: a keyed integer hash, two
-/// rounds of xor-shift and multiply with constants found with Wellons' hash-prospector (2018).
+/// Turns counters into random bits with a keyed integer hash: two rounds of xor-shift and multiply
+/// with constants found with Wellons' hash-prospector (2018).
+template <class Lanes, std::size_t kCount>
+constexpr void hash_counters(const DrawConstants<Lanes>& k, typename Lanes::Bits (&x)[kCount]) {
+  // Step by step for all vectors, because a CPU looks only some instructions ahead.
+  for (auto& bits : x) bits = bits ^ (bits >> 16);
+  for (auto& bits : x) bits = bits * k.first_factor;
+  for (auto& bits : x) bits = bits ^ (bits >> 15) ^ k.key;
+  for (auto& bits : x) bits = bits * k.second_factor;
+  for (auto& bits : x) bits = bits ^ (bits >> 15);
+}
+
+/// 32 random bits for each of kCount * kWidth numbers from `first` on.
 template <class Lanes, std::size_t kCount>
 constexpr void draw(const DrawConstants<Lanes>& k, std::uint32_t first,
                     typename Lanes::Bits (&x)[kCount]) {
@@ -42,12 +53,7 @@ constexpr void draw(const DrawConstants<Lanes>& k, std::uint32_t first,
   for (std::size_t i = 0; i < kCount; ++i) {
     x[i] = start + Lanes::pattern(static_cast<std::uint32_t>(i * Lanes::kWidth));
   }
-  // Step by step for all vectors, because a CPU looks only some instructions ahead.
-  for (auto& bits : x) bits = bits ^ (bits >> 16);
-  for (auto& bits : x) bits = bits * k.first_factor;
-  for (auto& bits : x) bits = bits ^ (bits >> 15) ^ k.key;
-  for (auto& bits : x) bits = bits * k.second_factor;
-  for (auto& bits : x) bits = bits ^ (bits >> 15);
+  hash_counters(k, x);
 }
 template <class Lanes>
 constexpr typename Lanes::Bits draw(const std::uint32_t (&key)[2], std::uint32_t first) {

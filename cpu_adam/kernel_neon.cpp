@@ -64,6 +64,21 @@ struct NeonLanes : VectorLanes<xsimd::neon64> {
     even = Float(joined.val[0]);
     odd = Float(joined.val[1]);
   }
+  static void unpack_halves(Bits low, Bits high, Bits& first, Bits& last) {
+    const uint16x8x2_t unpacked = vzipq_u16(halves(low), halves(high));
+    first = of_halves(unpacked.val[0]);
+    last = of_halves(unpacked.val[1]);
+  }
+  static void pack_halves(Bits first, Bits last, Bits& low, Bits& high) {
+    const uint16x8x2_t packed = vuzpq_u16(halves(first), halves(last));
+    low = of_halves(packed.val[0]);
+    high = of_halves(packed.val[1]);
+  }
+  static Bits pack_uppers(Bits first, Bits last) {
+    return of_halves(vcombine_u16(vshrn_n_u32(first, 16), vshrn_n_u32(last, 16)));
+  }
+  static void order_as_halves(Float&, Float&) {}
+  static void order_as_floats(Float&, Float&) {}
   static Bits without_carries(Bits upper, Bits lower) {
     return of_halves(vsubq_u16(halves(upper), vshrq_n_u16(halves(lower), 15)));
   }

@@ -217,6 +217,17 @@ TEST_F(Kernels, KeepNansWhoseBitsAreAllSet) {
   }
 }
 
+TEST_F(Kernels, KeepNansOfAGradientScaleWhoseBitsAreAllSet) {
+  Hyper hyper = hyper_at(Optimizer::adamw, 1);
+  hyper.gradient_scale = std::bit_cast<float>(0x7fffffffU);
+  States states = States::random(
+      {Optimizer::adamw, Weights::Format::split, DType::bf16, Moments::Format::bf16_first},
+      3 * Codes::kBlock, 9);
+  expect_same_bits(states, 1, hyper);
+  Updater({.threads = 1}).step(hyper, states.shard());
+  for (std::size_t i = 0; i < states.size; ++i) EXPECT_TRUE(std::isnan(states.element(i).first));
+}
+
 TEST_F(Kernels, AgreeOnEveryWeightAndManyRemainders) {
   constexpr std::array<std::uint16_t, 6> kLow = {0x0000, 0x0001, 0x7fff, 0x8000, 0x8001, 0xffff};
   States states({}, 0x10000U * kLow.size());
