@@ -5,7 +5,9 @@
 #include <system_error>
 #include <utility>
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "ballast/core/error.h"
@@ -18,6 +20,13 @@ namespace fs = std::filesystem;
 
 fs::path parent_of(const fs::path& folder) {
   return folder.has_parent_path() ? folder.parent_path() : fs::path(".");
+}
+
+/// Opens a folder and locks it. None if another process has locked it, or if it cannot be locked.
+Descriptor lock(const fs::path& folder) {
+  Descriptor opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (opened.is_open() && ::flock(opened.number(), LOCK_EX | LOCK_NB) == 0) return opened;
+  return {};
 }
 
 [[noreturn]] void fail_to_create(const fs::path& folder, int error_number) {
@@ -54,6 +63,21 @@ MadeDirectory::~MadeDirectory() {
   }
 }
 
+std::vector<fs::path> unfinished_of(const fs::path& path) {
+  std::vector<fs::path> found;
+  const std::string prefix = path.filename().string() + ".tmp-";
+  std::error_code error;
+  for (fs::directory_iterator entry(parent_of(path), error);
+       !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with(prefix) || name.size() == prefix.size()) continue;
+    if (name.find_first_not_of("0123456789", prefix.size()) == std::string::npos) {
+      found.push_back(entry->path());
+    }
+  }
+  return found;
+}
+
 NewFolder::NewFolder(fs::path folder, Bytes bytes) : folder_(std::move(folder)) {
   if (folder_.filename().empty()) folder_ = folder_.parent_path();
   temporary_ = fmt::format("{}.tmp-{}", folder_.string(), ::getpid());
@@ -87,8 +111,11 @@ void NewFolder::make() {
                 fmt::format("{} exists; choose a folder that does not", folder_.string()));
   }
   parent_.emplace(parent_of(folder_), "folder", "choose another");
-  fs::remove_all(temporary_, error);  // left by a killed process with the same number
+  for (const fs::path& left : unfinished_of(folder_)) {
+    if (lock(left).is_open()) fs::remove_all(left, error);
+  }
   if (!fs::create_directory(temporary_, error)) fail_to_create(folder_, error.value());
+  in_use_ = lock(temporary_);
 }
 
 void NewFolder::check_space(Bytes needed) const {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ballast/core/descriptor.h"
 #include "ballast/core/units.h"
 
 namespace ballast::formats {
@@ -27,10 +28,14 @@ class MadeDirectory {
   std::vector<std::filesystem::path> made_;  ///< the innermost first
 };
 
+/// Files and folders named PATH.tmp-PID, which processes write before they rename them to `path`.
+std::vector<std::filesystem::path> unfinished_of(const std::filesystem::path& path);
+
 /// A folder that gets its name when it is complete: everything goes to FOLDER.tmp-PID, which
 /// finish() renames.
 class NewFolder {
  public:
+  /// Removes unfinished folders that killed processes have left.
   /// `bytes`: size of its files. Throws Error(usage) if `folder` contains files or is a link;
   /// Error(io) if it cannot be made or its disk lacks the space.
   NewFolder(std::filesystem::path folder, Bytes bytes);
@@ -52,6 +57,7 @@ class NewFolder {
 
   std::filesystem::path folder_;
   std::filesystem::path temporary_;
+  Descriptor in_use_;  ///< holds a lock on the temporary folder, which ends with the process
   std::optional<MadeDirectory> parent_;  ///< removed if the folder is not finished
   bool finished_ = false;
 };

@@ -75,20 +75,12 @@ Bytes machine_memory() {
 
 /// Removes files that killed processes left unfinished: files of a run, or weights. Best effort.
 void remove_unfinished(const fs::path& directory) {
-  std::vector<fs::path> found;
   std::error_code error;
-  for (fs::directory_iterator entry(directory, error); !error && entry != fs::directory_iterator();
-       entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    for (const char* finished : {kConfig, kRun, formats::kRunWeights}) {
-      const std::string prefix = fmt::format("{}.tmp-", finished);
-      if (!name.starts_with(prefix) || name.size() == prefix.size()) continue;
-      if (name.find_first_not_of("0123456789", prefix.size()) == std::string::npos) {
-        found.push_back(entry->path());
-      }
+  for (const char* finished : {kConfig, kRun, formats::kRunWeights}) {
+    for (const fs::path& left : formats::unfinished_of(directory / finished)) {
+      fs::remove_all(left, error);
     }
   }
-  for (const fs::path& path : found) fs::remove_all(path, error);
 }
 
 Json describe_plan(const RunStart& start, const RunChoices& choices) {

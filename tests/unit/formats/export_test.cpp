@@ -1,13 +1,17 @@
 #include "ballast/formats/export.h"
 
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <sys/file.h>
 
+#include "ballast/core/descriptor.h"
 #include "ballast/formats/model_folder.h"
 #include "ballast/formats/weight_files.h"
 
@@ -180,6 +184,26 @@ TEST(Export, AnInterruptedOneLeavesNothing) {
   fs::rename(folder.out(), folder.dir.path() / "moved");
   fs::create_directory_symlink(folder.dir.path() / "moved", folder.out());
   expect_error(ErrorCategory::usage, {"is a symbolic link"}, [&] { folder.copy({}); });
+}
+
+TEST(Export, RemovesWhatAKilledOneHasLeft) {
+  const Folder folder;
+  const auto make = [&](const char* suffix) {
+    fs::path left = folder.out();
+    left += suffix;
+    fs::create_directories(left);
+    std::ofstream(left / "model.safetensors") << "half";
+    return left;
+  };
+  const fs::path killed = make(".tmp-1");
+  const fs::path written = make(".tmp-2");
+  const fs::path other = make(".tmp-a");
+  const Descriptor held(::open(written.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  ASSERT_EQ(::flock(held.number(), LOCK_EX), 0);
+  folder.copy({});
+  EXPECT_FALSE(fs::exists(killed));
+  EXPECT_TRUE(fs::exists(written / "model.safetensors"));
+  EXPECT_TRUE(fs::exists(other / "model.safetensors"));
 }
 
 TEST(Export, NamesWhatItCannotExport) {
