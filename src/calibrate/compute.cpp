@@ -151,7 +151,7 @@ class Kernels {
     const double time = measured_seconds(conditions_, {}, [&] {
       for (const auto& [sums, values] : buffers) {
         compute_->zero(*stream_, view_as<float>(sums));
-        compute_->pack_gradient(*stream_, view_as<float>(sums), {}, values,
+        compute_->pack_gradient(*stream_, 1, {.own = view_as<float>(sums)}, values,
                                 view_as<GradientStats>(stats));
       }
       stream_->synchronize();

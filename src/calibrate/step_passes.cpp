@@ -13,6 +13,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
 #include "ballast/inputs/engine_inputs.h"
+#include "ballast/model/slots.h"
 
 namespace ballast::calibrate {
 namespace {
@@ -170,7 +171,7 @@ void StepPasses::fill_weights() {
   }
 }
 
-/// Tokens, targets and, if they are packed, positions of two documents per sequence.
+/// Tokens, targets, slots and, if they are packed, positions of two documents per sequence.
 void StepPasses::fill_batch() {
   const std::size_t tokens = shape_.tokens();
   const std::uint64_t document = shape_.length / 2 + 1;
@@ -178,6 +179,9 @@ void StepPasses::fill_batch() {
   for (std::size_t i = 0; i < 2 * tokens; ++i) {
     batch.push_back(static_cast<std::int32_t>(random_u64(5, i) % model_.config.vocab_size));
   }
+  const std::vector<std::int32_t> slots =
+      model::number_slots(model_, std::span(batch).first(tokens));
+  batch.insert(batch.end(), slots.begin(), slots.end());
   for (std::size_t i = 0; packed_ && i < tokens; ++i) {
     batch.push_back(static_cast<std::int32_t>(i % shape_.length % document));
   }

@@ -54,6 +54,18 @@ DeviceView<GradientStats> statistics_of(const CurrentOperation& at) {
   return view_as<GradientStats>(at.device(Role::statistics, sizeof(GradientStats)));
 }
 
+/// Returns the batches whose tokens have rows in the gradient sums of the operation's block.
+std::vector<model::BatchViews> batches_of(const CurrentOperation& at) {
+  const model::MicroBatchShape& shape = at.blueprint().shape;
+  std::vector<model::BatchViews> batches;
+  for (const Use& use : at.operation.uses) {
+    if (use.role != Role::tokens) continue;
+    const Bytes bytes = at.blueprint().schedule.buffers[use.buffer].bytes;
+    batches.push_back(model::BatchViews::cut(at.device(use, bytes), shape.tokens(), shape.parts));
+  }
+  return batches;
+}
+
 /// Returns the sums that the head has added for the tied tile in the operation's block, if any.
 DeviceView<float> tied_gradient(const CurrentOperation& at) {
   if (!at.has(Role::added_gradient)) return {};
@@ -69,8 +81,11 @@ void run_pack(const CurrentOperation& at) {
   const DeviceBytes padding = whole.subview(packed.size(), whole.size() - packed.size());
   model::Compute& compute = at.compute();
   if (!padding.empty()) compute.zero(at.stream(), view_as<float>(padding));
-  compute.pack_gradient(at.stream(), sums_of(at, Role::source), tied_gradient(at), packed,
-                        statistics_of(at));
+  const std::vector<model::BatchViews> batches = batches_of(at);
+  compute.pack_gradient(
+      at.stream(), at.operation.block,
+      {.own = sums_of(at, Role::source), .tied = tied_gradient(at), .batches = batches}, packed,
+      statistics_of(at));
 }
 
 void run_upload(const CurrentOperation& at) {

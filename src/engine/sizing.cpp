@@ -213,6 +213,7 @@ void size_problem(Blueprint& blueprint, const model::KernelSizes& kernels,
   number_elements(blueprint);
   step::Problem& problem = blueprint.problem;
   const model::StepShape shape = {.micro_batch = blueprint.shape,
+                                  .micro_batches = blueprint.micro_batches,
                                   .packed = blueprint.packed,
                                   .pairs = blueprint.pairs,
                                   .ranks = problem.sharers,

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/model/slots.h"
 
 namespace ballast::engine {
 namespace {
@@ -50,9 +52,11 @@ void copy_batch(const Blueprint& blueprint, const TokenBatch& batch, std::uint32
           "engine: wrong batch size");
   check_positions(batch.positions, shape.length, blueprint.mesh.sequence_place() * shape.length);
   check_positions(batch.whole_positions, shape.whole_length(), 0);
+  const std::vector<std::int32_t> slots = model::number_slots(blueprint.own(), batch.tokens);
   for (std::uint32_t m = 0; m < micro_batches; ++m) {
     std::byte* to = buffers[m].data();
-    for (const auto& ids : {batch.tokens, batch.targets, batch.positions, batch.whole_positions}) {
+    for (const std::span<const std::int32_t> ids :
+         {batch.tokens, batch.targets, std::span(slots), batch.positions, batch.whole_positions}) {
       const auto part = ids.subspan(ids.size() / micro_batches * m, ids.size() / micro_batches);
       if (part.empty()) continue;
       std::memcpy(to, part.data(), part.size_bytes());

@@ -73,6 +73,8 @@ BufferId Movements::pack_on_device(std::uint32_t block) {
     uses.push_back({role, layout_.values.sums[sum], false});
     traffic += program_.sums[sum].bytes;
   }
+  for (const KeptRows& rows : kept_rows_[block]) uses.push_back({Role::tokens, rows.tokens, false});
+  kept_rows_[block].clear();
   // An update on the device reads the gradient there.
   emit_if_used({.action = Action::pack,
                 .payload = Payload::gradient,

@@ -74,6 +74,11 @@ class Movements {
   /// for deliver_gradient(). Micro-batches follow in ascending order.
   void keep_row_gradients(std::uint32_t table, std::uint32_t micro, BufferId written,
                           BufferId tokens);
+  /// Notes a batch on the device whose tokens have rows in the gradient sum of `block`, for
+  /// deliver_gradient(). Micro-batches follow in ascending order.
+  void keep_tokens(std::uint32_t block, BufferId tokens) {
+    kept_rows_[block].push_back({kNoBuffer, tokens});
+  }
   /// Returns the blocks that compute rows of `routing` and have buffers for weights that move
   /// before `router` has chosen.
   [[nodiscard]] ProgramTable::Blocks blocks_ahead(std::uint32_t router,
@@ -253,7 +258,8 @@ class Movements {
   std::uint32_t table_ahead_ = 0;
   RoundRobin row_gradients_;
   RoundRobin scattered_;
-  /// Gradients of rows on the host, with the batch that selected them.
+  /// A batch that selected rows of a table, with their gradient on the host, or that has rows in
+  /// the gradient sum of the embedding.
   struct KeptRows {
     BufferId gradient = kNoBuffer;
     BufferId tokens = kNoBuffer;

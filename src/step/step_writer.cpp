@@ -180,9 +180,14 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
   operation.attention_backward_flops = cost.attention_backward_flops;
   operation.traffic = cost.traffic;
   operation.bytes = cost.exchanged;
+  const BufferId tokens = operation.buffer(step::role_of(model::Port::batch));
   const BufferId row_gradients = operation.buffer(step::role_of(model::Port::table_rows_gradient));
   const OpId emitted = move_.emit(std::move(operation));
   values_.after(id, micro);
+  for (const Operand& operand : pass.operands) {
+    const bool adds = operand.kind == OperandKind::gradient;
+    if (adds && program_.sums[operand.number].by_slots) move_.keep_tokens(pass.block, tokens);
+  }
   if (row_gradients != kNoBuffer) {
     const auto rows =
         std::ranges::find(pass.operands, model::Port::table_rows_gradient, &Operand::port);

@@ -74,7 +74,8 @@ THIRD_PARTY = {
 # Public headers of model/spec. The others of the model belong to model/compute.
 SPEC_HEADERS = {"adapters.h", "architecture.h", "attention_backend.h", "correction_biases.h",
                 "family.h", "kernel_choice.h",
-                "kernel_sizes.h", "preference.h", "quantization.h", "step_program.h", "targets.h"}
+                "kernel_sizes.h", "preference.h", "quantization.h", "slots.h", "step_program.h",
+                "targets.h"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 SOURCES = {".h", ".cpp", ".cu", ".cuh"}

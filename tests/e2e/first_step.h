@@ -205,7 +205,7 @@ class FirstStep {
                  tied ? tied_ : DeviceView<float>{}, model::Accumulation::later, loss_);
     inputs_.pop_back();
     for (std::size_t i = head - 1; i >= 1; --i) backward(i);
-    b.kernels().embedding_backward(*b.stream, 0, inputs, positions_, flow_, gradients_[0]);
+    b.kernels().embedding_backward(*b.stream, 0, inputs, inputs, positions_, flow_, gradients_[0]);
     b.stream->synchronize();
   }
 

@@ -56,10 +56,11 @@ class KernelCalls {
     call.weights(weights).batch({tokens, {}, positions}).needs(Port::output, out);
     run(stream, call);
   }
-  void embedding_backward(Stream& stream, std::size_t block, Ids tokens, Ids positions,
+  /// With tokens as slots, a gradient of the block's size has a row per token of the vocabulary.
+  void embedding_backward(Stream& stream, std::size_t block, Ids tokens, Ids slots, Ids positions,
                           ConstDeviceBytes dy, DeviceView<float> gradient) {
     Call call(Kernel::embed_backward, block);
-    call.batch({tokens, {}, positions}).needs(Port::activation_gradient, written(dy));
+    call.batch({tokens, {}, positions, {}, slots}).needs(Port::activation_gradient, written(dy));
     call.gradient(gradient);
     run(stream, call);
   }

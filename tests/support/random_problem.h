@@ -228,6 +228,8 @@ class ProblemDraw {
       block.cleared = block.gradient / 4;
       problem().blocks.push_back(
           {.weight_bytes = 2 * elements, .gradient_bytes = block.gradient / 2});
+      block.by_slots = trained && !in_part && block.role == Role::embedding;
+      if (block.by_slots) block.gradient /= 8;
     }
     std::reverse(problem().blocks.begin(), problem().blocks.end());
     shape_.tied_gradient = shape_.tied && output ? 4096 : 0;

@@ -200,7 +200,7 @@ class Engine {
   std::optional<Snapshot> snapshot_;
   std::unique_ptr<plan::Executor> executor_;
   std::chrono::duration<double> fill_time_{0};
-  std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, targets, positions
+  std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, targets, slots, positions
   /// By number of micro-batches and whether updates are pending.
   std::map<std::pair<std::size_t, bool>, plan::Plan> partial_steps_;
   std::uint64_t submissions_ = 0;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -18,6 +19,15 @@
 #include "ballast/model/step_program.h"
 
 namespace ballast::model {
+
+/// The sums that make up the gradient of a block.
+struct GradientSums {
+  DeviceView<const float> own;  ///< written by the backward passes of the block
+  /// The head's gradient of a tied tile, added to the first elements; empty: none.
+  DeviceView<const float> tied = {};
+  /// For an embedding that is trained: all micro-batches that have added to its slots.
+  std::span<const BatchViews> batches = {};
+};
 
 /// Forward and backward kernels of blocks on one device. Calls enqueue on `stream` and return. An
 /// object has one workspace, so its calls must use one stream (unless a function accepts any).
@@ -51,7 +61,8 @@ class Compute {
   ///
   /// embed: output = rows of the tokens (+ positions). A tile writes the rows of its tokens. The
   ///   last tile adds the positions to all rows.
-  /// embed_backward: adds activation_gradient to the rows of the tokens, in token order.
+  /// embed_backward: adds activation_gradient to the rows of the tokens' slots, in token order. Its
+  ///   gradient has the layout of SlotSums.
   /// layer: output = layer of input; they may not alias. kept: receives the intermediates that
   ///   layer_backward would otherwise recompute.
   /// layer_backward: turns the activation_gradient of the output into that of the input, in
@@ -127,12 +138,10 @@ class Compute {
                               DeviceView<float> gradient) = 0;
   /// Sets all values to zero.
   virtual void zero(device::Stream& stream, DeviceView<float> gradient) = 0;
-  /// packed = gradient + tied, rounded to the training type (nearest even); `tied` is added to the
-  /// first tied.size() elements. Writes the statistics of the packed values, unless `stats` is
-  /// empty.
-  virtual void pack_gradient(device::Stream& stream, DeviceView<const float> gradient,
-                             DeviceView<const float> tied, DeviceBytes packed,
-                             DeviceView<GradientStats> stats) = 0;
+  /// packed = the gradient of `block`, rounded to the training type (nearest even). Writes the
+  /// statistics of the packed values, unless `stats` is empty.
+  virtual void pack_gradient(device::Stream& stream, std::size_t block, const GradientSums& sums,
+                             DeviceBytes packed, DeviceView<GradientStats> stats) = 0;
   /// Writes the statistics of packed values (training type), bit-identical to pack_gradient()'s.
   /// Works on any stream, because it uses `scratch` (device memory, one GradientStats per
   /// kStatsChunk values) instead of the workspace.

@@ -60,18 +60,22 @@ struct BatchViews {
   /// Positions of all tokens of the sequences [sequences, whole length], for the mask of attention.
   /// Only given for packed documents of which this rank has a part.
   DeviceView<const std::int32_t> whole_positions = {};
+  /// For each token the number of its row in the gradient sum of its vocabulary tile. Equal tokens
+  /// of a step have the same slot, so that the sum has a row per distinct token (slots.h).
+  DeviceView<const std::int32_t> slots = {};
 
   /// Cuts a batch of N = `tokens` of a rank, which has one of `parts` parts of its sequences, into
-  /// tokens, targets and positions. Positions are there if documents are packed or if there are
-  /// several parts.
+  /// tokens, targets, slots and positions. Positions are there if documents are packed or if there
+  /// are several parts.
   static BatchViews cut(ConstDeviceBytes batch, std::size_t tokens, std::size_t parts = 1) {
     const auto all = view_as<std::int32_t>(batch);
     const auto part = [&](std::size_t number, std::size_t size) {
       return all.size() < number * tokens + size ? DeviceView<const std::int32_t>()
                                                  : all.subview(number * tokens, size);
     };
-    return {part(0, tokens), part(1, tokens), part(2, tokens),
-            parts == 1 ? DeviceView<const std::int32_t>() : part(3, parts * tokens)};
+    return {part(0, tokens), part(1, tokens), part(3, tokens),
+            parts == 1 ? DeviceView<const std::int32_t>() : part(4, parts * tokens),
+            part(2, tokens)};
   }
 };
 

@@ -69,7 +69,7 @@ std::string_view work_of(Kernel kernel) noexcept;
 enum class Port : std::uint8_t {
   weights,
   output_weights,  ///< tiles of the output matrix in other blocks; one operand per tile, ascending
-  batch,           ///< tokens, targets and, if packed or in parts, positions
+  batch,           ///< tokens, targets, slots and, if packed or in parts, positions
   input,
   output,
   activation_gradient,
@@ -160,6 +160,9 @@ struct GradientSum {
   Bytes bytes = 0;
   Bytes cleared = 0;   ///< bytes that Compute::clear_gradient() sets to zero
   bool clears = true;  ///< false: the first pass overwrites it (a tied output matrix)
+  /// Whether it has rows only for the tokens of the step (BatchViews::slots), so that packing reads
+  /// the batches of all micro-batches.
+  bool by_slots = false;
 };
 
 enum class OperandKind : std::uint8_t {
@@ -302,6 +305,7 @@ struct StepProgram {
 /// Shape of a step: everything that its passes depend on in addition to the model.
 struct StepShape {
   MicroBatchShape micro_batch;
+  std::uint64_t micro_batches = 1;
   bool packed = false;  ///< several documents per sequence
   bool pairs = false;   ///< sequences 2 i and 2 i + 1 are a preference pair
   std::uint32_t ranks = 1;

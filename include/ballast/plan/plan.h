@@ -154,7 +154,7 @@ enum class Kind : std::uint8_t {
   activations,    ///< inputs of blocks, and their gradients
   intermediates,  ///< kept by layers from the forward to the backward pass
   staging,        ///< buffers for weights and states in transit
-  batch,          ///< tokens, targets, positions, losses, statistics
+  batch,          ///< tokens, targets, slots, positions, losses, statistics
   workspace,      ///< intermediates of one block's kernels
   undo,           ///< weights and states as they were before a speculative update
   checkpoints     ///< NVMe extents that checkpoints keep, or will keep
@@ -192,7 +192,7 @@ enum class Role : std::uint8_t {
   undo_weights,    ///< weights before a speculative update
   undo_states,     ///< states before a speculative update
   scratch,         ///< gradients received from other ranks, or weight codes
-  tokens,          ///< a batch on the host, whose tokens have selected rows
+  tokens,          ///< a batch whose tokens have selected rows, for select, scatter and pack
   counts,          ///< row counts on the host, for conditions and the gate
   first_port
 };

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -13,8 +14,10 @@
 #include "ballast/core/error.h"
 #include "ballast/core/weight_codes.h"
 #include "ballast/model/compute.h"
+#include "ballast/model/slots.h"
 
 #include "src/model/compute/cleared.h"
+#include "src/model/compute/embedding_tables.h"
 #include "src/model/compute/expert_exchange.h"
 #include "src/model/compute/experts.h"
 #include "src/model/compute/head.h"
@@ -42,10 +45,6 @@ class ComputeBy final : public Compute {
         head_(model_, shape, ops_, tile_sums_),
         experts_(model_, shape.tokens(), ops_),
         layer_(make_layer(model_, attention_shape(config_of_tile(model_.config), shape), ops_)) {
-    if (model_.outer.scales_tokens) {
-      expects(model_.outer.positions.empty(), "an embedding with positions is not scaled");
-      token_scale_ = rounded(std::sqrt(static_cast<double>(model_.config.hidden_size)));
-    }
     sizes_.rows = std::max<Bytes>({head_.rows_bytes(), experts_.rows_bytes(),
                                    model_.config.layer_tiles > 1 ? activation_bytes() : 0,
                                    layer_->head_norms().rows() * sizeof(T)});
@@ -89,10 +88,12 @@ class ComputeBy final : public Compute {
 
   void clear_gradient(device::Stream& stream, std::size_t block,
                       DeviceView<float> gradient) override {
-    expects(
-        block < cleared_.size() && gradient.size() == model_.blocks[block].own_trained_elements(),
-        "clear_gradient: not the accumulators of a block");
+    const bool slots = block < model_.blocks.size() && has_slots(model_, model_.blocks[block]);
+    expects(block < cleared_.size() &&
+                (slots || gradient.size() == model_.blocks[block].own_trained_elements()),
+            "clear_gradient: not the accumulators of a block");
     enqueue(stream, [=, this] {
+      if (slots) return ops_.zero(gradient.raw(), gradient.size());
       for (const ElementRange& range : cleared_[block]) {
         ops_.zero(gradient.raw() + range.first, range.count());
       }
@@ -101,15 +102,17 @@ class ComputeBy final : public Compute {
   void zero(device::Stream& stream, DeviceView<float> gradient) override {
     ops_.zero(stream, gradient.raw(), gradient.size());
   }
-  void pack_gradient(device::Stream& stream, DeviceView<const float> gradient,
-                     DeviceView<const float> tied, DeviceBytes packed,
-                     DeviceView<GradientStats> stats) override {
-    expects(gradient.size() <= largest_block_ && tied.size() <= gradient.size() &&
-                packed.size() == gradient.size() * sizeof(T),
+  void pack_gradient(device::Stream& stream, std::size_t block, const GradientSums& sums,
+                     DeviceBytes packed, DeviceView<GradientStats> stats) override {
+    const std::size_t size = packed.size() / sizeof(T);
+    expects(size <= largest_block_ && tables_.suit(block, sums, size),
             "pack_gradient: the sizes do not match");
-    enqueue(stream, [=, this] {
-      ops_.pack(gradient.raw(), tied.raw(), tied.size(), as<T>(packed), gradient.size(),
-                reinterpret_cast<GradientStats*>(scratch_), stats.empty() ? nullptr : stats.raw());
+    auto* const partial = reinterpret_cast<GradientStats*>(scratch_);
+    auto* const slots = reinterpret_cast<std::uint32_t*>(partial + chunks_of(size));
+    enqueue(stream, [=, this, own = sums.own, tied = sums.tied,
+                     batches = std::vector(sums.batches.begin(), sums.batches.end())] {
+      const UnpackedGradient from = tables_.find_slots(block, {own, tied, batches}, slots);
+      ops_.pack(from, as<T>(packed), size, partial, stats.empty() ? nullptr : stats.raw());
     });
   }
 
@@ -185,7 +188,7 @@ class ComputeBy final : public Compute {
   }
 
   void embed(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const auto table = tables<const T>(pass.block, as<const T>(args[Port::weights]));
+    const auto table = tables_.views(pass.block, as<const T>(args[Port::weights]));
     T* const out = as<T>(args[Port::output]);
     enqueue(stream, [=, this, batch = args.batch] {
       ops_.check_tokens(batch.tokens.raw(), 0);
@@ -193,11 +196,11 @@ class ComputeBy final : public Compute {
     });
   }
   void embed_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const auto gradients = tables<float>(pass.block, as<float>(args[Port::gradient]));
+    const auto gradients = tables_.sums(pass.block, view_as<float>(args[Port::gradient]));
     const T* const dy = as<T>(args[Port::activation_gradient]);
     enqueue(stream, [=, this, batch = args.batch] {
       ops_.check_tokens(batch.tokens.raw(), 0);
-      ops_.embed_backward({batch.tokens.raw(), batch.positions.raw()}, dy, gradients, scratch_);
+      ops_.embed_backward(tables_.ids_of(batch), dy, gradients, scratch_);
     });
   }
 
@@ -380,16 +383,6 @@ class ComputeBy final : public Compute {
     return elements / WeightCodes::kBlock;
   }
 
-  /// Rounds to the training type.
-  static float rounded(double value) {
-    const auto narrow = static_cast<float>(value);
-    if constexpr (kTypeOf<T> == DType::f32) {
-      return narrow;
-    } else {
-      return to_float(from_float<T>(narrow));
-    }
-  }
-
   template <class Work>
   void enqueue(device::Stream& stream, Work work) {
     expects(ready_, "set_workspace() must precede the first kernel");
@@ -434,25 +427,6 @@ class ComputeBy final : public Compute {
     if (block == model_.head()) return head_kernels_.norm();
     return layer_->norm_of(block - model_.first_layer());
   }
-  /// Views of the tables in an embedding block. Gradients of frozen tables are null.
-  template <class U>
-  [[nodiscard]] Embedding<U> tables(std::size_t block, U* values) const {
-    const BlockSpec& about = model_.blocks[block];
-    const TensorSpec& tokens = about.tensor(model_.outer.tokens);
-    const TensorSpec* const positions =
-        model_.outer.positions.empty() ? nullptr : about.find(model_.outer.positions);
-    const auto at = [values](const TensorSpec* tensor) {
-      const bool wanted = tensor != nullptr && (std::is_const_v<U> || !tensor->frozen);
-      return wanted ? values + tensor->offset : nullptr;
-    };
-    return {.tokens = at(&tokens),
-            .positions = at(positions),
-            .scale = token_scale_,
-            .first = tokens.first_row,
-            .size = tokens.shape.front(),
-            .tile = model_.config.vocabulary_tiles > 1,
-            .begins = model_.split.tensor > 1 && block == 0};
-  }
   /// Lays out the workspace from `base` on (null: only counts) and returns its size. Layers, the
   /// head, packing and embeddings share memory, except for the lasting memory of layers.
   std::size_t lay_out(std::byte* base) {
@@ -470,8 +444,10 @@ class ComputeBy final : public Compute {
     experts_.take_memory(experts);
     head_.take_memory(head);
     Bump others(rest);
-    scratch_ = others.take<std::byte>(std::max<std::size_t>(
-        chunks_of(largest_block_) * sizeof(GradientStats), ops_.embedding_scratch_bytes()));
+    scratch_ = others.take<std::byte>(
+        std::max<std::size_t>(chunks_of(largest_block_) * sizeof(GradientStats) +
+                                  tables_.most_rows() * sizeof(std::uint32_t),
+                              ops_.embedding_scratch_bytes()));
     return round_up(before + std::max({layer.used(), head.used(), experts.used(), others.used()}),
                     kPage);
   }
@@ -479,12 +455,12 @@ class ComputeBy final : public Compute {
   Architecture model_;
   MicroBatchShape shape_;
   Ops ops_;
+  EmbeddingTables<Ops> tables_{model_, ops_};
   TileSums<Ops> tile_sums_;
   Head<Ops> head_;
   HeadKernels<Ops> head_kernels_{model_, shape_, ops_, head_, tile_sums_};
   Experts<Ops> experts_;
   std::unique_ptr<Layer<Ops>> layer_;
-  float token_scale_ = 1.0F;  ///< a value of the training type
   std::size_t largest_block_ = 0;
   std::vector<std::vector<ElementRange>> cleared_;  ///< by block, in ascending order
   KernelSizes sizes_;

@@ -157,7 +157,7 @@ class LayerExperts {
     return static_cast<float>(1.0 / std::sqrt(static_cast<double>(width_)));
   }
   void round(const float* sums, T* to) {
-    ops_.pack(sums, nullptr, 0, to, shape_.rows * width_, statistics_, nullptr);
+    ops_.pack({.rest = sums}, to, shape_.rows * width_, statistics_, nullptr);
   }
   void join_norms(const BlockWeights<T>& block, const LayerExpertsAt& at, const MapRows& rows,
                   const T* y) {

@@ -8,6 +8,7 @@
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 #include "ballast/model/preference.h"
+#include "ballast/model/slots.h"
 
 namespace ballast::model {
 namespace {
@@ -174,7 +175,7 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
     case Port::table_rows_gradient:
       return tokens * bytes_of_links(model_.config, block.layer, port, type_);
     case Port::gradient:
-      return block.own_trained_elements() * sizeof(float);
+      return elements_of_sum(model_, block, tokens) * sizeof(float);
     case Port::output_gradient:
       return (model_.config.tie_embeddings
                   ? model_.tile(tile).rows * width

@@ -63,9 +63,7 @@ class TileSums {
   }
   /// [N, H], sums in the training type.
   [[nodiscard]] T* rounded() const { return rounded_; }
-  void round(const float* sums, T* to) {
-    ops_.pack(sums, nullptr, 0, to, size_, partial_, nullptr);
-  }
+  void round(const float* sums, T* to) { ops_.pack({.rest = sums}, to, size_, partial_, nullptr); }
   /// dx = residual (null: 0) + gradient of the norm's input `in`. The gradient of its result is
   /// `given`, or else `sums`, or else rounded(). Adds to the gradient of the norm.
   void norm_backward(const Norm<T>& norm, const T* in, const T* given, const float* sums,

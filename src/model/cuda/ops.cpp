@@ -521,10 +521,24 @@ void Ops<T>::accumulate(const float* part, float* sums, std::size_t size) const 
 }
 
 template <class T>
-void Ops<T>::pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
-                  std::size_t size, GradientStats* partial, GradientStats* stats) const {
-  check(cuda::pack_gradient(queue_, gradient, tied, tied_size, packed, size, partial, stats),
-        "packing a gradient", {size});
+void Ops<T>::forget_slots(std::uint32_t* slot_of_row, std::size_t rows) const {
+  static_assert(kNoSlot == 0xFFFFFFFFU);
+  check(cudaMemsetAsync(slot_of_row, 0xFF, rows * sizeof(std::uint32_t), queue_),
+        "clearing the slots of tokens", {rows});
+}
+
+template <class T>
+void Ops<T>::find_slots(const Ids& ids, std::size_t first, std::size_t rows,
+                        std::uint32_t* slot_of_row) const {
+  check(cuda::find_slots(queue_, ids, shape_.tokens(), {first, rows, slot_of_row}),
+        "finding the slots of tokens", {shape_.tokens()});
+}
+
+template <class T>
+void Ops<T>::pack(const UnpackedGradient& from, T* packed, std::size_t size, GradientStats* partial,
+                  GradientStats* stats) const {
+  check(cuda::pack_gradient(queue_, from, packed, size, partial, stats), "packing a gradient",
+        {size});
 }
 
 template <class T>

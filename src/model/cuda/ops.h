@@ -176,8 +176,11 @@ class Ops {
   void zero(float* values, std::size_t size) const;
   void widen(const T* x, float* y, std::size_t size) const;
   void accumulate(const float* part, float* sums, std::size_t size) const;
-  void pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
-            std::size_t size, GradientStats* partial, GradientStats* stats) const;
+  void forget_slots(std::uint32_t* slot_of_row, std::size_t rows) const;
+  void find_slots(const Ids& ids, std::size_t first, std::size_t rows,
+                  std::uint32_t* slot_of_row) const;
+  void pack(const UnpackedGradient& from, T* packed, std::size_t size, GradientStats* partial,
+            GradientStats* stats) const;
 
   // Collectives call these functions, too, on threads and streams that differ from those of run().
   void zero(device::Stream& stream, float* values, std::size_t size) const;

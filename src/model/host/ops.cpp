@@ -116,7 +116,8 @@ void embed_backward(const RowKernels<T>& kernels, const Ids& ids, std::size_t co
       const T* const from = dy + i * width + columns.begin;
       const std::size_t row = row_of(gradients, ids, i);
       const bool here = gradients.tokens != nullptr && row < gradients.size;
-      float* const to = here ? gradients.tokens + row * width + columns.begin : nullptr;
+      const std::size_t slot = here ? static_cast<std::size_t>(ids.slots[i]) : 0;
+      float* const to = here ? gradients.tokens + slot * width + columns.begin : nullptr;
       if (here && gradients.scale == 1.0F) {
         kernels.accumulate(to, from, columns.size());
       } else if (here) {
@@ -730,11 +731,24 @@ void Ops<T>::accumulate(const float* part, float* sums, std::size_t size) const 
 }
 
 template <class T>
-void Ops<T>::pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
-                  std::size_t size, GradientStats* partial, GradientStats* stats) const {
+void Ops<T>::forget_slots(std::uint32_t* slot_of_row, std::size_t rows) const {
+  std::fill_n(slot_of_row, rows, kNoSlot);
+}
+
+template <class T>
+void Ops<T>::find_slots(const Ids& ids, std::size_t first, std::size_t rows,
+                        std::uint32_t* slot_of_row) const {
+  for (std::size_t i = 0; i < shape_.tokens(); ++i) {
+    const std::size_t row = static_cast<std::size_t>(ids.tokens[i]) - first;
+    if (row < rows) slot_of_row[row] = static_cast<std::uint32_t>(ids.slots[i]);
+  }
+}
+
+template <class T>
+void Ops<T>::pack(const UnpackedGradient& from, T* packed, std::size_t size, GradientStats* partial,
+                  GradientStats* stats) const {
   const KernelClock clock(KernelGroup::packing);
-  const GradientStats found =
-      pack_gradient(all_kernels_.gradients, gradient, tied, tied_size, packed, size, partial);
+  const GradientStats found = pack_gradient(all_kernels_, from, packed, size, partial);
   if (stats != nullptr) *stats = found;
 }
 

@@ -163,7 +163,7 @@ class Ops {
   /// Embedding.
   void embed(const Embedding<const T>& tables, const Ids& ids, T* out) const;
   [[nodiscard]] std::size_t embedding_scratch_bytes() const { return 0; }
-  /// Adds dy to the rows of the tokens, in token order, and to the rows of their positions.
+  /// Adds dy to the rows of the tokens' slots, in token order, and to the rows of their positions.
   void embed_backward(const Ids& ids, const T* dy, const Embedding<float>& gradients,
                       std::byte* scratch) const;
   /// Applies the soft cap to a tile of logits.
@@ -261,9 +261,15 @@ class Ops {
   void widen(const T* x, float* y, std::size_t size) const;
   /// sums += part.
   void accumulate(const float* part, float* sums, std::size_t size) const;
-  /// Arguments as for Compute::pack_gradient(); `stats` may be null.
-  void pack(const float* gradient, const float* tied, std::size_t tied_size, T* packed,
-            std::size_t size, GradientStats* partial, GradientStats* stats) const;
+  /// Gives no row a slot.
+  void forget_slots(std::uint32_t* slot_of_row, std::size_t rows) const;
+  /// Writes the slots of tokens [first, first + rows) of a micro-batch to the rows of the tokens.
+  void find_slots(const Ids& ids, std::size_t first, std::size_t rows,
+                  std::uint32_t* slot_of_row) const;
+  /// Packs a gradient, see Compute::pack_gradient(). `partial`: one GradientStats per kStatsChunk
+  /// values. `stats` may be null.
+  void pack(const UnpackedGradient& from, T* packed, std::size_t size, GradientStats* partial,
+            GradientStats* stats) const;
   void measure(device::Stream& stream, const T* packed, std::size_t size, GradientStats* partial,
                GradientStats* stats) const;
   void encode(device::Stream& stream, const T* weights, std::size_t blocks, std::int8_t* codes,

@@ -288,7 +288,10 @@ void ProgramDraft::add_sums() {
   };
   for (BlockId b = 0; b < shape.blocks.size(); ++b) {
     if (block(b).is_frozen() || block(b).role == BlockRole::table) continue;
-    gradient[b] = add({.block = b, .bytes = block(b).gradient, .cleared = block(b).cleared});
+    gradient[b] = add({.block = b,
+                       .bytes = block(b).gradient,
+                       .cleared = block(b).cleared,
+                       .by_slots = block(b).by_slots});
   }
   if (!shape.trains_tied()) return;
   for (std::uint32_t t = 0; t < shape.tiles(); ++t) {

@@ -7,6 +7,7 @@
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 #include "ballast/model/preference.h"
+#include "ballast/model/slots.h"
 
 namespace ballast::model {
 namespace {
@@ -81,16 +82,17 @@ Bytes exchanged(const BlockSpec& block, DType type, MicroBatchShape batch, std::
   return batch.tokens() * columns * size_of(type) / batch.parts * (batch.parts - 1);
 }
 
-/// Returns the bytes of one micro-batch's tokens, targets and positions.
+/// Returns the bytes of one micro-batch's tokens, targets, slots and positions.
 Bytes batch_bytes(const StepShape& shape) {
   const std::uint64_t parts = shape.micro_batch.parts;
-  const std::uint64_t of_rank = shape.has_positions() ? 3 : 2;
+  const std::uint64_t of_rank = shape.has_positions() ? 4 : 3;
   const std::uint64_t of_all = shape.packed && parts > 1 ? parts : 0;
   return (of_rank + of_all) * shape.micro_batch.tokens() * sizeof(std::int32_t);
 }
 
 std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
-                                         MicroBatchShape batch, const KernelSizes& sizes) {
+                                         const StepShape& step, const KernelSizes& sizes) {
+  const MicroBatchShape batch = step.micro_batch;
   Likeness likeness;
   std::vector<BlockShape> blocks;
   blocks.reserve(model.blocks.size());
@@ -104,6 +106,8 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
                         last_reader_of_keys(model.config, block.layer) != block.layer;
     const std::uint64_t shared = shares ? batch.tokens() * 2 * own.kv_heads * own.head_dim : 0;
     const std::uint64_t projected = own.heads + 2 * own.kv_heads;
+    const Bytes gradient =
+        size_of(DType::f32) * elements_of_sum(model, block, step.micro_batches * batch.tokens());
     const std::uint64_t selected =
         block.part == LayerPart::table ? batch.tokens() * block.tensors.front().shape.back() : 0;
     blocks.push_back(
@@ -126,8 +130,9 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
              layer ? static_cast<std::uint32_t>(described.keys_of(model.config, block.layer)) : 0,
          .selected = selected * size_of(type),
          .row_gradients = block.trained_elements() == 0 ? 0 : selected * sizeof(float),
-         .gradient = block.own_trained_elements() * size_of(DType::f32),
-         .cleared = of_block(sizes.cleared, model, b),
+         .gradient = gradient,
+         .cleared = std::min(of_block(sizes.cleared, model, b), gradient),
+         .by_slots = has_slots(model, block),
          .token_share = block.token_share,
          .expert = static_cast<std::uint32_t>(block.expert),
          .layer = static_cast<std::uint32_t>(block.layer),
@@ -211,7 +216,7 @@ ProgramShape shape_of(const Architecture& model, DType type, const StepShape& sh
   const std::uint64_t tokens = shape.micro_batch.tokens();
   const std::uint64_t width = model.config.hidden_size;
   ProgramShape program = {
-      .blocks = shapes_of_blocks(model, type, shape.micro_batch, sizes),
+      .blocks = shapes_of_blocks(model, type, shape, sizes),
       .tied = model.config.tie_embeddings,
       .positions = shape.has_positions(),
       .pairs = shape.pairs,

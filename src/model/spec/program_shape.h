@@ -52,6 +52,7 @@ struct BlockShape {
   Bytes row_gradients = 0;  ///< StepBlock::row_gradients
   Bytes gradient = 0;       ///< fp32 sums; 0: frozen
   Bytes cleared = 0;        ///< KernelSizes::cleared
+  bool by_slots = false;    ///< GradientSum::by_slots
   double token_share = 1.0;  ///< share of an expert, assuming balanced routing
   std::uint32_t expert = 0;  ///< number of the (first) expert in its layer
   std::uint32_t layer = 0;   ///< number of its layer, which may have several blocks
@@ -95,7 +96,7 @@ struct ProgramShape {
   bool pairs = false;                ///< requires layers in one piece
   BlockId first_differentiated = 0;  ///< the embedding, the first block of a layer, or the head
   Bytes activation = 0;              ///< between two blocks
-  Bytes batch = 0;                   ///< tokens, targets and positions, if there are any
+  Bytes batch = 0;                   ///< tokens, targets, slots and positions, if there are any
   Bytes rows = 0;                    ///< KernelSizes::rows
   Bytes partial_sums = 0;            ///< KernelSizes::sums
   Bytes tied_gradient = 0;           ///< fp32 sums of a tied tile; 0: not tied, or frozen

@@ -339,6 +339,11 @@ class PartCheck {
                           "{} of {} {} rows of a block that is not a {}table", kernel, block,
                           reads ? "reads" : "writes the gradient of", reads ? "" : "trained ");
       }
+      if (operand.kind == OperandKind::gradient && program_.sums[operand.number].by_slots) {
+        breaches_.require(
+            std::ranges::find(pass.operands, Port::batch, &Operand::port) != pass.operands.end(),
+            "{} of {} adds to the rows of tokens without a batch", kernel, block);
+      }
       if (operand.port == Port::routing_counts) {
         counts = true;
         breaches_.require(rows && rows->routing == operand.number,

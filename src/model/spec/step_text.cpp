@@ -232,8 +232,9 @@ class ProgramText {
     title("gradient sums");
     line("  {:<{}} {:>12} {:>12}", "", width_ + 10, "bytes", "cleared");
     for (const GradientSum& sum : program_.sums) {
-      line("  {:<{}} {:>12} {:>12}", name_of(sum.block) + (sum.clears ? "" : ", by the head"),
-           width_ + 10, grouped(sum.bytes), sum.clears ? grouped(sum.cleared) : "overwritten");
+      line("  {:<{}} {:>12} {:>12}{}", name_of(sum.block) + (sum.clears ? "" : ", by the head"),
+           width_ + 10, grouped(sum.bytes), sum.clears ? grouped(sum.cleared) : "overwritten",
+           sum.by_slots ? " rows of tokens" : "");
     }
   }
 

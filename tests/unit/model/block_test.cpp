@@ -216,7 +216,7 @@ TEST_P(Blocks, EmbeddingForwardLooksUpAndBackwardAddsInTokenOrder) {
   const Values dy = bench.activation_values(4);
   const auto gradient = bench.gradient(block.elements);
   bench.kernels().embedding_forward(*bench.stream, 0, bench.upload(weights), t, positions, out);
-  bench.kernels().embedding_backward(*bench.stream, 0, t, positions, bench.upload(dy), gradient);
+  bench.kernels().embedding_backward(*bench.stream, 0, t, t, positions, bench.upload(dy), gradient);
   bench.stream->synchronize();
 
   EXPECT_LT(relative_error(bench.download(out), reference.embedding(block, weights, tokens)), 1e-7);

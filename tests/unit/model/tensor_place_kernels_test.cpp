@@ -12,8 +12,10 @@
 #include "ballast/model/architecture.h"
 #include "ballast/model/compute.h"
 #include "ballast/model/family.h"
+#include "ballast/model/slots.h"
 #include "ballast/model/step_program.h"
 
+#include "tests/support/expanded_sums.h"
 #include "tests/unit/model/fixture.h"
 #include "tests/unit/model/layers_run.h"
 
@@ -39,7 +41,9 @@ class Place {
     std::vector<std::int32_t> batch = b_.tokens(3);
     std::vector<std::int32_t> targets = b_.tokens(4);
     for (std::size_t i = 0; i < targets.size(); i += 7) targets[i] = -1;
+    slots_ = number_slots(b_.architecture, batch);
     batch.insert(batch.end(), targets.begin(), targets.end());
+    batch.insert(batch.end(), slots_.begin(), slots_.end());
     batch_ = b_.upload_tokens(batch);
   }
 
@@ -78,7 +82,13 @@ class Place {
   }
 
   [[nodiscard]] DeviceBytes value(ValueId id) const { return values_.at(id); }
-  [[nodiscard]] DeviceView<float> sum(SumId id) const { return sums_.at(id); }
+  /// Returns the content of a gradient sum, of all rows of the vocabulary.
+  [[nodiscard]] Values sum(const GradientSum& about, SumId id) const {
+    const Values values = b_.values(sums_.at(id));
+    const Architecture& model = b_.architecture;
+    if (!about.by_slots) return values;
+    return test::expanded_sums(model, model.blocks[about.block], b_.tokens(3), slots_, values);
+  }
   template <class T>
   void write(ValueId id, const std::vector<T>& content) {
     const auto bytes = std::as_bytes(std::span(content));
@@ -114,6 +124,7 @@ class Place {
   }
 
   test::Bench b_;
+  std::vector<std::int32_t> slots_;
   DeviceView<std::int32_t> batch_;
   std::vector<DeviceBytes> weights_;
   std::vector<DeviceBytes> values_;
@@ -241,7 +252,7 @@ class Step {
     for (const auto& place : places_) {
       const GradientSum& about = program_.sums[sum];
       const Architecture& model = place->bench().architecture;
-      const Values values = place->bench().values(place->sum(static_cast<SumId>(sum)));
+      const Values values = place->sum(about, static_cast<SumId>(sum));
       for (const TensorSpec& tensor : model.blocks[about.block].tensors) {
         if (!about.clears && tensor.name != model.outer.tokens) continue;
         Values& whole = gradients[tensor.name + (about.clears ? "" : " by the head")];

@@ -42,6 +42,7 @@ class Step {
  public:
   Step(const ModelConfig& config, DType type) : b_(config, type, kShape) {
     tokens_ = b_.upload_tokens(b_.tokens(3));
+    slots_ = b_.upload_tokens(rows_in_tiles(b_.tokens(3)));
     std::vector<std::int32_t> targets = b_.tokens(4);
     for (std::size_t i = 0; i < targets.size(); i += 7) targets[i] = -1;
     targets_ = b_.upload_tokens(targets);
@@ -86,7 +87,7 @@ class Step {
     found.loss = b_.one(loss);
     found.dx = b_.download(dx);
     for (std::size_t t = b_.architecture.first_layer(); t-- > 0;) {
-      b_.kernels().embedding_backward(*b_.stream, t, tokens_, {}, dx, gradients_[t]);
+      b_.kernels().embedding_backward(*b_.stream, t, tokens_, slots_, {}, dx, gradients_[t]);
     }
     b_.stream->synchronize();
     collect(found);
@@ -105,6 +106,15 @@ class Step {
   [[nodiscard]] bool tied() const { return b_.architecture.config.tie_embeddings; }
   [[nodiscard]] DeviceBytes norm_weights() const { return weights_[b_.architecture.head()]; }
 
+  /// Returns the rows of tokens in their tiles: the slots of sums with all rows.
+  [[nodiscard]] std::vector<std::int32_t> rows_in_tiles(std::vector<std::int32_t> tokens) const {
+    for (std::int32_t& token : tokens) {
+      std::size_t t = b_.architecture.own_vocabulary_tiles() - 1;
+      while (b_.architecture.tile(t).first > static_cast<std::uint64_t>(token)) --t;
+      token -= static_cast<std::int32_t>(b_.architecture.tile(t).first);
+    }
+    return tokens;
+  }
   void in_one_pass(DeviceBytes dx, DeviceView<double> loss) {
     const std::size_t head = b_.architecture.head();
     const Bytes bytes = b_.compute->sizes().intermediates[head];
@@ -161,6 +171,7 @@ class Step {
 
   test::Bench b_;
   DeviceView<std::int32_t> tokens_;
+  DeviceView<std::int32_t> slots_;
   DeviceView<std::int32_t> targets_;
   DeviceBytes in_;
   std::vector<DeviceBytes> weights_;

@@ -25,6 +25,8 @@ using model::SlotRule;
 
 namespace {
 
+constexpr model::ValueId kBatch = 0;  ///< the first value of every program
+
 class Interpreter {
  public:
   Interpreter(const Problem& problem, const Placement& placement, const Options& options,
@@ -68,10 +70,9 @@ class Interpreter {
     additions_.assign(program_.sums.size(), 0);
     forget_what_passed();
     if (&plan == &schedule_.rollback) undo_speculative_updates();
-    for (model::ValueId v = 0; v < program_.values.size(); ++v) {
-      for (std::uint32_t m = 0; class_of(v).from_host && m < plan.micro_batches; ++m) {
-        memory_.write(schedule_.batch_host[m], {0, size_of(v), value_of(v, m, kNone), 0, true});
-      }
+    for (std::uint32_t m = 0; m < plan.micro_batches; ++m) {
+      const Content batch = value_of(kBatch, m, kNone);
+      memory_.write(schedule_.batch_host[m], {0, size_of(kBatch), batch, 0, true});
     }
     for (const Operation& op : plan.operations) {
       taken_ = 0;
@@ -276,10 +277,22 @@ class Interpreter {
       const Use use = take(op, sum.clears ? Role::source : Role::added_gradient, false);
       need(op, {use.buffer, 0, sum.bytes},
            {What::sum, s, 0, run_, training_order_.additions_to(s) * plan_->micro_batches});
+      if (sum.by_slots) need_batches(op);
     }
     const Use target = take(op, Role::target, true);
     put(op, {target.buffer, 0, rank_.padded_gradient(op.block)}, gradient(op, Sums::kOfRank));
     if (!rank_.is_distributed(op.block)) put_statistics(op);
+  }
+
+  /// Needs the batches of all micro-batches, in order.
+  void need_batches(const Operation& op) {
+    std::uint32_t micro = 0;
+    for (const Use& use : op.uses) {
+      if (use.role != Role::tokens) continue;
+      need(op, {use.buffer, 0, size_of(kBatch)}, value_of(kBatch, micro++, kNone));
+    }
+    taken_ += micro;
+    if (micro != plan_->micro_batches) complain(op, "lacks micro-batches");
   }
 
   void put_statistics(const Operation& op) {
@@ -431,12 +444,9 @@ class Interpreter {
     const auto [content, at] = visited(op, due_[op.block]);
     need(op, {take(op, Role::source, false).buffer, 0, op.bytes}, content, at);
   }
-  [[nodiscard]] std::pair<Content, Bytes> visited(const Operation& op,
-                                                  std::uint64_t version) const {
-    if (op.payload == Payload::states) {
-      return {states_of(op.block, op.sub_group, version), op.offset};
-    }
-    return {weights_of(op.block, version), part_.kept_from(op.block) + op.offset};
+  [[nodiscard]] std::pair<Content, Bytes> visited(const Operation& op, std::uint64_t done) const {
+    if (op.payload == Payload::states) return {states_of(op.block, op.sub_group, done), op.offset};
+    return {weights_of(op.block, done), part_.kept_from(op.block) + op.offset};
   }
 
   /// Rows of the current weights for the tokens of a micro-batch.
@@ -453,15 +463,14 @@ class Interpreter {
     put(op, {take(op, Role::target, true).buffer, 0, rank_.padded_gradient(op.block)},
         gradient(op, Sums::kOfRank));
     if (!rank_.is_distributed(op.block)) put_statistics(op);
+    need_batches(op);
     std::uint32_t micro = 0;
     for (const Use& use : op.uses) {
-      taken_ += use.writes ? 0 : 1;
       const Range rows = {use.buffer, 0, program_.blocks[op.block].row_gradients};
-      if (use.role == Role::source) need(op, rows, rows_of(What::row_gradients, op.block, micro));
-      const bool others = use.role == Role::tokens && use.buffer != schedule_.batch_host[micro++];
-      if (others) complain(op, "adds rows of other tokens");
+      if (use.role != Role::source) continue;
+      need(op, rows, rows_of(What::row_gradients, op.block, micro++));
     }
-    if (micro != plan_->micro_batches) complain(op, "lacks micro-batches");
+    taken_ += micro;
   }
   [[nodiscard]] Content rows_of(What what, std::uint32_t table, std::uint32_t micro) const {
     return {what, table, micro, due_[table], static_cast<std::uint32_t>(run_)};
@@ -566,9 +575,7 @@ class Interpreter {
       if (!placement_.blocks[b].speculates || !was_touched(b)) continue;
       memory_.for_all([&](BufferId, SymbolicMemory::Piece& piece) {
         Content& content = piece.content;
-        const bool versions = content.what == What::weights || content.what == What::decoded ||
-                              content.what == What::states;
-        if (!versions || content.number != b || content.version != updates_[b]) return;
+        if (!is_updated(content) || content.number != b || content.version != updates_[b]) return;
         content.version |= Content::kUndone;
       });
       --updates_[b];
@@ -646,19 +653,12 @@ class Interpreter {
     return program_.classes[program_.values[value].of];
   }
   [[nodiscard]] Bytes size_of(model::ValueId value) const {
-    const Bytes own = program_.values[value].bytes;
-    return own > 0 ? own : class_of(value).bytes;
+    return program_.bytes_of(program_.values[value]);
   }
   [[nodiscard]] bool reads_host(const Operand& operand) const {
     return class_of(operand.number).counts && operand.access == OperandAccess::reads;
   }
 
-  static Content weights_of(std::uint32_t block, std::uint64_t version, std::uint32_t groups = 0) {
-    return {What::weights, block, groups, version};
-  }
-  static Content states_of(std::uint32_t block, std::uint32_t group, std::uint64_t version) {
-    return {What::states, block, group, version};
-  }
   [[nodiscard]] Content value_of(model::ValueId value, std::uint32_t micro,
                                  std::uint32_t writer) const {
     return {What::value, value, micro, run_, writer};

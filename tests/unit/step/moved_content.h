@@ -8,6 +8,19 @@
 
 namespace ballast::step {
 
+inline Content weights_of(std::uint32_t block, std::uint64_t version, std::uint32_t groups = 0) {
+  return {Content::What::weights, block, groups, version};
+}
+inline Content states_of(std::uint32_t block, std::uint32_t group, std::uint64_t version) {
+  return {Content::What::states, block, group, version};
+}
+
+/// Returns whether an update changes the content.
+inline bool is_updated(const Content& content) {
+  return content.what == Content::What::weights || content.what == Content::What::decoded ||
+         content.what == Content::What::states;
+}
+
 /// Returns whether `operation` says what it moves. `run`: that of the plan to which its data
 /// belong.
 inline bool belongs(const Operation& operation, const model::StepProgram& program,

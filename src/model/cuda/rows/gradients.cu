@@ -58,11 +58,26 @@ __device__ void count(const float (&values)[kEight], double& squares, unsigned& 
 
 template <class T>
 struct GradientPacking {
-  const float* gradient;
-  const float* tied;
-  std::size_t tied_size;
+  UnpackedGradient from;
   T* packed;
 };
+
+/// Adds the sums of up to kEight elements, starting at `at` in a chunk that starts at `begin`, to
+/// `values`.
+__device__ void add_sums(const UnpackedGradient& from, std::size_t begin, std::size_t at,
+                         std::size_t size, float (&values)[kEight]) {
+  if (at >= from.table) return add_some(from.rest + (at - from.table), size - at, values);
+  // A chunk is short enough for divisions in 32 bits.
+  const auto width = static_cast<unsigned>(from.width);
+  const std::size_t first = begin / width;
+  const auto within = static_cast<unsigned>(at - first * width);
+  const std::size_t row = first + within / width;
+  if (row < from.rows && from.slot_of_row[row] != kNoSlot) {
+    add_some(from.slots + std::size_t{from.slot_of_row[row]} * width + within % width, kEight,
+             values);
+  }
+  if (at < from.tied_size) add_some(from.tied + at, from.tied_size - at, values);
+}
 
 /// There is one block per chunk of `size` values. Packs them first if there is something to pack. A
 /// thread has the same values in both cases, so that the statistics are equal.
@@ -77,10 +92,7 @@ __global__ void __launch_bounds__(kChunkThreads)
   for (std::size_t at = begin + threadIdx.x * kEight; at < end; at += kChunkThreads * kEight) {
     float values[kEight] = {};
     if constexpr (packs) {
-      add_some(from.gradient + at, size - at, values);
-      if (at < from.tied_size) {
-        add_some(from.tied + at, from.tied_size - at, values);
-      }
+      add_sums(from.from, begin, at, size, values);
       Eight<T> eight;
       device::narrow(values, eight);
       write_some(eight, size - at, from.packed + at);
@@ -122,11 +134,9 @@ cudaError_t run(cudaStream_t stream, const GradientPacking<T>& from, const T* pa
 }  // namespace
 
 template <class T>
-cudaError_t pack_gradient(cudaStream_t stream, const float* gradient, const float* tied,
-                          std::size_t tied_size, T* packed, std::size_t size,
-                          GradientStats* partial, GradientStats* stats) {
-  const GradientPacking<T> from = {gradient, tied, tied_size, packed};
-  return run<true, T>(stream, from, nullptr, size, partial, stats);
+cudaError_t pack_gradient(cudaStream_t stream, const UnpackedGradient& from, T* packed,
+                          std::size_t size, GradientStats* partial, GradientStats* stats) {
+  return run<true, T>(stream, {from, packed}, nullptr, size, partial, stats);
 }
 
 template <class T>
@@ -135,12 +145,12 @@ cudaError_t measure_gradient(cudaStream_t stream, const T* packed, std::size_t s
   return run<false, T>(stream, {}, packed, size, partial, stats);
 }
 
-template cudaError_t pack_gradient(cudaStream_t, const float*, const float*, std::size_t, float*,
-                                   std::size_t, GradientStats*, GradientStats*);
-template cudaError_t pack_gradient(cudaStream_t, const float*, const float*, std::size_t, Bf16*,
-                                   std::size_t, GradientStats*, GradientStats*);
-template cudaError_t pack_gradient(cudaStream_t, const float*, const float*, std::size_t, F16*,
-                                   std::size_t, GradientStats*, GradientStats*);
+template cudaError_t pack_gradient(cudaStream_t, const UnpackedGradient&, float*, std::size_t,
+                                   GradientStats*, GradientStats*);
+template cudaError_t pack_gradient(cudaStream_t, const UnpackedGradient&, Bf16*, std::size_t,
+                                   GradientStats*, GradientStats*);
+template cudaError_t pack_gradient(cudaStream_t, const UnpackedGradient&, F16*, std::size_t,
+                                   GradientStats*, GradientStats*);
 template cudaError_t measure_gradient(cudaStream_t, const float*, std::size_t, GradientStats*,
                                       GradientStats*);
 template cudaError_t measure_gradient(cudaStream_t, const Bf16*, std::size_t, GradientStats*,

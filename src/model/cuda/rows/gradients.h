@@ -8,19 +8,20 @@
 #include "ballast/core/gradient_stats.h"
 #include "ballast/model/kernel_sizes.h"
 
+#include "src/model/compute/embedding.h"
+
 namespace ballast::model::cuda {
 
 // Kernels for the calls of Compute with the same names, which document the arguments. Conventions:
 // rows.h, but sizes are arbitrary. `partial`: scratch memory, one GradientStats per kStatsChunk
 // values.
 
-/// packed = gradient + tied (in its first `tied_size` elements), rounded to T. Writes the
-/// statistics of the packed values to `stats` unless it is null; then `partial` is not used. The
-/// arrays must not overlap.
+/// Packs a gradient. Writes the statistics of the packed values to `stats` unless it is null; then
+/// `partial` is not used. The arrays must not overlap. If there is a table, its width is a multiple
+/// of 8, and so is its size.
 template <class T>
-cudaError_t pack_gradient(cudaStream_t stream, const float* gradient, const float* tied,
-                          std::size_t tied_size, T* packed, std::size_t size,
-                          GradientStats* partial, GradientStats* stats);
+cudaError_t pack_gradient(cudaStream_t stream, const UnpackedGradient& from, T* packed,
+                          std::size_t size, GradientStats* partial, GradientStats* stats);
 
 template <class T>
 cudaError_t measure_gradient(cudaStream_t stream, const T* packed, std::size_t size,

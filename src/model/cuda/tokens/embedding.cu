@@ -72,7 +72,23 @@ __global__ void add_to_positions(const T* dy, std::size_t count, std::size_t len
   device::write(sum, gradient);
 }
 
+/// Tokens of one row have the same slot.
+__global__ void note_slots(Ids ids, std::size_t count, RowsWithSlots rows) {
+  const std::size_t at = std::size_t{blockIdx.x} * kTokenThreads + threadIdx.x;
+  if (at >= count || !is_in(ids.tokens[at], rows.first, rows.count)) return;
+  const std::size_t row = static_cast<std::size_t>(ids.tokens[at]) - rows.first;
+  atomicMin(rows.slots + row, static_cast<std::uint32_t>(ids.slots[at]));
+}
+
 }  // namespace
+
+cudaError_t find_slots(cudaStream_t stream, const Ids& ids, std::size_t count,
+                       const RowsWithSlots& rows) {
+  if (count == 0) return cudaSuccess;
+  return device::launch(
+      {.stream = stream, .blocks = blocks_for(count, kTokenThreads), .threads = kTokenThreads},
+      &note_slots, ids, count, rows);
+}
 
 cudaError_t check_tokens(cudaStream_t stream, const std::int32_t* tokens, std::size_t count,
                          std::int32_t least, std::size_t vocabulary, std::uint32_t* first_bad) {
@@ -97,6 +113,7 @@ cudaError_t embed_backward(cudaStream_t stream, const Ids& ids, const T* dy,
   const auto [count, length, width] = extents;
   if (count == 0 || width == 0) return cudaSuccess;
   const Scatter<T> to_tokens = {.ids = ids.tokens,
+                                .places = ids.slots,
                                 .dy = dy,
                                 .table = gradients.tokens,
                                 .first = gradients.first,
@@ -110,8 +127,12 @@ cudaError_t embed_backward(cudaStream_t stream, const Ids& ids, const T* dy,
     return device::launch(by_rows<T>(stream, std::min(count, length), width), &add_to_positions<T>,
                           dy, count, length, width, gradients.positions);
   }
-  const Scatter<T> to_positions = {
-      .ids = ids.positions, .dy = dy, .table = gradients.positions, .size = length, .width = width};
+  const Scatter<T> to_positions = {.ids = ids.positions,
+                                   .places = ids.positions,
+                                   .dy = dy,
+                                   .table = gradients.positions,
+                                   .size = length,
+                                   .width = width};
   return scatter(stream, to_positions, count, links);
 }
 

@@ -92,7 +92,7 @@ __global__ void add_to_rows(Scatter<T> sums, const std::uint32_t* next,
   const std::int32_t id = sums.ids[at];
   if (is_first[at] == 0 || !is_in(id, sums.first, sums.size)) return;
   if (column >= sums.width) return;
-  const std::size_t row = static_cast<std::size_t>(id) - sums.first;
+  const auto row = static_cast<std::size_t>(sums.places[at]);
   float* const gradient = sums.table + row * sums.width + column;
   float sum[kOneAccess<T>];
   device::read(gradient, sum);

@@ -27,11 +27,12 @@ __device__ void add_piece(float (&sum)[kOneAccess<T>], const Piece<T>& row, floa
   for (unsigned i = 0; i < kOneAccess<T>; ++i) sum[i] += values[i] * scale;
 }
 
-/// A sum of rows: dy[i] * scale is added to row ids[i] - first of `table` [size, width]. Other ids
-/// add nothing.
+/// A sum of rows: dy[i] * scale is added to row places[i] of `table`, if ids[i] - first is below
+/// `size`. Other ids add nothing. Equal ids have equal places.
 template <class T>
 struct Scatter {
   const std::int32_t* ids;
+  const std::int32_t* places;
   const T* dy;
   float* table;
   std::size_t first = 0;

@@ -29,7 +29,18 @@ template <class T>
 cudaError_t embed(cudaStream_t stream, const Embedding<const T>& tables, const Ids& ids,
                   const EmbeddingExtents& extents, T* out);
 
-/// Adds dy [count, width] to the rows of the tokens and positions, each row in token order.
+/// Slots of the tokens [first, first + count), at first kNoSlot.
+struct RowsWithSlots {
+  std::size_t first = 0;
+  std::size_t count = 0;
+  std::uint32_t* slots = nullptr;
+};
+/// Writes the slots of `count` tokens to the rows of those that have one.
+cudaError_t find_slots(cudaStream_t stream, const Ids& ids, std::size_t count,
+                       const RowsWithSlots& rows);
+
+/// Adds dy [count, width] to the rows of the tokens' slots and of the positions, each row in token
+/// order.
 /// `links`: scratch memory for 2 * count values. Equal tokens are found by comparison, so the work
 /// grows with `count` times the number of different tokens. This is negligible compared with a
 /// model up to about 64k tokens. dy is read once per table.

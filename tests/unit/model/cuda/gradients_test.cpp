@@ -33,18 +33,47 @@ std::size_t chunks_of(std::size_t size) {
   return (size + kStatsChunk - 1) / kStatsChunk;
 }
 
+/// A gradient, with rows of a table of which some have slots.
+struct Gradient {
+  std::vector<float> rest;  ///< everything, if there is no table
+  std::vector<float> tied = {};
+  std::size_t width = 1;
+  std::vector<std::uint32_t> slots = {};  ///< by row of the table
+  std::size_t padding = 0;                ///< after the table
+  std::vector<float> sums = {};           ///< [slots, width]
+
+  [[nodiscard]] std::size_t table() const { return slots.size() * width + padding; }
+  [[nodiscard]] std::size_t size() const { return table() + rest.size(); }
+  [[nodiscard]] float sum(std::size_t at) const {
+    float sum = at >= table() ? rest[at - table()] : 0.0F;
+    if (at < slots.size() * width && slots[at / width] != kNoSlot) {
+      sum = sums[slots[at / width] * width + at % width];
+    }
+    return at < tied.size() ? sum + tied[at] : sum;
+  }
+};
+
 /// Eight elements after the packed ones must not change.
 template <class T>
-Packed<T> pack(const std::vector<float>& gradient, const std::vector<float>& tied) {
+Packed<T> pack(const Gradient& gradient) {
   const std::size_t size = gradient.size();
-  const DeviceArray<float> from(gradient);
-  const DeviceArray<float> more(tied);
+  const DeviceArray<float> rest(gradient.rest);
+  const DeviceArray<float> sums(gradient.sums);
+  const DeviceArray<std::uint32_t> slots(gradient.slots);
+  const DeviceArray<float> tied(gradient.tied);
+  const UnpackedGradient from = {.slots = sums.data(),
+                                 .slot_of_row = slots.data(),
+                                 .rows = gradient.slots.size(),
+                                 .width = gradient.width,
+                                 .table = gradient.table(),
+                                 .rest = rest.data(),
+                                 .tied = tied.data(),
+                                 .tied_size = gradient.tied.size()};
   const DeviceArray<GradientStats> partial(chunks_of(size), {-1.0, 5});
   const auto found = in_every_order([&] {
     const DeviceArray<T> packed(size + 8, rounded<T>(3.0));
     const DeviceArray<GradientStats> stats(2, {-1.0, 7});
-    must(pack_gradient<T>(nullptr, from.data(), tied.empty() ? nullptr : more.data(), tied.size(),
-                          packed.data(), size, partial.data(), stats.data()));
+    must(pack_gradient<T>(nullptr, from, packed.data(), size, partial.data(), stats.data()));
     must(measure_gradient<T>(nullptr, packed.data(), size, partial.data(), stats.data() + 1));
     return std::tuple{packed.get(), stats.get()};
   });
@@ -57,15 +86,14 @@ Packed<T> pack(const std::vector<float>& gradient, const std::vector<float>& tie
 }
 
 template <class T>
-void check(std::size_t size, std::size_t tied_size) {
-  SCOPED_TRACE(testing::Message() << size << " elements, " << tied_size << " of them tied");
-  const std::vector<float> gradient = test::normals<float>(size, 1);
-  const std::vector<float> tied = test::normals<float>(tied_size, 2);
-  const Packed<T> found = pack<T>(gradient, tied);
+void check(const Gradient& gradient) {
+  SCOPED_TRACE(testing::Message() << gradient.size() << " elements, " << gradient.slots.size()
+                                  << " rows of " << gradient.width << ", " << gradient.tied.size()
+                                  << " tied elements");
+  const Packed<T> found = pack<T>(gradient);
   double squares = 0.0;
-  for (std::size_t i = 0; i < size; ++i) {
-    const float sum = i < tied_size ? gradient[i] + tied[i] : gradient[i];
-    ASSERT_EQ(found.values[i], rounded<T>(sum)) << i;
+  for (std::size_t i = 0; i < gradient.size(); ++i) {
+    ASSERT_EQ(found.values[i], rounded<T>(gradient.sum(i))) << i;
     squares += exact(found.values[i]) * exact(found.values[i]);
   }
   EXPECT_NEAR(found.stats.sum_of_squares, squares, 1e-12 * squares);
@@ -75,17 +103,35 @@ void check(std::size_t size, std::size_t tied_size) {
 }
 
 TEST_F(CudaGradients, ArePackedAndMeasured) {
-  // Sizes below a thread's eight elements, below a chunk, exactly one chunk, and above it; the tied
-  // part ends within eight elements, within a chunk, and with the last element.
-  for (const auto& [size, tied] : {std::pair<std::size_t, std::size_t>{1, 0},
-                                   {5, 3},
-                                   {1024, 1024},
-                                   {8200, 4099},
-                                   {kStatsChunk, kStatsChunk - 8},
-                                   {kStatsChunk + 13, kStatsChunk + 13},
-                                   {3 * kStatsChunk - 4, kStatsChunk + 20}}) {
-    check<float>(size, tied);
-    check<Bf16>(size, tied);
+  // Sizes below a thread's eight elements, below a chunk, exactly one chunk, and above it.
+  for (const std::size_t size : {std::size_t{1}, std::size_t{5}, std::size_t{8200}, kStatsChunk,
+                                 kStatsChunk + 13, 3 * kStatsChunk - 4}) {
+    const Gradient gradient = {.rest = test::normals<float>(size, 1)};
+    check<float>(gradient);
+    check<Bf16>(gradient);
+  }
+}
+
+/// Rows in one chunk and over several, with a slot for every third row.
+TEST_F(CudaGradients, OfRowsWithoutSlotsAreThoseOfTheHead) {
+  for (const auto& [rows, width] : {std::pair<std::size_t, std::size_t>{3, 8},
+                                    {200, 40},
+                                    {3000, 72},
+                                    {9, 2 * kStatsChunk / 8 + 8}}) {
+    for (const std::size_t rest : {std::size_t{0}, std::size_t{24}}) {
+      Gradient gradient = {.rest = test::normals<float>(rest, 1),
+                           .width = width,
+                           .slots = std::vector<std::uint32_t>(rows, kNoSlot),
+                           .padding = rest,
+                           .sums = test::normals<float>((rows + 2) / 3 * width, 3)};
+      for (std::size_t row = 0; row < rows; row += 3) {
+        gradient.slots[row] = static_cast<std::uint32_t>((rows + 2) / 3 - 1 - row / 3);
+      }
+      check<float>(gradient);
+      gradient.tied = test::normals<float>(rows * width, 2);
+      check<float>(gradient);
+      check<Bf16>(gradient);
+    }
   }
 }
 
@@ -102,22 +148,24 @@ TEST_F(CudaGradients, OfMoreChunksThanThreadsAddThemUp) {
 template <class T>
 void check_non_finite() {
   const float infinity = std::numeric_limits<float>::infinity();
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  std::vector<float> gradient(kStatsChunk + 100, 1.0F);
-  std::vector<float> tied(50, 0.0F);
-  gradient[3] = infinity;
-  gradient[4] = -infinity;
-  gradient[kStatsChunk + 99] = nan;
-  gradient[7] = 3e38F;
-  tied[7] = 3e38F;                                   // their sum overflows
-  gradient[20] = std::numeric_limits<float>::max();  // rounds to infinity in bf16
-  const Packed<T> found = pack<T>(gradient, tied);
+  Gradient gradient = {.rest = std::vector<float>(kStatsChunk + 100, 1.0F),
+                       .tied = std::vector<float>(48, 0.0F),
+                       .width = 8,
+                       .slots = {5, 4, 3, 2, 1, 0},
+                       .sums = std::vector<float>(48, 1.0F)};
+  gradient.sums[3] = infinity;
+  gradient.sums[4] = -infinity;
+  gradient.rest[kStatsChunk + 99] = std::numeric_limits<float>::quiet_NaN();
+  gradient.sums[7] = 3e38F;
+  gradient.tied[47] = 3e38F;                              // their sum overflows
+  gradient.rest[20] = std::numeric_limits<float>::max();  // rounds to infinity in bf16
+  const Packed<T> found = pack<T>(gradient);
   const std::uint64_t expected = std::is_same_v<T, Bf16> ? 5 : 4;
   EXPECT_EQ(found.stats.non_finite, expected);
   EXPECT_EQ(found.measured.non_finite, expected);
   EXPECT_TRUE(std::isnan(found.stats.sum_of_squares));
   EXPECT_TRUE(std::isnan(exact(found.values.back())));
-  EXPECT_EQ(exact(found.values[4]), -std::numeric_limits<double>::infinity());
+  EXPECT_EQ(exact(found.values[44]), -std::numeric_limits<double>::infinity());
 }
 TEST_F(CudaGradients, OfInfAndNanAreCounted) {
   check_non_finite<float>();
@@ -125,7 +173,7 @@ TEST_F(CudaGradients, OfInfAndNanAreCounted) {
 }
 
 TEST_F(CudaGradients, LargeOnesDoNotOverflowTheSum) {
-  const Packed<float> found = pack<float>(std::vector<float>(16, 1e30F), {});
+  const Packed<float> found = pack<float>({.rest = std::vector<float>(16, 1e30F)});
   const auto value = static_cast<double>(1e30F);
   EXPECT_EQ(found.stats.sum_of_squares, 16 * value * value);
 }
@@ -133,8 +181,8 @@ TEST_F(CudaGradients, LargeOnesDoNotOverflowTheSum) {
 TEST_F(CudaGradients, ArePackedWithoutStatistics) {
   const DeviceArray<float> gradient(20, 1.5F);
   const DeviceArray<Bf16> packed(20);
-  must(pack_gradient<Bf16>(nullptr, gradient.data(), nullptr, 0, packed.data(), 20, nullptr,
-                           nullptr));
+  must(
+      pack_gradient<Bf16>(nullptr, {.rest = gradient.data()}, packed.data(), 20, nullptr, nullptr));
   EXPECT_EQ(packed.get(), std::vector<Bf16>(20, to_bf16(1.5F)));
 }
 
@@ -143,8 +191,7 @@ TEST_F(CudaGradients, EmptyInputsAreAccepted) {
   must(measure_gradient<Bf16>(nullptr, nullptr, 0, nullptr, stats.data()));
   EXPECT_EQ(stats.get()[0].sum_of_squares, 0.0);
   EXPECT_EQ(stats.get()[0].non_finite, 0U);
-  EXPECT_EQ(pack_gradient<float>(nullptr, nullptr, nullptr, 0, nullptr, 0, nullptr, nullptr),
-            cudaSuccess);
+  EXPECT_EQ(pack_gradient<float>(nullptr, {}, nullptr, 0, nullptr, nullptr), cudaSuccess);
 }
 
 }  // namespace

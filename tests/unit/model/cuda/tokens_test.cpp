@@ -94,7 +94,7 @@ TEST_F(CheckTokens, FindsTheFirstBadOneUnlessAnEarlierOneIsKnown) {
   EXPECT_EQ(first_bad_of({}, 61, 17), 17U);
 }
 
-/// Extents and contents of an embedding.
+/// Extents and contents of an embedding. Slots are rows of tiles.
 template <class T>
 struct Table {
   std::size_t vocabulary = 37;
@@ -125,16 +125,21 @@ Table<T> packed(Table<T> table) {
   table.places = test::packed_positions(table.tokens.size() / table.length, table.length);
   return table;
 }
-/// The ids of a table in device memory.
 template <class T>
 struct UploadedIds {
   DeviceArray<std::int32_t> tokens;
   DeviceArray<std::int32_t> places;
+  DeviceArray<std::int32_t> slots;
   Ids ids;
   explicit UploadedIds(const Table<T>& of)
       : tokens(of.tokens),
         places(of.places),
-        ids{tokens.data(), of.places.empty() ? nullptr : places.data()} {}
+        slots(of.tokens),
+        ids{tokens.data(), of.places.empty() ? nullptr : places.data(), slots.data()} {
+    std::vector<std::int32_t> rows = of.tokens;
+    for (std::int32_t& row : rows) row %= static_cast<std::int32_t>(of.tile);
+    slots.set(rows);
+  }
 };
 
 template <class T>
