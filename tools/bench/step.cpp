@@ -11,7 +11,10 @@
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/kernel_times.h"
+#include "ballast/device/device.h"
 #include "ballast/engine/engine.h"
+#include "ballast/inputs/engine_inputs.h"
+#include "ballast/model/compute.h"
 #include "ballast/planner/make_engine.h"
 #include "ballast/text/json.h"
 
@@ -126,8 +129,8 @@ void run_steps(const BenchStepArguments& arguments, engine::Engine& engine,
   result.kernels = break_down(recording->take(), start, end);
 }
 
-BenchStepResult measure(const BenchStepArguments& arguments) {
-  const config::Config config = make_config(arguments);
+/// Makes an engine and measures its steps.
+BenchStepResult measure_steps(const BenchStepArguments& arguments, const config::Config& config) {
   plan::Timeline timeline;
   engine::Engine engine = planner::make_engine(config, &interrupted());
   engine.start();
@@ -145,12 +148,6 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
         "bench step --breakdown measures the kernels of the host device; use --device host, "
         "or for a GPU a profiler such as nsys");
   }
-  const auto probe = [&] {
-    result.gemm_peak = std::max(
-        result.gemm_peak,
-        model::measure_gemm_peak(engine.device(), blueprint.type, 0.5, config.ballast.kernels));
-  };
-  probe();
   // The first step has no updates before it; from the third on the pipeline is full.
   for (int warm_up = 0; warm_up < 2; ++warm_up) engine.train_step({inputs, targets}, 1e-4);
   const auto before = engine.totals().lanes;
@@ -158,20 +155,33 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   run_steps(arguments, engine, {inputs, targets}, result);
   engine.record(nullptr);
   engine.finish();
-  probe();
   result.tokens = tokens;
   result.parameters = static_cast<double>(blueprint.model.parameters());
   result.flops = blueprint.flops_per_step();
   result.model_flops = model_flops_of_step(blueprint);
   result.passes = time_passes(timeline, blueprint);
-  // The model's products may be faster than the probe's, which other work may slow down.
-  result.gemm_peak = std::max(result.gemm_peak, result.flops_per_second());
-  for (const TimedPass& pass : result.passes) {
-    result.gemm_peak = std::max(result.gemm_peak, pass.flops_per_second());
-  }
   for (std::size_t lane = 0; lane < plan::kLaneCount; ++lane) {
     result.lanes.busy_seconds[lane] -= before.busy_seconds[lane];
     result.lanes.enqueueing_seconds[lane] -= before.enqueueing_seconds[lane];
+  }
+  return result;
+}
+
+BenchStepResult measure(const BenchStepArguments& arguments) {
+  const config::Config config = make_config(arguments);
+  // Runs without an engine, so that the process's peak of memory is that of training.
+  const auto gemm_peak = [&] {
+    device::DeviceOptions options = inputs::device_options(config);
+    options.budget = 1;  // the matrices lie outside the device memory
+    const auto device = device::make_device(options);
+    return model::measure_gemm_peak(*device, options.type, 0.5, config.ballast.kernels);
+  };
+  const double before = gemm_peak();
+  BenchStepResult result = measure_steps(arguments, config);
+  // The model's products may be faster than the probe's, which other work may slow down.
+  result.gemm_peak = std::max({before, gemm_peak(), result.flops_per_second()});
+  for (const TimedPass& pass : result.passes) {
+    result.gemm_peak = std::max(result.gemm_peak, pass.flops_per_second());
   }
   return result;
 }
