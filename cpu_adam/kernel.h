@@ -52,9 +52,9 @@
 ///   none_below_two(lowest): whether all these codes are above 1
 ///
 /// Members of vectors for two vectors in the order of unpacked halves (kernel_bf16_first.h):
-/// - unpack_halves(low, high, first, last): the 2 * kWidth patterns whose low and upper halves
-/// these
-///   are; pack_halves(first, last, low, high): the reverse. pack_uppers(first, last): upper halves
+/// - unpack_halves(low, high, first, last): the 2 * kWidth patterns with these lower and upper
+///   halves; pack_halves(first, last, low, high): the reverse. pack_uppers(first, last): the upper
+///   halves
 /// - order_as_halves(first, last): in place, 2 * kWidth consecutive floats to the order of
 ///   unpack_halves(); order_as_floats(first, last): the reverse
 namespace ballast::cpu_adam {
