@@ -41,7 +41,7 @@ Error as_error(const std::exception_ptr& failure) {
 void wait_for_lower_ranks(std::uint32_t rank) {
   using namespace std::chrono_literals;
   // A launcher needs up to a second to end the others, and longer on a busy machine.
-  const auto end = std::chrono::steady_clock::now() + 4000ms * std::min(rank, 5U);
+  const auto end = std::chrono::steady_clock::now() + 6000ms * std::min(rank, 5U);
   while (!interrupted() && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(10ms);
   }
