@@ -112,6 +112,8 @@ class Readme(RunTest):
                 self.assertLess(abs(rate / float(figure.replace(",", "")) - 1), 0.03)
 
     def test_the_plan_of_the_example_is_what_the_planner_prints(self):
+        if "cuda: not built in" in self.run_ballast("--version").stdout:
+            self.skipTest("a build without CUDA estimates the workspace of its kernels")
         self.folder(LLAMA_3_1_8B)
         lines = without_figures(self.run_ballast(*planned()["d"]).stdout).splitlines()
         excerpt = next(block for block in code_blocks() if "written to NVMe" in block and
