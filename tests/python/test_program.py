@@ -105,6 +105,12 @@ class Plans(FolderTest):
 
 
 class Runs(FolderTest):
+    def setUp(self):
+        super().setUp()
+        # The process that runs the tests may ignore it (nohup, a shell's background).
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
+
     def metrics(self, run):
         return [json.loads(line) for line in (self.path / run / "metrics.jsonl").read_text().splitlines()]
 
