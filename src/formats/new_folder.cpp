@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
-#include <unistd.h>
 
 #include "ballast/core/error.h"
 #include "ballast/text/files.h"
@@ -63,24 +62,9 @@ MadeDirectory::~MadeDirectory() {
   }
 }
 
-std::vector<fs::path> unfinished_of(const fs::path& path) {
-  std::vector<fs::path> found;
-  const std::string prefix = path.filename().string() + ".tmp-";
-  std::error_code error;
-  for (fs::directory_iterator entry(parent_of(path), error);
-       !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    if (!name.starts_with(prefix) || name.size() == prefix.size()) continue;
-    if (name.find_first_not_of("0123456789", prefix.size()) == std::string::npos) {
-      found.push_back(entry->path());
-    }
-  }
-  return found;
-}
-
 NewFolder::NewFolder(fs::path folder, Bytes bytes) : folder_(std::move(folder)) {
   if (folder_.filename().empty()) folder_ = folder_.parent_path();
-  temporary_ = fmt::format("{}.tmp-{}", folder_.string(), ::getpid());
+  temporary_ = text::temporary_of(folder_);
   make();
   try {
     check_space(bytes);
@@ -111,7 +95,7 @@ void NewFolder::make() {
                 fmt::format("{} exists; choose a folder that does not", folder_.string()));
   }
   parent_.emplace(parent_of(folder_), "folder", "choose another");
-  for (const fs::path& left : unfinished_of(folder_)) {
+  for (const fs::path& left : text::unfinished_of(folder_)) {
     if (lock(left).is_open()) fs::remove_all(left, error);
   }
   if (!fs::create_directory(temporary_, error)) fail_to_create(folder_, error.value());

@@ -28,9 +28,6 @@ class MadeDirectory {
   std::vector<std::filesystem::path> made_;  ///< the innermost first
 };
 
-/// Files and folders named PATH.tmp-PID, which processes write before they rename them to `path`.
-std::vector<std::filesystem::path> unfinished_of(const std::filesystem::path& path);
-
 /// A folder that gets its name when it is complete: everything goes to FOLDER.tmp-PID, which
 /// finish() renames.
 class NewFolder {

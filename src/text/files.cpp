@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <exception>
 #include <fstream>
+#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
@@ -21,13 +22,14 @@ namespace {
 // Linux transfers at most 2 GiB less a page per call.
 constexpr std::size_t kLargestTransfer = std::size_t{1} << 30;
 
-/// Returns PATH.tmp-PID. Shortens the name if it would be too long for a file.
-std::filesystem::path temporary_of(const std::filesystem::path& path) {
+constexpr std::string_view kTemporary = ".tmp-";
+
+/// Appends to the name, which is shortened if it would be too long for a file.
+std::filesystem::path with_suffix(const std::filesystem::path& path, std::string_view suffix) {
   constexpr std::size_t kLongestName = 255;  // bytes (NAME_MAX)
-  const std::string suffix = fmt::format(".tmp-{}", ::getpid());
   std::string name = path.filename().string();
   if (name.size() <= kLongestName) name.resize(std::min(name.size(), kLongestName - suffix.size()));
-  return path.parent_path() / (name + suffix);
+  return path.parent_path() / name.append(suffix);
 }
 
 /// Creates a new file at `path`. Removes what a killed process with the same number has left.
@@ -70,6 +72,29 @@ auto naming(const std::filesystem::path& path, Action&& action) {
 }
 
 }  // namespace
+
+std::filesystem::path temporary_of(const std::filesystem::path& path) {
+  return with_suffix(path, fmt::format("{}{}", kTemporary, ::getpid()));
+}
+
+std::vector<std::filesystem::path> unfinished_of(const std::filesystem::path& path) {
+  std::vector<std::filesystem::path> found;
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(folder, error);
+       !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    const std::size_t suffix = name.rfind(kTemporary);
+    if (suffix == std::string::npos) continue;
+    const std::string number = name.substr(suffix + kTemporary.size());
+    const bool is_number =
+        !number.empty() && number.find_first_not_of("0123456789") == std::string::npos;
+    if (is_number && with_suffix(path, name.substr(suffix)).filename() == name) {
+      found.push_back(entry->path());
+    }
+  }
+  return found;
+}
 
 Descriptor open_file(const std::filesystem::path& path, int flags, ErrorCategory category,
                      unsigned mode) {

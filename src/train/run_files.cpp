@@ -77,7 +77,7 @@ Bytes machine_memory() {
 void remove_unfinished(const fs::path& directory) {
   std::error_code error;
   for (const char* finished : {kConfig, kRun, formats::kRunWeights}) {
-    for (const fs::path& left : formats::unfinished_of(directory / finished)) {
+    for (const fs::path& left : text::unfinished_of(directory / finished)) {
       fs::remove_all(left, error);
     }
   }

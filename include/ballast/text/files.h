@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ballast/core/descriptor.h"
 #include "ballast/core/error.h"
@@ -40,6 +41,12 @@ void sync_name(const std::filesystem::path& path);
 /// Like sync_name(), best effort: some folders cannot be opened for reading. Logs errors at level
 /// debug.
 void try_to_sync_name(const std::filesystem::path& path);
+
+/// PATH.tmp-PID, where this process writes what it renames to `path` when it is complete. The name
+/// is shortened if it would be too long for a file.
+std::filesystem::path temporary_of(const std::filesystem::path& path);
+/// The files and folders that any process has under such names for `path`.
+std::vector<std::filesystem::path> unfinished_of(const std::filesystem::path& path);
 
 /// The content of a settings file or pipe, at most 1 MiB. `kind` ("config") is its name in
 /// messages. Throws Error(config).

@@ -97,6 +97,20 @@ TEST(ReplacedFile, FollowsNoLinkAndTakesLongNames) {
   EXPECT_TRUE(std::filesystem::exists(dir.path() / std::string(255, 'n')));
 }
 
+TEST(Unfinished, AreFilesWithTheNameAndANumber) {
+  const TempDir dir;
+  dir.write("a.tmp-12", "");
+  for (const char* other : {"a", "a.tmp-", "a.tmp-1x", "b.tmp-1", "a.tmp-1.tmp-2"})
+    dir.write(other, "");
+  const auto found = unfinished_of(dir.path() / "a");
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found.front(), dir.path() / "a.tmp-12");
+  const auto longest = dir.path() / std::string(255, 'n');
+  const ReplacedFile replaced(longest);
+  ASSERT_EQ(unfinished_of(longest).size(), 1U);
+  EXPECT_EQ(unfinished_of(longest).front(), replaced.temporary());
+}
+
 TEST(ReplacedFile, FindsFilesOfOtherUsersBeforeTheWork) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   const TempDir dir;
