@@ -226,8 +226,10 @@ void gather_parts(const CurrentOperation& at) {
   const Mesh& mesh = at.blueprint().mesh;
   const Bytes part = at.operation.bytes / (mesh.tensor - 1);
   const DeviceBytes whole = at.device(at.target(), mesh.tensor * part);
+  const DeviceBytes own = at.has(Role::source) ? at.device(Role::source, part)
+                                               : whole.subview(mesh.tensor_place() * part, part);
   device::Stream& stream = *at.channels().stream;
-  at.channels().tensor->all_gather(stream, whole.subview(mesh.tensor_place() * part, part), whole);
+  at.channels().tensor->all_gather(stream, own, whole);
   stream.synchronize();
 }
 
@@ -288,6 +290,13 @@ void run_visit(const CurrentOperation& at) {
   at.lanes.zeros_from(use.buffer) = piece.zeros_from;
 }
 
+void run_keep(const CurrentOperation& at) {
+  const Bytes bytes = at.operation.bytes;
+  device::Device& device = at.own().device;
+  device.copy_to_other(at.stream(), device, at.device(at.target(), bytes),
+                       at.device(at.source(), bytes));
+}
+
 void run_copy_to_other_device(const CurrentOperation& at) {
   const Bytes bytes = at.operation.bytes;
   const Use& target = at.target();
@@ -315,6 +324,7 @@ constexpr std::array<ActionHandler, plan::kActionCount> kHandlers = {
      {Action::select, run_select},
      {Action::scatter, run_scatter},
      {Action::pass, run_copy_to_other_device},
+     {Action::keep, run_keep},
      {Action::exchange, run_exchange}}};
 
 constexpr bool in_order_of_actions() {

@@ -31,6 +31,7 @@ constexpr std::array<Traits, kActionCount> kActions = {
      {Action::select, "select", Lane::update},
      {Action::scatter, "scatter", Lane::update},
      {Action::pass, "pass", Lane::pass},
+     {Action::keep, "keep", Lane::compute},
      {Action::exchange, "exchange", Lane::reduce}}};
 
 constexpr bool in_order() {

@@ -94,7 +94,7 @@ Rate of_traffic(const Operation& operation, const Rates& rates) {
     return {rates.update_per_second, "update_gbps", "the plan updates on the host"};
   }
   return {rates.device_memory_per_second, "device_memory_gbps",
-          "the plan clears, packs, encodes or updates on the device"};
+          "the plan clears, packs, copies, encodes or updates on the device"};
 }
 
 Rate of_flops(const Operation& operation, const Schedule& schedule, const Rates& rates) {

@@ -22,6 +22,13 @@ struct SwappedStates {
   std::uint32_t sub_group = 0;
 };
 
+/// Returns whether each tensor place keeps only its part of a value that waits for the backward
+/// pass (P_a in ZeRO, arXiv 1910.02054, section 6.1).
+inline bool is_partitioned(const Problem& problem, const model::StepValue& value) {
+  return problem.partitions_activations && problem.tensor > 1 &&
+         value.waits == model::Waits::placed;
+}
+
 /// A problem with a placement and options, and the consequences for each block. All three must
 /// outlive it.
 struct PlacedProblem {
@@ -133,10 +140,12 @@ struct PlacedProblem {
     }
   }
 
-  /// Returns whether `value` leaves the device between forward and backward pass.
+  /// Returns whether `value` leaves its buffer on the device between forward and backward pass: for
+  /// another tier, or because this rank keeps only its part.
   [[nodiscard]] bool leaves(const model::StepValue& value) const {
     const bool placed = value.waits == model::Waits::placed || keeps_attention(value);
-    return trains() && placed && at(value.owner).activations != Tier::device;
+    return trains() && placed &&
+           (at(value.owner).activations != Tier::device || is_partitioned(problem, value));
   }
   /// Returns whether the placement decides that `value` is kept from forward to backward pass.
   [[nodiscard]] bool keeps(const model::StepValue& value) const {

@@ -82,12 +82,9 @@ class SlotMaker {
       const Tier tier = placed_.at(value.owner).activations;
       const Bytes swapped = swapped_bytes(placed_.problem, value);
       largest = std::max(largest, swapped);
-      leaves = leaves || tier != Tier::device;
+      leaves = leaves || placed_.leaves(value);
       to_nvme += tier == Tier::nvme ? micro_batches_per_stop_ : 0;
-      wait_in(id, tier,
-              tier == Tier::nvme   ? swapped
-              : tier == Tier::host ? waiting_bytes(placed_.problem, value)
-                                   : program_.bytes_of(value));
+      wait_in(id, tier, tier == Tier::nvme ? swapped : waiting_bytes(placed_.problem, value));
     };
     for (const ValueId id : table_.values().placed) place(id, any_leaves_);
     for (const ValueId id : table_.values().kept_attention) {

@@ -41,13 +41,8 @@ struct ValueSlots {
   std::vector<BufferId> sums;
 };
 
-/// Returns whether each tensor place keeps only its part of a value that waits below the device.
-inline bool is_partitioned(const Problem& problem, const model::StepValue& value) {
-  return problem.partitions_activations && problem.tensor > 1 &&
-         value.waits == model::Waits::placed;
-}
-/// Returns the bytes of a value of one micro-batch that this rank keeps while it waits below the
-/// device. Parts are whole pages.
+/// Returns the bytes of a value of one micro-batch that this rank keeps while it waits for the
+/// backward pass. Parts are whole pages.
 inline Bytes waiting_bytes(const Problem& problem, const model::StepValue& value) {
   const Bytes whole = problem.program().bytes_of(value);
   if (!is_partitioned(problem, value)) return whole;

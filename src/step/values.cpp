@@ -85,6 +85,7 @@ void Values::move(Action action, const Instance& at, BlockId block, const Move& 
        .label = step::label_of(kind_of(class_of(at.value))),
        .bytes = move.bytes,
        .offset = move.offset,
+       .traffic = action == Action::keep ? 2 * move.bytes : 0,
        .uses = {{.role = Role::source, .buffer = move.from, .part = move.from_part},
                 {.role = Role::target, .buffer = move.to, .writes = true, .part = move.to_part}}});
 }
@@ -220,34 +221,42 @@ BufferId Values::bring_back(const Instance& at) {
   if (last.value == at.value) return last.buffer;
   const StepValue& value = program_.values[at.value];
   const BufferId home = slots_.own[at.value][place_among(at.micro)];
-  BufferId host = home;
-  if (placed_.at(value.owner).activations == Tier::nvme) {
-    host = staging_.next();
-    move(Action::fetch, at, value.owner,
-         {.from = home, .to = host, .bytes = swapped_bytes(placed_.problem, value)});
-  }
   const BufferId slot = rings_[at.device].shared[value.of].next();
   const bool part = is_partitioned(placed_.problem, value);
-  const Bytes bytes = waiting_bytes(placed_.problem, value);
-  move(Action::upload, at, value.owner,
-       {.from = host, .to = slot, .bytes = bytes, .to_part = part});
-  if (part) gather_parts(at, slot);
+  const Tier tier = placed_.at(value.owner).activations;
+  if (tier != Tier::device) {
+    BufferId host = home;
+    if (tier == Tier::nvme) {
+      host = staging_.next();
+      move(Action::fetch, at, value.owner,
+           {.from = home, .to = host, .bytes = swapped_bytes(placed_.problem, value)});
+    }
+    move(Action::upload, at, value.owner,
+         {.from = host,
+          .to = slot,
+          .bytes = waiting_bytes(placed_.problem, value),
+          .to_part = part});
+  }
+  if (part) gather_parts(at, tier == Tier::device ? home : kNoBuffer, slot);
   last = {at.value, slot};
   return slot;
 }
 
-/// Completes a value of which this tensor place has uploaded its part.
-void Values::gather_parts(const Instance& at, BufferId slot) {
+/// Completes a value from the parts of all tensor places. This place's part is in `own`, or in
+/// `slot` if there is no such buffer.
+void Values::gather_parts(const Instance& at, BufferId own, BufferId slot) {
   const StepValue& value = program_.values[at.value];
   const Bytes others = placed_.problem.tensor - 1;
-  move_.emit_on(at.device, {.action = Action::gather,
-                            .payload = Payload::value,
-                            .group = RankGroup::tensor,
-                            .block = value.owner,
-                            .micro = at.micro,
-                            .label = step::label_of(kind_of(class_of(at.value))),
-                            .bytes = others * waiting_bytes(placed_.problem, value),
-                            .uses = {{.role = Role::target, .buffer = slot, .writes = true}}});
+  Operation gather = {.action = Action::gather,
+                      .payload = Payload::value,
+                      .group = RankGroup::tensor,
+                      .block = value.owner,
+                      .micro = at.micro,
+                      .label = step::label_of(kind_of(class_of(at.value))),
+                      .bytes = others * waiting_bytes(placed_.problem, value),
+                      .uses = {{.role = Role::target, .buffer = slot, .writes = true}}};
+  if (own != kNoBuffer) gather.uses.push_back({.role = Role::source, .buffer = own});
+  move_.emit_on(at.device, std::move(gather));
 }
 
 void Values::after(model::PassId id, std::uint32_t micro) {
@@ -305,9 +314,10 @@ void Values::store(ValueId id, std::uint32_t micro) {
   const Instance at = at_owner(id, micro);
   const StepValue& value = program_.values[id];
   const BufferId home = slots_.own[id][place_among(micro)];
-  const bool to_nvme = placed_.at(value.owner).activations == Tier::nvme;
+  const Tier tier = placed_.at(value.owner).activations;
+  const bool to_nvme = tier == Tier::nvme;
   const BufferId host = to_nvme ? staging_.next() : home;
-  move(Action::offload, at, value.owner,
+  move(tier == Tier::device ? Action::keep : Action::offload, at, value.owner,
        {.from = in_ring(at),
         .to = host,
         .bytes = waiting_bytes(placed_.problem, value),

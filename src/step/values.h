@@ -88,7 +88,7 @@ class Values {
     bool from_part = false;
     bool to_part = false;
   };
-  void gather_parts(const Instance& at, BufferId slot);
+  void gather_parts(const Instance& at, BufferId own, BufferId slot);
   void move(Action action, const Instance& at, model::BlockId block, const Move& move);
 
   const ProgramTable& table_;

@@ -95,8 +95,8 @@ class Device {
   /// otherwise they pass through host memory. Throws Error(device).
   virtual bool connect(Device& other) = 0;
   /// Enqueues a copy on a stream of this device: `from` is in its memory, `to` in that of `other`,
-  /// to which it is connected. Both ranges have equal sizes and must stay valid and unchanged until
-  /// it is done.
+  /// to which it is connected, or which is this device. Both ranges have equal sizes and must stay
+  /// valid and unchanged until it is done.
   virtual void copy_to_other(Stream& stream, Device& other, DeviceBytes to,
                              ConstDeviceBytes from) = 0;
 };

@@ -115,9 +115,10 @@ enum class Action : std::uint8_t {
   select,            ///< rows of a table in host memory to a buffer there, one per token
   scatter,           ///< gradients of selected rows, added up, to the packed gradient of a table
   pass,              ///< device to another device of the same rank
+  keep,              ///< this rank's part of a value to a buffer of the same device
   exchange           ///< a pass between the ranks that share tensors' tiles
 };
-inline constexpr std::size_t kActionCount = 19;
+inline constexpr std::size_t kActionCount = 20;
 
 std::string_view to_string(Action action) noexcept;
 Lane lane_of(Action action) noexcept;

@@ -130,6 +130,7 @@ class Interpreter {
       case Action::fetch:
       case Action::writeback:
       case Action::pass:
+      case Action::keep:
         return move(op);
       case Action::gather:
         if (op.group == RankGroup::tensor) return gather_parts(op);
@@ -400,10 +401,12 @@ class Interpreter {
     put(op, {target, 0, rank_.padded_weights(op.block)}, current);
   }
 
-  /// Completes an input from the parts of all tensor places. This rank has the first.
+  /// Completes an input from the parts of all tensor places. This rank has the first, in the target
+  /// or in a buffer of its own.
   void gather_parts(const Operation& op) {
     const BufferId target = take(op, Role::target, true).buffer;
-    const auto pieces = memory_.read(target, 0, 1);
+    const bool apart = op.buffer(Role::source) != kNoBuffer;
+    const auto pieces = memory_.read(apart ? take(op, Role::source, false).buffer : target, 0, 1);
     const bool right = !pieces.empty() && belongs(op, program_, pieces.front().content, run_of(op));
     const Bytes whole = right ? size_of(pieces.front().content.number) : 1;
     const Bytes part = round_up((whole - 1) / problem_.tensor + 1, kPage);

@@ -223,12 +223,12 @@ class Counter {
     const bool kept =
         value.waits == model::Waits::kept_attention && at(value.owner).kept == Kept::attention;
     if (value.waits != model::Waits::placed && !kept) return;
-    if (at(value.owner).activations == Tier::device) return;
     Bytes bytes = program_.bytes_of(value);
     if (problem_.partitions_activations && value.waits == model::Waits::placed) {
       bytes = round_up((bytes - 1) / problem_.tensor + 1, kPage);
       count(Lane::gather, micro_batches * (problem_.tensor - 1) * bytes);
     }
+    if (at(value.owner).activations == Tier::device) return;
     count(Lane::offload, micro_batches * bytes);
     count(Lane::upload, micro_batches * bytes);
     if (at(value.owner).activations != Tier::nvme) return;
