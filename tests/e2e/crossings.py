@@ -43,7 +43,9 @@ COMPARED = ("loss", "lr", "grad_norm", "tokens", "skipped", "eval_loss", "loss_s
 DENSE = ["gpt2", "llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "olmo2",
          "olmo3", "gemma3", "gpt_neox"]
 LATENT = ["deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4"]
-EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", *LATENT]
+DELTA = ["qwen3_5", "qwen3_5_moe", "qwen3_next"]  # gated delta nets
+SIGMOID = ["glm4_moe", "minimax_m2"]  # routers with sigmoids
+EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", *LATENT, *SIGMOID, *DELTA[1:]]
 CAN_BE_TILED = {"gpt2", "llama", "mistral", "ministral3", "phi3", "qwen2", "qwen3", "smollm3"}
 MOST_RANKS = 4
 # Patterns of the tensors of a layer in Hugging Face's folders.
@@ -54,8 +56,34 @@ class Mismatch(Exception):
     """The runs of a crossing disagree, or one of them failed."""
 
 
+def draw_gemma4(dice):
+    """Draws tables of embeddings per layer, and layers that attend to keys and values of others."""
+    layers = dice.choice([2, 3, 4])
+    shared = dice.choice([0, 0, 1, layers - 2])
+    return {"family": "gemma4", "vocab_size": VOCABULARY, "hidden_size": dice.choice([32, 64]),
+            "num_layers": layers, "num_heads": 4, "num_kv_heads": dice.choice([1, 2]), "head_dim": 16,
+            "global_head_dim": dice.choice([16, 24]), "intermediate_size": 64, "sliding_window": 7,
+            # The layers at the end have types of earlier ones.
+            "layer_types": (["sliding_attention", "full_attention"] * 2)[:layers],
+            "hidden_size_per_layer_input": dice.choice([0, 8, 8]),
+            "vocab_size_per_layer_input": VOCABULARY, "num_kv_shared_layers": max(0, min(shared, layers - 2)),
+            "vocabulary_tiles": dice.choice([1, 2]), "init_stddev": 0.06}
+
+
+def draw_delta(dice, model):
+    """Draws gated delta nets, and attention in every second layer."""
+    model |= {"head_dim": 16, "full_attention_interval": 2, "linear_num_key_heads": 2,
+              "linear_num_value_heads": dice.choice([2, 4]), "linear_key_head_dim": 8,
+              "linear_value_head_dim": dice.choice([8, 12]), "intermediate_size": 64}
+    if model["family"] != "qwen3_5":
+        model |= {"num_experts": 4, "num_experts_per_tok": dice.choice([1, 2]),
+                  "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+
+
 def draw_model(dice):
-    family = dice.choice(DENSE + EXPERTS)
+    family = dice.choice(DENSE + EXPERTS + DELTA[:1] + ["gemma4"] * 3)
+    if family == "gemma4":
+        return draw_gemma4(dice)
     model = {"family": family, "vocab_size": dice.choice([256, VOCABULARY]),
              "hidden_size": dice.choice([32, 64]), "num_layers": dice.choice([1, 2, 3]),
              "num_heads": 4, "init_stddev": 0.06}
@@ -74,8 +102,14 @@ def draw_model(dice):
                   "num_experts_per_tok": dice.choice([1, 2]), "moe_intermediate_size": 32}
         if family != "glm4_moe_lite":
             model["first_k_dense_replace"] = dice.choice([0, 1])
+    elif family in DELTA:
+        draw_delta(dice, model)
+    elif family == "glm4_moe":
+        model |= {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
+                  "intermediate_size": 64, "moe_intermediate_size": 32,
+                  "first_k_dense_replace": dice.choice([0, 1])}
     elif family in EXPERTS:
-        model["num_local_experts" if family in ("mixtral", "gpt_oss") else "num_experts"] = 4
+        model["num_local_experts" if family in ("mixtral", "gpt_oss", "minimax_m2") else "num_experts"] = 4
         model["num_experts_per_tok"] = dice.choice([1, 2])
         model["intermediate_size"] = 64
         if dice.random() < 0.5:
