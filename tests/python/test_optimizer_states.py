@@ -252,8 +252,9 @@ class Mapping(unittest.TestCase):
             self.assertEqual(state["step"].item(), 8)
             kept.fill_(9.0)  # a state of an older step: nothing changes
             self.assertLess(state["exp_avg_sq"].max().item(), 5.0)
-            with self.assertRaisesRegex(ValueError, "exp_avg"):
-                state["exp_avg"] = torch.zeros(7)
+            state["exp_avg"] = torch.zeros(7)
+            with self.assertRaisesRegex(ValueError, r"params\[0\]\[0\].*exp_avg.*\(300,\).*\(7,\)"):
+                optimizer.step()
             optimizer.state.clear()
             self.assertEqual(optimizer.state_dict()["state"], {})
             optimizer.step()
@@ -391,6 +392,54 @@ class Files(unittest.TestCase):
                                                 old[number]["exp_avg"]))
                     self.assertEqual(state[model[number].weight]["step"].item(), 1)
                 self.assertEqual(state[model[2].weight]["step"].item(), 0)
+
+    def save_groups(self, folder: str, groups: list) -> None:
+        optimizer = OffloadAdamW(groups)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.full_like(parameter, len(parameter.shape) + group["weight_decay"])
+        optimizer.step()
+        optimizer.save(folder)
+
+    def test_settings_travel_with_the_names_of_parameters(self) -> None:
+        model = torch.nn.Linear(4, 4)
+        first = {"params": [("weight", model.weight)], "weight_decay": 0.1}
+        second = {"params": [("bias", model.bias)], "weight_decay": 0.0}
+        three = torch.nn.Linear(2, 2)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_groups(folder, [dict(first), dict(second)])
+            optimizer = OffloadAdamW([dict(second), dict(first)])
+            optimizer.load(folder)
+            self.assertEqual([g["weight_decay"] for g in optimizer.param_groups], [0.0, 0.1])
+            self.assertEqual(optimizer.state[model.weight]["exp_avg"].max().item(), torch.tensor(0.21).item())
+            with self.assertRaisesRegex(ValueError, "group 0.*other settings"):
+                OffloadAdamW([("bias", model.bias), ("weight", model.weight)]).load(folder)
+            with self.assertRaisesRegex(ValueError, "no parameter 'other'"):
+                OffloadAdamW([("bias", model.bias), ("other", three.weight)]).load(folder)
+
+    def test_two_modules_with_equal_names_keep_their_places(self) -> None:
+        models = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        groups = [{"params": list(m.named_parameters()), "weight_decay": d} for m, d in zip(models, (0.1, 0.0))]
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_groups(folder, [dict(group) for group in groups])
+            optimizer = OffloadAdamW([dict(group) for group in groups])
+            optimizer.load(folder)
+            firsts = [optimizer.state[m.weight]["exp_avg"].max().item() for m in models]
+            self.assertEqual(firsts, [torch.tensor(0.21).item(), torch.tensor(0.2).item()])
+            with self.assertRaisesRegex(ValueError, "'weight' where the optimizer has 'bias'"):
+                OffloadAdamW([{"params": list(reversed(g["params"]))} for g in groups]).load(folder)
+
+    def test_a_submodule_may_be_called_module(self) -> None:
+        for inner, outer in (("module", "other"), ("module", "module")):
+            model = torch.nn.ModuleDict({inner: torch.nn.Linear(2, 2), "last": torch.nn.Linear(2, 2)})
+            wrapped = torch.nn.ModuleDict({outer: model})
+            with tempfile.TemporaryDirectory() as folder:
+                self.save_groups(folder, list(wrapped.named_parameters()))
+                optimizer = OffloadAdamW(wrapped)
+                optimizer.load(folder)
+                self.assertEqual(len(optimizer.state), 4)
+                if outer == "module":  # as DistributedDataParallel calls it
+                    OffloadAdamW(model).load(folder)
 
     def test_files_of_other_models_are_refused(self) -> None:
         with tempfile.TemporaryDirectory() as folder:

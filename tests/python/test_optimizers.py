@@ -313,7 +313,7 @@ def resident_kib() -> int:
 
 def inference_tensor() -> torch.Tensor:
     with torch.inference_mode():
-        return torch.ones(3)
+        return torch.ones(3, requires_grad=True)
 
 
 class Mistakes(unittest.TestCase):
@@ -358,16 +358,19 @@ class Mistakes(unittest.TestCase):
             (ValueError, "params[0][1]", lambda: OffloadAdamW([weight[0], weight[0]])),
             (ValueError, "params[0]", lambda: OffloadAdamW([{"params": weight, "amsgrad": True}])),
             (TypeError, "params[0][0]", lambda: OffloadAdamW(torch.nn.LazyLinear(3))),
-            (TypeError, "params[0][0]", lambda: OffloadAdamW([torch.ones(2, dtype=torch.complex64)])),
-            (TypeError, "params[0][0]", lambda: OffloadAdamW([torch.ones(2, device="meta")])),
-            (ValueError, "params[0][0]", lambda: OffloadAdamW([torch.ones(1).expand(3)])),
+            (TypeError, "params[0][0]", lambda: OffloadAdamW(
+                [torch.ones(2, dtype=torch.complex64, requires_grad=True)])),
+            (TypeError, "params[0][0]", lambda: OffloadAdamW(
+                [torch.ones(2, device="meta", requires_grad=True)])),
+            (ValueError, "params[0][0]", lambda: OffloadAdamW(
+                [torch.ones(1, requires_grad=True).expand(3)])),
             (ValueError, "params[0][0]", lambda: OffloadAdamW([inference_tensor()])),
             (OSError, "optimizer.safetensors", lambda: OffloadAdamW(weight).load("/no/where")),
             (TypeError, "directory", lambda: OffloadAdamW(weight).save(3)),
             (TypeError, "state_dict", lambda: OffloadAdamW(weight).load_state_dict(3)),
             (ValueError, "state_dict", lambda: OffloadAdamW(weight).load_state_dict({})),
             (ValueError, "nesterov", lambda: OffloadSGD(weight, nesterov=True)),
-            (TypeError, "params[0][0]", lambda: OffloadAdamW([torch.ones(2, dtype=torch.int32)])),
+            (ValueError, "params[0]", lambda: OffloadAdamW(weight, maximize=True)),
             (TypeError, "params[0][1]", lambda: OffloadAdamW([*weight, 3])),
             (TypeError, "params[0][0]", lambda: OffloadAdamW(
                 [torch.nn.Parameter(torch.ones(2, dtype=torch.float64))])),

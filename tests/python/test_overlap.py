@@ -233,9 +233,14 @@ class GradientHooks(unittest.TestCase):
             if hooks:
                 for use in (lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0),
                             lambda: torch.nn.utils.clip_grad_value_(model.parameters(), 1.0),
-                            lambda: model.weight.grad.norm(), lambda: model.weight.grad.mul_(0.5)):
+                            lambda: model.weight.grad.sum(), lambda: model.weight.grad.mul_(0.5)):
                     with self.assertRaisesRegex(RuntimeError, "max_grad_norm"):
                         use()
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+                self.assertEqual(norm.item(), torch.nn.utils.get_total_norm(
+                    [p.grad for p in model.parameters()]).item())
+                optimizer.step()
+                self.assertAlmostEqual(optimizer.grad_norm / norm.item(), 1.0, delta=1e-2)
                 self.assertIn("TakenGradient", repr(model.weight.grad))
             else:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

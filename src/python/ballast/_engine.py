@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -21,6 +21,10 @@ MOMENTS: dict[str, tuple[str | None, str | None]] = {
 }
 
 
+def no_view() -> None:
+    """A weak reference to nothing."""
+
+
 class Record:
     """Properties of a parameter when it was added, and the place of its states."""
 
@@ -28,7 +32,7 @@ class Record:
         self.parameter = parameter
         self.name = name
         self.first_element = first_element  # for stochastic rounding
-        self.elements = parameter.numel()
+        self.elements = 0 if torch.nn.parameter.is_lazy(parameter) else parameter.numel()
         self.dtype = parameter.dtype
         self.states: _ballast.OptimizerStates | None = None  # None: it has not been updated yet
         self.number = 0  # in `states`
@@ -40,6 +44,8 @@ class Record:
         self.mirror: torch.Tensor | None = None
         self.mirrored: tuple[Any, ...] = ()  # the memory that the mirror copies
         self.others: dict[str, Any] = {}  # further entries of the user in the optimizer's state
+        self.view: Callable[[], Any] = no_view  # the object that users have for the state
+        self.waiting: Any = None  # a state of another shape that a user has assigned
 
 
 class Engine:
@@ -55,6 +61,7 @@ class Engine:
         self.rule = rule
         self.moments = moments
         self.records: dict[torch.Tensor, Record] = {}
+        self.waiting: list[Record] = []  # records whose state has another shape
         self.updating = False
         self.gradients = Gradients(hook_mode)
         self.loans = Loans()
@@ -64,6 +71,7 @@ class Engine:
         self._main: _ballast.OptimizerStates | None = None
         self._small: _ballast.OptimizerStates | None = None
         self._elements = 0
+        self._dropped = 0  # elements of states whose parameters are gone
         self._uploads: dict[torch.Tensor, Record] = {}
         self._hidden: dict[torch.Tensor, torch.Tensor] = {}
         self._guarded: dict[torch.Tensor, Record] = {}
@@ -92,7 +100,7 @@ class Engine:
         found = self.records.get(parameter)
         if found is None:
             name = f"params: parameter {len(self.records)}"
-            check_parameter(parameter, name)
+            check_member(parameter, name)
             found = self._record(parameter, name)
         return found
 
@@ -117,6 +125,19 @@ class Engine:
                 record.states = states
                 record.number = number
                 record.version = version_of(record.parameter)
+
+    def drop(self, records: Iterable[Record]) -> None:
+        """Forgets parameters that the optimizer does not have any more. Their states are freed when
+        they take as much as those of the others."""
+        for record in records:
+            self.synchronize()
+            del self.records[record.parameter]
+            self.gradients.drop(record.parameter)
+            self.loans.forget(record)
+            self._dropped += record.elements if record.states is not None else 0
+        kept = sum(r.elements for r in self.records.values() if r.states is not None)
+        if self._dropped >= max(kept, 1):
+            self._convert()
 
     def _grow(self, records: list[Record], main: bool) -> tuple[_ballast.OptimizerStates, int]:
         described = [describe(record) for record in records]
@@ -172,6 +193,7 @@ class Engine:
                     record.states.copy(record.number, states, number,
                                        array_of(self.weights(record)) if same else None)
         self._main, self._small = kept[True], kept[False]
+        self._dropped = 0
         for record, (states, number) in made.items():
             record.states, record.number = states, number
         for record in self.records.values():
@@ -388,6 +410,19 @@ class Engine:
             self.upload(record)
             self.note_weights(record)
 
+    def wait_with(self, record: Record, state: Any) -> None:
+        """Keeps an assigned state that the parameter cannot have until the next step."""
+        record.waiting = state
+        self.waiting.append(record)
+
+    def part_from_view(self, record: Record) -> None:
+        """Lets the object that users have for the state keep its values, because the parameter gets
+        another state."""
+        view, waiting = record.view(), record.waiting
+        record.view, record.waiting = no_view, None
+        if view is not None and view is not waiting:
+            view.take_away()
+
     def forget(self, record: Record) -> None:
         """Resets the moments. The master is a part of the weights and stays."""
         if record.states is not None and record.has_state:
@@ -455,10 +490,17 @@ def version_of(parameter: torch.Tensor) -> int:
     return parameter._version
 
 
-def check_parameter(parameter: Any, name: str) -> None:
-    """Raises TypeError, ValueError for a parameter that cannot be updated."""
+def check_member(parameter: Any, name: str) -> None:
+    """Raises TypeError, ValueError for what cannot be in a group. A frozen parameter may have any
+    type, device and layout, since nothing reads it."""
     if not isinstance(parameter, torch.Tensor):
         raise TypeError(f"{name}: {type(parameter).__name__} is not a tensor")
+    if parameter.requires_grad:
+        check_parameter(parameter, name)
+
+
+def check_parameter(parameter: torch.Tensor, name: str) -> None:
+    """Raises TypeError, ValueError for a parameter that cannot be updated."""
     if type(parameter).__name__ == "DTensor" or hasattr(parameter, "device_mesh"):
         raise TypeError(f"{name}: DTensors (FSDP2, tensor parallelism) are not supported; use "
                         "DistributedDataParallel, or ballast train")

@@ -14,8 +14,9 @@ class TakenGradient(torch.Tensor):
     """Placeholder in `parameter.grad` for a gradient that a hook has moved to host memory.
 
     It has the shape of the gradient and no values. Autograd can add to it, which sums in fp32, and
-    it can be set to zero or None. Anything else, such as clip_grad_norm_(), raises RuntimeError,
-    because it would not change the gradient of the update.
+    it can be set to zero or None. Its norm can be computed, and multiplying it by 1 does nothing, so
+    clip_grad_norm_(parameters, inf) returns the norm. Anything else, such as clipping, raises
+    RuntimeError, because it would not change the gradient of the update.
     """
 
     _landed: torch.Tensor | None
@@ -71,6 +72,12 @@ class TakenGradient(torch.Tensor):
                 return taken
         if func in (aten.detach.default, aten.alias.default):
             return first
+        if func is aten.linalg_vector_norm.default:
+            return _norm(first, *args[1:], **(kwargs or {}))
+        if func is aten._foreach_norm.Scalar:
+            return [_norm(one, *args[1:], **(kwargs or {})) for one in first]
+        if func in _PRODUCTS and bool((torch.as_tensor(args[1]) == 1).all()):
+            return first
         if func in (aten.zero_.default, aten._foreach_zero_.default):
             for taken in first if isinstance(first, (list, tuple)) else [first]:
                 taken.forget() if isinstance(taken, TakenGradient) else taken.zero_()
@@ -78,6 +85,18 @@ class TakenGradient(torch.Tensor):
         raise RuntimeError(
             "gradient_hooks: the optimizer has taken this gradient out of .grad during the backward "
             "pass; clip with max_grad_norm, or set gradient_hooks=False to read and change .grad")
+
+
+_PRODUCTS = (torch.ops.aten.mul_.Tensor, torch.ops.aten.mul_.Scalar,
+             torch.ops.aten._foreach_mul_.Tensor, torch.ops.aten._foreach_mul_.Scalar,
+             torch.ops.aten._foreach_mul_.ScalarList)
+
+
+def _norm(gradient: torch.Tensor, order: float = 2.0, *dims: Any, **options: Any) -> torch.Tensor:
+    """The norm of a gradient, on its device."""
+    if not isinstance(gradient, TakenGradient):
+        return torch.linalg.vector_norm(gradient, order, *dims, **options)
+    return torch.linalg.vector_norm(gradient.value(), order, *dims, **options).to(gradient.device)
 
 
 _TOO_EARLY = ("gradient_hooks: True would take gradients before the ranks of this process group have "
@@ -116,6 +135,12 @@ class Gradients:
         for parameter in parameters:
             if parameter not in self._hooks:
                 self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(take)
+
+    def drop(self, parameter: torch.Tensor) -> None:
+        handle = self._hooks.pop(parameter, None)
+        if handle is not None:
+            handle.remove()
+        self._pinned.pop(parameter, None)
 
     def unhook(self) -> None:
         for handle in self._hooks.values():

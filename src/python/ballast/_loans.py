@@ -47,6 +47,11 @@ class Loans:
             if finalizer.alive:
                 loan.flush()
 
+    def forget(self, key: Any) -> None:
+        """Copies of this parameter's states are no longer connected."""
+        for finalizer, _ in self._loans.pop(key, []):
+            finalizer.detach()
+
     def end(self) -> None:
         """Writes all changes. Copies handed out before are no longer connected."""
         loans, self._loans = self._loans, {}

@@ -26,6 +26,12 @@ class Options(TypedDict, total=False):
     minimal_size: int
     threads: int
     any_file_system: bool
+    amsgrad: bool
+    maximize: bool
+    foreach: bool | None
+    fused: bool | None
+    capturable: bool
+    differentiable: bool
 
 
 def spell_out(optimizer: type[Any], base: type[Any]) -> None:

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import weakref
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
 from ._engine import Engine, Record, zeros_for
+from ._gradients import TYPES
 
 
 class ParameterState(MutableMapping[str, Any]):
     """The state of one parameter. Values are read on access, as copies in host memory. Assigned
-    values, and in-place changes of such a copy before the next step, are written back."""
+    values, and in-place changes of such a copy before the next step, are written back.
 
-    def __init__(self, engine: Engine, parameter: torch.Tensor) -> None:
+    It is an object like the dict of a torch optimizer: if it is taken away from its parameter, it
+    keeps its values, and it may become the state of another parameter. It also keeps values of
+    another shape than the parameter's, which the next step refuses."""
+
+    def __init__(self, engine: Engine, parameter: torch.Tensor | None,
+                 values: Mapping[str, Any] | None = None) -> None:
         self._engine = engine
-        self._parameter = parameter
+        self._parameter = parameter  # None: it has its own values
+        self._values = dict(values or {})
+
+    def _record(self) -> Record | None:
+        return None if self._parameter is None else self._engine.records.get(self._parameter)
 
     def __getitem__(self, name: str) -> Any:
-        record = self._engine.records.get(self._parameter)
+        record = self._record()
+        if self._parameter is None:
+            return self._values[name]
         if record is None or name not in self._names(record):
             raise KeyError(name)
         if name in record.others:
@@ -28,14 +42,27 @@ class ParameterState(MutableMapping[str, Any]):
         value = (_steps_of(record) if name == "step"
                  else self._engine.read(record, [name])[name])
         return self._engine.loans.lend(
-            record, value, lambda changed: self._engine_write(record, name, changed))
+            record, value, lambda changed: write_value(self._engine, record, name, changed))
 
     def __setitem__(self, name: str, value: Any) -> None:
+        if self._parameter is None:
+            self._values[name] = value
+            return
         record = self._engine.record(self._parameter)
-        self._engine_write(record, name, value)
+        if record.view() is None:
+            record.view = weakref.ref(self)
+        if misfit(self._engine, record, {name: value}) is None:
+            write_value(self._engine, record, name, value)
+            return
+        self.take_away()
+        self._values[name] = value
+        self._engine.wait_with(record, self)
 
     def __delitem__(self, name: str) -> None:
-        record = self._engine.records.get(self._parameter)
+        record = self._record()
+        if self._parameter is None:
+            del self._values[name]
+            return
         if record is None or name not in self._names(record):
             raise KeyError(name)
         if name in record.others:
@@ -48,7 +75,9 @@ class ParameterState(MutableMapping[str, Any]):
             self._engine.write(record, {name: zeros_for(record)})
 
     def __iter__(self) -> Iterator[str]:
-        record = self._engine.records.get(self._parameter)
+        if self._parameter is None:
+            return iter(list(self._values))
+        record = self._record()
         return iter(self._names(record) if record is not None else [])
 
     def __len__(self) -> int:
@@ -59,41 +88,72 @@ class ParameterState(MutableMapping[str, Any]):
 
     def copy(self) -> dict[str, Any]:
         """All values, as a dict that does not change with the optimizer."""
-        return snapshot(self._engine, self._engine.records[self._parameter])
+        if self._parameter is None:
+            return dict(self._values)
+        record = self._record()
+        return {} if record is None else snapshot(self._engine, record)
 
     def __copy__(self) -> dict[str, Any]:
         return self.copy()
 
     def __deepcopy__(self, memo: dict) -> dict[str, Any]:
-        return self.copy()
+        return self.copy() if self._parameter is not None else copy.deepcopy(self._values, memo)
 
     def __reduce__(self) -> Any:
         return dict, (self.copy(),)
+
+    def take_away(self) -> None:
+        """Copies the values out of the optimizer, which will have others for the parameter."""
+        self._values = self.copy()
+        self._parameter = None
+
+    def give_to(self, record: Record) -> None:
+        """Makes this the state of a parameter. Raises ValueError for values of another shape."""
+        wrong = misfit(self._engine, record, self._values)
+        if wrong is not None:
+            raise ValueError(wrong)
+        self._engine.forget(record)
+        for name, value in self._values.items():
+            write_value(self._engine, record, name, value)
+        self._parameter = record.parameter
+        self._values = {}
+        record.view = weakref.ref(self)
 
     def _names(self, record: Record) -> list[str]:
         own = ["step", *self._engine.names_of(record)] if has_state(self._engine, record) else []
         return [*own, *record.others]
 
-    def _engine_write(self, record: Record, name: str, value: Any) -> None:
-        engine = self._engine
-        if name == "step":
-            record.steps = int(value)
-            record.has_state = True
-        elif name in (*engine.moment_names(), "master"):
-            if not isinstance(value, torch.Tensor) or value.shape != record.parameter.shape:
-                raise ValueError(f"{record.name}: {name!r} must be a tensor of the shape "
-                                 f"{tuple(record.parameter.shape)}")
-            engine.write(record, {name: value})
-        else:
-            record.others[name] = value
+
+def misfit(engine: Engine, record: Record, values: Mapping[str, Any]) -> str | None:
+    """What is wrong with the first of these values that the parameter cannot have."""
+    for name in (*engine.moment_names(), "master"):
+        value = values.get(name)
+        if name not in values or (isinstance(value, torch.Tensor)
+                                  and value.shape == record.parameter.shape):
+            continue
+        has = f"the shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        return (f"{record.name}: {name!r} of its state must be a tensor of the shape "
+                f"{tuple(record.parameter.shape)}, and has {has}")
+    return None
+
+
+def write_value(engine: Engine, record: Record, name: str, value: Any) -> None:
+    if name == "step":
+        record.steps = int(value)
+        record.has_state = True
+    elif name in (*engine.moment_names(), "master"):
+        engine.write(record, {name: value})
+    else:
+        record.others[name] = value
 
 
 class StateMapping(MutableMapping[Any, Any]):
     """States by parameter. As in torch, a parameter without a state has an empty one, and the user
     may add entries with other keys."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, groups: Callable[[], list[dict[str, Any]]]) -> None:
         self._engine = engine
+        self._groups = groups  # those of the optimizer
         self._extra: dict[Any, Any] = {}
         self._copies = False
 
@@ -102,33 +162,78 @@ class StateMapping(MutableMapping[Any, Any]):
             return self._extra[key]
         if self._copies:
             return snapshot(self._engine, self._engine.records[key])
-        return ParameterState(self._engine, key)
+        record = self._engine.records.get(key)
+        if record is None:
+            return ParameterState(self._engine, key)
+        view = record.view() if record.waiting is None else record.waiting
+        if view is None:
+            view = ParameterState(self._engine, key)
+            record.view = weakref.ref(view)
+        return view
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if not isinstance(key, torch.Tensor):
             self._extra[key] = value
             return
-        if isinstance(value, ParameterState):
-            value = value.copy()
         if not isinstance(value, Mapping):
             raise TypeError(f"state: the state of a parameter is a mapping, not "
                             f"{type(value).__name__}")
-        self._engine.forget(self._engine.record(key))
-        ParameterState(self._engine, key).update(value)
+        record = self._engine.record(key)
+        if value is record.waiting or value is record.view():
+            return
+        # An object that is the state of another parameter stays there.
+        if isinstance(value, ParameterState) and value._parameter is None:
+            state = value
+        else:
+            state = ParameterState(self._engine, None, dict(value))
+        self._engine.part_from_view(record)
+        if misfit(self._engine, record, state._values) is None:
+            state.give_to(record)
+        else:
+            self._engine.wait_with(record, state)
+        self.drop_unused()
 
     def __delitem__(self, key: Any) -> None:
         if not isinstance(key, torch.Tensor):
             del self._extra[key]
         elif key in self:
-            self._engine.forget(self._engine.records[key])
+            record = self._engine.records[key]
+            self._engine.part_from_view(record)
+            self._engine.forget(record)
+            self.drop_unused()
         else:
             raise KeyError("this parameter has no state")
+
+    def settle(self) -> None:
+        """Moves states that were assigned with the shape of a later parameter into the optimizer.
+        Raises ValueError naming a parameter whose state still has another shape."""
+        waiting, self._engine.waiting = self._engine.waiting, []
+        for number, record in enumerate(waiting):
+            if record.waiting is None or self._engine.records.get(record.parameter) is not record:
+                continue
+            try:
+                record.waiting.give_to(record)
+            except ValueError:
+                self._engine.waiting = waiting[number:]
+                raise
+            record.waiting = None
+
+    def drop_unused(self) -> None:
+        """Frees what belongs to parameters that are in no group and have no state."""
+        records, groups = self._engine.records, self._groups()
+        if len(records) <= sum(len(group["params"]) for group in groups):
+            return
+        used = {id(p) for group in groups for p in group["params"]}
+        self._engine.drop([r for p, r in records.items()
+                           if id(p) not in used and not r.has_state and not r.others
+                           and r.waiting is None])
 
     def __contains__(self, key: Any) -> bool:
         if not isinstance(key, torch.Tensor):
             return key in self._extra
         record = self._engine.records.get(key)
-        return record is not None and (has_state(self._engine, record) or bool(record.others))
+        return record is not None and (has_state(self._engine, record) or bool(record.others)
+                                       or record.waiting is not None)
 
     def __iter__(self) -> Iterator[Any]:
         yield from [key for key in self._engine.records if key in self]
@@ -151,7 +256,6 @@ class StateMapping(MutableMapping[Any, Any]):
                 return default[0]
             raise KeyError("this parameter has no state")
         value = self[key]
-        value = value.copy() if isinstance(value, ParameterState) else value
         del self[key]
         return value
 
@@ -191,11 +295,13 @@ class StateMapping(MutableMapping[Any, Any]):
 
 def has_state(engine: Engine, record: Record) -> bool:
     """torch.optim.Adagrad has a state for each parameter from the start, and needs it."""
-    return record.has_state or engine.rule == "adagrad"
+    return record.has_state or (engine.rule == "adagrad" and record.dtype in TYPES)
 
 
 def snapshot(engine: Engine, record: Record) -> dict[str, Any]:
     """The state of a parameter as a dict."""
+    if record.waiting is not None:
+        return record.waiting.copy()
     if not has_state(engine, record):
         return dict(record.others)
     values = engine.read(record, engine.names_of(record))

@@ -30,6 +30,8 @@ def check_group(group: Mapping[str, Any], place: str, rule: str) -> None:
     for name in _UNSUPPORTED:
         if group.get(name):
             raise ValueError(f"{place}: {name}={group[name]!r} is not supported")
+    if not group.get("bias_correction", True):
+        raise ValueError(f"{place}: bias_correction=False is not supported")
     if rule == "adamw" and not group.get("decoupled_weight_decay", True) and group["weight_decay"]:
         raise ValueError(f"{place}: decoupled_weight_decay=False is not supported: AdamW takes "
                          "weight_decay off the weights, Adam adds it to the gradients")
@@ -49,21 +51,35 @@ def parse(engine: Engine, own_groups: list[dict[str, Any]],
         raise ValueError("state_dict: has parameter groups of other sizes than the optimizer")
     groups = []
     parameters = {}
+    steps: dict[Any, Any] = {}
     for number, (own, new) in enumerate(zip(own_groups, saved)):
         check_group({**own, **new}, f"state_dict: param_groups[{number}]", engine.rule)
         parameters.update(zip(new["params"], own["params"]))
+        # apex, DeepSpeed and Transformer Engine keep the step in the group.
+        steps.update(dict.fromkeys(new["params"], new.pop("step", None)))
         groups.append({**own, **new, "params": own["params"]})
     states = {}
     for number, state in state_dict["state"].items():
         if number in parameters and state:
             record = engine.record(parameters[number])
-            states[record] = _values(engine, record, state, f"state[{number}]")
+            states[record] = _values(engine, record, {"step": steps[number], **state},
+                                     f"state[{number}]")
     return groups, states
+
+
+def _step_in(state: Mapping[str, Any], rule: str, place: str) -> int:
+    """The number of updates. The rules without bias correction need none."""
+    step = state.get("step")
+    if step is None:
+        if rule == "adamw":
+            raise ValueError(f"state_dict: {place} has no 'step', and neither has its group")
+        return 1
+    return int(step)
 
 
 def _values(engine: Engine, record: Record, state: Mapping[str, Any], place: str) -> Values:
     names = engine.moment_names()
-    values: Values = {"step": int(state.get("step", 1))}
+    values: Values = {"step": _step_in(state, engine.rule, place)}
     for name in state:
         if name != "step" and name not in (*names, "master"):
             values[name] = state[name]
@@ -89,6 +105,7 @@ def write(engine: Engine, states: dict[Record, Values]) -> None:
     engine.follow(states)
     engine.require(states)
     for record in list(engine.records.values()):
+        engine.part_from_view(record)
         values = states.get(record)
         if values is None:
             engine.forget(record)

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Callable, Iterable
 
 import torch
 from torch.optim.optimizer import ParamsT
+from torch.utils.weak import WeakIdKeyDictionary
 from typing_extensions import Unpack
 
 from . import _arguments, _ballast, _guards, _state_files, _torch_states
-from ._engine import Engine, check_parameter
+from ._engine import Engine, check_member
 from ._options import Options, spell_out
 from ._state_mapping import StateMapping
 
@@ -58,6 +59,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
         threads: threads of the update; 0: one per usable CPU.
         any_file_system: with "nvme": accept a file system that does not suit swapping, such as
             tmpfs.
+        amsgrad, maximize, differentiable: as for torch.optim, but only False is supported.
+        foreach, fused, capturable: as for torch.optim. They have no effect: the update is always
+            fused, and on the CPU.
 
     Attributes:
         grad_norm: norm of all gradients of the last step, before clipping.
@@ -77,7 +81,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
                  skip_non_finite: bool = True, model: torch.nn.Module | None = None,
                  overlap: bool | str = False, gradient_hooks: bool | str = False,
                  optimizer_states: str = "fp32", minimal_size: int = 0, threads: int = 0,
-                 any_file_system: bool = False, _sub_group: int = _SUB_GROUP) -> None:
+                 any_file_system: bool = False, amsgrad: bool = False, maximize: bool = False,
+                 foreach: bool | None = None, fused: bool | None = None, capturable: bool = False,
+                 differentiable: bool = False, _sub_group: int = _SUB_GROUP) -> None:
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"model: must be a torch.nn.Module, not {type(model).__name__}")
         if isinstance(params, torch.nn.Module):
@@ -99,15 +105,21 @@ class OffloadOptimizer(torch.optim.Optimizer):
         options = {**_place(device, path, host_bytes), "any_file_system": bool(any_file_system),
                    "threads": _arguments.whole(threads, "threads", most=1 << 16),
                    "sub_group": _sub_group}
-        self._model_names: dict[torch.Tensor, str] = {}
+        self._model_names: MutableMapping[torch.Tensor, str] = WeakIdKeyDictionary()
         if model is not None:
-            self._model_names = {p: n for n, p in model.named_parameters()}
+            self._model_names.update({p: n for n, p in model.named_parameters()})
         self._engine = Engine(self._name, optimizer_states, options,
                               _arguments.whole(minimal_size, "minimal_size"), gradient_hooks)
-        self._mapping = StateMapping(self._engine)
+        own = weakref.ref(self)
+        self._mapping = StateMapping(
+            self._engine, lambda: [] if (found := own()) is None else found.param_groups)
         self._made = False
         weakref.finalize(self, self._engine.end)
-        super().__init__(params, {**_torch_states.torch_defaults(self._name), **defaults})
+        settings = {"amsgrad": amsgrad, "maximize": maximize, "foreach": foreach, "fused": fused,
+                    "capturable": capturable, "differentiable": differentiable}
+        known = _torch_states.torch_defaults(self._name)
+        super().__init__(params, {
+            **known, **{n: v for n, v in settings.items() if n in known or v}, **defaults})
         self._engine.add(self._labels(range(len(self.param_groups))))
         self._made = True
 
@@ -132,6 +144,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
             return loss
         for number, group in enumerate(self.param_groups):
             self._check_group(group, f"param_groups[{number}]")
+        self._mapping.settle()
+        self._mapping.drop_unused()
         records = [engine.record(parameter) for parameter in parameters]
         engine.follow(records)
         gradients = engine.gradients.collect(parameters, lambda p: engine.record(p).name)
@@ -246,8 +260,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         settings = _state_files.load(self._engine, self.param_groups, self._names(), file)
         for group, values in zip(self.param_groups, settings["param_groups"]):
             for name, value in values.items():
-                if name != "parameters":
-                    group[name] = tuple(value) if isinstance(group.get(name), tuple) else value
+                group[name] = tuple(value) if isinstance(group.get(name), tuple) else value
         self.skipped_steps = settings["skipped_steps"]
 
     @property
@@ -435,7 +448,7 @@ def _check_parameters(params: Iterable[Any], number: int) -> None:
     for i, entry in enumerate(params):
         parameter = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry
         place = f"params[{number}][{i}]"
-        check_parameter(parameter, place)
+        check_member(parameter, place)
         first = places.setdefault(id(parameter), place)
         if first != place:
             raise ValueError(f"{place}: is the same parameter as {first}; name each one once")
