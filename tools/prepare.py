@@ -35,8 +35,9 @@ sys.dont_write_bytecode = True  # the source tree stays as it is
 from preparing.arguments import Arguments  # noqa: E402
 from preparing.documents import Preparer  # noqa: E402
 from preparing.output import check_output  # noqa: E402
-from preparing.report import Refusal, Report  # noqa: E402
-from preparing.tokenizer import has_wide_ids, hashes_of, load_tokenizer  # noqa: E402
+from preparing.report import Refusal, Report, ends_of_replies  # noqa: E402
+from preparing.tokenizer import (  # noqa: E402
+    has_wide_ids, hashes_of, load_tokenizer, stop_tokens_of)
 from preparing.workers import results_of  # noqa: E402
 from preparing.writer import DocumentWriter, is_file_of_documents, metadata_of  # noqa: E402
 
@@ -151,9 +152,10 @@ def main(argv=None):
         tokenizer = load_tokenizer(arguments.model)
         metadata = metadata_of(arguments.model.resolve().name, hashes_of(tokenizer, arguments.model),
                                "completion" if arguments.pairs else arguments.mask, arguments.pairs)
-        report = Report(arguments.skip_invalid)
+        stops = stop_tokens_of(tokenizer, arguments.model)
+        report = Report(arguments.skip_invalid, stops)
         documents, tokens, targets = prepare(
-            Preparer(tokenizer, arguments.mask, arguments.pairs), arguments.inputs, arguments.out,
+            Preparer(tokenizer, arguments.mask, arguments.pairs, stops), arguments.inputs, arguments.out,
             has_wide_ids(tokenizer), metadata, arguments.workers, report, arguments.overwrite,
             arguments.model)
     except Refusal as refusal:
@@ -172,8 +174,9 @@ def main(argv=None):
         print(f"prepare.py: {line}", file=sys.stderr)
     rows = "row" if report.left_out == 1 else "rows"
     left_out = f", {report.left_out:,} {rows} left out" if report.left_out else ""
+    ends = ends_of_replies(report.notes.ends)
     print(f"{arguments.out}: {documents:,} documents, {tokens:,} tokens, "
-          f"{100 * targets / tokens:.1f}% trained on{left_out}")
+          f"{100 * targets / tokens:.1f}% trained on{', ' if ends else ''}{ends}{left_out}")
 
 
 if __name__ == "__main__":

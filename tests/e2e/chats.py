@@ -3,7 +3,8 @@
 import json
 import re
 
-SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|end|>"]
+SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|end|>", "<|tool|>"]
+THINK = len(SPECIAL)  # the id of <think>
 
 
 class Added(str):
@@ -12,9 +13,9 @@ class Added(str):
 
 class Tokenizer:
     """Special tokens, words with the space before them, and single characters."""
-    eos_token_id = SPECIAL.index("</s>")
+    eos_token, eos_token_id = "</s>", SPECIAL.index("</s>")
     all_special_tokens = SPECIAL
-    added_tokens_decoder = {5: Added("<think>")}
+    added_tokens_decoder = {THINK: Added("<think>")}
     pattern = re.compile("|".join(map(re.escape, SPECIAL)) + r"| ?[a-z]+|.", re.DOTALL)
 
     def __init__(self, template="prefixes"):
@@ -27,7 +28,7 @@ class Tokenizer:
         for match in self.pattern.finditer(text):
             word = match.group()
             ids.append(SPECIAL.index(word) if word in SPECIAL
-                       else 5 + sum(ord(c) * 31 ** i for i, c in enumerate(word)) % 60000)
+                       else THINK + sum(ord(c) * 31 ** i for i, c in enumerate(word)) % 60000)
             offsets.append(match.span())
             self.words[ids[-1]] = word
         return {"input_ids": ids, "offset_mapping": offsets}
@@ -38,7 +39,10 @@ class Tokenizer:
             for message, role in zip(messages, ["user", "assistant"] * len(messages)):
                 if message["role"] != role:
                     raise ValueError("roles must\nalternate")
-        text = "<s>" + (f"[{len(tools)}{tools}]" if tools else "")
+        if "needs users" in self.chat_template and all(m["role"] != "user" for m in messages):
+            raise ValueError("no user")
+        text = "" if "no begin" in self.chat_template else "<s>"
+        text += f"[{len(tools)}{tools}]" if tools else ""
         text += "".join(f"({value})" for value in variables.values())
         spans = []
         for i, message in enumerate(messages):
@@ -72,8 +76,13 @@ class Tokenizer:
         if "loud" in self.chat_template and content.endswith("!"):
             content = "(loud)" + content
         if "thoughts" in self.chat_template and message["role"] == "assistant":
-            # Earlier replies lose their thoughts; with "no thoughts" all replies do.
-            if not last or "no thoughts" in self.chat_template:
+            # Earlier replies lose their thoughts; with "no thoughts" all replies do. With "empty thoughts"
+            # an empty one replaces them.
+            if "empty thoughts" in self.chat_template:
+                thought, _, content = content.rpartition("</think>")
+                thought = thought.removeprefix("<think>") if last else ""
+                content = f"<think>\n{thought}\n</think>\n\n{content}"
+            elif not last or "no thoughts" in self.chat_template:
                 content = content.split("</think>")[-1].strip()
             elif "</think>" not in content:
                 content = "<think></think>" + content

@@ -189,7 +189,7 @@ class DocumentTest(unittest.TestCase):
         thinks = call({})
         thinks["messages"][1]["content"] = "<think>hm</think>"
         self.assertEqual(trained(thinks, template="tool_calls, thoughts, unmarked")[0],
-                         "<f {}>no")
+                         "<f {}><|tool|>no<|user|>")
         with self.assertRaisesRegex(prepare.Refusal, "'tool_calls', which the chat template does not"):
             trained(call({}))
 

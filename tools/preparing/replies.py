@@ -18,10 +18,10 @@ import re
 from preparing.messages import REASONING_KEYS
 from preparing.report import Refusal
 from preparing.rows import common_prefix
+from preparing.thoughts import after_empty_thought
 
 PRIVATE_USE = range(0xF0000, 0xFFFFD)  # characters of which marks are taken
 CLOSING_THOUGHT = re.compile(r"</think>\s*")
-EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 
 
 class Said:
@@ -35,82 +35,73 @@ class Said:
         self.exact = exact
 
 
-class SpecialTokens:
-    """Special tokens of a tokenizer in a text. Added tokens are these and others, such as `<think>`."""
-
-    def __init__(self, tokenizer):
-        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-        special = set(tokenizer.all_special_tokens) | {str(token) for token in added if token.special}
-        self._tokens = tuple(sorted(special - {""}))
-        self._special = _pattern_of(special)
-        self._added = _pattern_of(special | set(map(str, added)))
-
-    def end_of_last(self, text):
-        """The end of the last special token in a text; 0 if there is none."""
-        return max((match.end() for match in self._special.finditer(text)), default=0)
-
-    def end_of_first(self, text):
-        """The end of the special token with which a text begins; 0 if there is none."""
-        match = self._special.match(text)
-        return match.end() if match else 0
-
-    def start_of_one_at(self, text, at):
-        """The start of the added token that contains `at` or follows it directly; `at` if there is
-        none."""
-        return next((match.start() for match in self._added.finditer(text)
-                     if match.start() <= at < match.end()), at)
-
-    def added_ends(self, text):
-        return any(match.end() == len(text) for match in self._added.finditer(text))
-
-    def without_space(self, text, start, end):
-        """`end` without white space after an end token, which belongs to the template."""
-        stripped = text[start:end].rstrip()
-        return start + len(stripped) if stripped.endswith(self._tokens) else end
-
-
-def _pattern_of(tokens):
-    """Matches the longest of the tokens that is there."""
-    longest_first = sorted(tokens - {""}, key=lambda token: (-len(token), token))
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-
-
 class Replies:
     """Finds the replies of a conversation. `render(messages, prompt)` returns the text that the
-    template writes, followed by the beginning of a reply if `prompt`. `whole` is the text of all
-    messages. `without` collects the ends of generation prompts that replies do not follow in
+    template writes, followed by the beginning of a reply if `prompt`. `text` is that of all messages,
+    `whole` the same with the token that ends a last reply, if the template leaves it to the message
+    that would follow. `without` collects the ends of generation prompts that replies do not follow in
     `whole`."""
 
-    def __init__(self, render, messages, whole, special):
+    def __init__(self, render, messages, text, habits, special, stops):
         self._render = render
+        self._habits = habits
         self._messages = messages
-        self._whole = whole
+        self._text = text
         self._special = special
+        self._stops = stops
         self._said = {}  # by message
+        self.whole = self._closed() if messages[-1]["role"] == "assistant" else text
         self.without = set()
 
     def ranges(self, indices):
-        """The characters [start, end) of each reply, in order."""
+        """The characters [start, end) of `whole` of each reply, in order."""
         made = []
         at = 0
         for index in indices:
             start, end = self._start(index), self._end(index)
-            if start is None or end is None or not at <= start <= end <= len(self._whole):
+            if start is None or end is None or not at <= start <= end <= len(self._text):
                 raise Refusal(f"message {index + 1}, a reply, cannot be found in what the chat template "
                               f"writes for the whole conversation; use --mask none, one reply per "
                               f"conversation, or a template with {{% generation %}}")
-            at = self._special.without_space(self._whole, start, end)
-            made.append((self._after_empty_thought(index, start, at), at))
+            end = self._with_stop(start, end)
+            at = self._special.without_space(self.whole, start, end)
+            made.append((after_empty_thought(self.whole, start, at), at))
         return made
 
-    def _after_empty_thought(self, index, start, end):
-        """The start of a reply without the empty thought that the template writes before a reply
-        that has none. Otherwise a reasoning model would learn to stop thinking."""
-        message = self._messages[index]
-        if "<think>" in message.get("content", "") or any(message.get(key) for key in REASONING_KEYS):
-            return start
-        empty = EMPTY_THOUGHT.match(self._whole, start, end)
-        return empty.end() if empty else start
+    def _closed(self):
+        """The text with the stop token of the last reply. It is the first token of the message that
+        follows such a reply in most conversations: one of a tool after a call, else one of the user."""
+        header, by_next = self._habits.header, self._habits.next_ends
+        written = self._text.rstrip()
+        if not by_next or self._stops.ends(written, by_next):
+            return self._text
+        last = len(self._messages) - 1
+        calls = self._messages[last].get("tool_calls")
+        role = {"role": "tool", "name": _function_of(calls[-1])["name"]} if calls else {"role": "user"}
+        more = self._messages + [role | {"content": "a"}]
+        text = self._try(more)
+        if text is None:
+            return self._text
+        if text.startswith(written):
+            rest = text[len(written):]
+        else:  # it writes an earlier reply in another way
+            reply, other = self._in_whole(last), self._find(more, last, False, text)
+            if not reply or not other or not text.startswith(written[reply.end:], other.end):
+                return self._text
+            rest = text[other.end + len(written) - reply.end:]
+        space = _first_of(rest)
+        token = self._stops.end_of_first(rest[space:], header)
+        return written + rest[:space + token] if token > 0 else self._text
+
+    def _with_stop(self, start, end):
+        """The end of a reply, with the stop token that follows it if it has none."""
+        header, by_next = self._habits.header, self._habits.next_ends
+        if self._stops.ends(self.whole[start:end].rstrip(), by_next):
+            return end
+        rest = self.whole[end:]
+        space = _first_of(rest)
+        token = self._stops.end_of_first(rest[space:], header)
+        return end + space + token if token > 0 else end
 
     def _try(self, messages, prompt=False):
         """The text of other messages, or None if the template refuses them."""
@@ -120,17 +111,26 @@ class Replies:
             return None
 
     def _start(self, index):
+        start = self._start_after_prompt(index)
+        header = self._habits.header
+        # A prompt that continues the assistant's turn, after a tool's answer, may lack the header.
+        if start is not None and header and self._text.startswith(header, start):
+            return start + len(header)
+        return start
+
+    def _start_after_prompt(self, index):
         before = self._try(self._messages[:index], True)
-        if before is not None and self._whole.startswith(before):
+        if before is not None and self._text.startswith(before):
             return len(before)
         reply = self._in_whole(index)
-        previous = self._in_whole(index - 1) if before is not None and index > 0 else None
-        alone = self._find(self._messages[:index], index - 1, True, before) if previous else None
+        previous = self._in_whole(index - 1) if index > 0 else None
+        alone = (self._find(self._messages[:index], index - 1, True, before)
+                 if previous and before is not None else None)
+        begin = self._after_header(previous.end if previous else 0, reply.begin) if reply else None
         if not alone:
-            return reply.begin if reply else None
-        rest, header = self._whole[previous.end:], before[alone.end:]
+            return begin
+        rest, header = self._text[previous.end:], before[alone.end:]
         shared = common_prefix(header, rest)
-        begin = reply.begin if reply else None
         if shared < len(header):
             # This reply has another header. If the two do not differ first between tokens or lines,
             # the reply begins at an unknown place before its content.
@@ -140,31 +140,38 @@ class Replies:
                 return begin
         return previous.end + shared
 
+    def _after_header(self, previous, begin):
+        """The end of the text that begins replies, between the end of the previous message and the
+        reply's content; `begin` if it is not there."""
+        header = self._habits.header
+        at = self._text.rfind(header, previous, begin) if header and begin is not None else -1
+        return begin if at < 0 else at + len(header)
+
     def _end(self, index):
         last = index + 1 == len(self._messages)
         upto = self._try(self._messages if last else self._messages[:index + 1], last)
-        if upto is not None and last and upto.startswith(self._whole):
-            return len(self._whole)
-        if upto is not None and not last and self._whole.startswith(upto):
+        if upto is not None and last and upto.startswith(self._text):
+            return len(self._text)
+        if upto is not None and not last and self._text.startswith(upto):
             return len(upto)
         reply = self._in_whole(index)
         if not reply:
-            return len(self._whole) if last else None
+            return len(self._text) if last else None
         other = self._find(self._messages[:index + 1], index, last, upto) if upto is not None else None
-        if other and not last and self._whole.startswith(upto[other.end:], reply.end):
+        if other and not last and self._text.startswith(upto[other.end:], reply.end):
             return reply.end + len(upto) - other.end
         # White space at the end of a reply is kept or dropped. The text that follows the reply in
         # both cases ends with a token.
-        rest = self._whole[reply.end:].lstrip()
+        rest = self._text[reply.end:].lstrip()
         following = upto[other.end:].lstrip() if other else ""
         shared = self._special.end_of_last(rest[:common_prefix(rest, following)])
         if shared == 0 and last:
-            return len(self._whole)
+            return len(self._text)
         if shared == 0 and reply.exact and self._special.end_of_first(following) > 0:
             # The end of a conversation has another end token.
             shared = self._special.end_of_first(rest)
         if shared > 0:
-            end = len(self._whole) - len(rest) + shared
+            end = len(self._text) - len(rest) + shared
         elif reply.exact:
             end = reply.end
         else:
@@ -174,7 +181,7 @@ class Replies:
 
     def _in_whole(self, index):
         if index not in self._said:
-            self._said[index] = self._find(self._messages, index, False, self._whole)
+            self._said[index] = self._find(self._messages, index, False, self._text)
         return self._said[index]
 
     def _find(self, messages, index, prompt, text):
@@ -217,7 +224,7 @@ def _marked(message, marks):
             begins[closing[-1].end()] = marks[2]
     if "tool_calls" in message:
         call = message["tool_calls"][-1]
-        function = call.get("function", call)
+        function = _function_of(call)
         function = function | {"name": function["name"] + marks[3]}
         call = call | {"function": function} if "function" in call else function
         called = message | {"tool_calls": message["tool_calls"][:-1] + [call]}
@@ -234,6 +241,10 @@ def _marked(message, marks):
         for at in sorted({len(content), 0}, reverse=True):
             yield message | {"content": _insert(content, {at: marks[1] + marks[3]})}, 0, True
         yield message | {"content": marks[1] + marks[3]}, 0, True
+
+
+def _function_of(call):
+    return call.get("function", call)
 
 
 def _first_of(text):

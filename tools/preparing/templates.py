@@ -16,9 +16,19 @@ CALL_MARKS = range(0x100000, 0x10FFFD)  # for private use
 LEFT_OUT = "the chat template changes or leaves out"
 
 
+class Habits:
+    """Habits of a template in all conversations. `header` is the text that begins a reply, "" if it is
+    not known. `next_ends`: the token that ends a reply is the first one of the next message."""
+
+    def __init__(self, header, next_ends):
+        self.header = header
+        self.next_ends = next_ends
+
+
 class ChatTemplate:
     def __init__(self, tokenizer):
         self._tokenizer = tokenizer
+        self._habits = {}  # by source and variables
         self._parameters = inspect.signature(tokenizer.apply_chat_template).parameters
 
     def exists(self):
@@ -102,6 +112,27 @@ class ChatTemplate:
                               f"write")
         if chat.tools and not _names(source, "tools"):
             notes.add(LEFT_OUT, "'tools'")
+
+    def habits(self, chat, form):
+        """The Habits of the template with the tools and variables of a Chat."""
+        key = self.source(chat.tools), json.dumps(chat.variables, sort_keys=True)
+        if key not in self._habits:
+            question, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+            asked, prompt, answered = (
+                self._try(chat, form(messages), as_prompt) for messages, as_prompt in (
+                    ([question], False), ([question], True), ([question, answer], False)))
+            known = asked is not None and prompt is not None and prompt.startswith(asked)
+            self._habits[key] = Habits(prompt[len(asked):] if known else "",
+                                       answered is not None and answered.rstrip().endswith("b"))
+        return self._habits[key]
+
+    def _try(self, chat, messages, prompt):
+        try:
+            return self.render(chat, messages, prompt)
+        except Unprepared:
+            raise
+        except Refusal:
+            return None
 
     def refuse_lost_calls(self, chat, form):
         """Refuses a conversation if the template writes only some of its tool calls."""

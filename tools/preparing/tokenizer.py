@@ -32,6 +32,19 @@ def load_tokenizer(folder):
     return tokenizer
 
 
+def stop_tokens_of(tokenizer, folder):
+    """The tokens at which the model stops: those of `eos_token_id` in generation_config.json and the
+    tokenizer's end-of-sequence token. None if the folder does not say."""
+    try:
+        ids = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    ids = ids if isinstance(ids, list) else [ids]
+    spelled = {number: token for token, number in tokenizer.get_vocab().items()}
+    listed = {spelled[number] for number in ids if isinstance(number, int) and number in spelled}
+    return listed | ({tokenizer.eos_token} - {None}) if listed else None
+
+
 def hashes_of(tokenizer, folder):
     """Identifies the tokenizer of a folder, as metadata of a file of documents: the SHA-256 of its
     serialised form, which transformers changes with its class and version, and those of its
