@@ -13,6 +13,7 @@
 #include "ballast/core/log.h"
 #include "ballast/formats/safetensors.h"
 
+#include "src/data/id_check.h"
 #include "src/data/packing.h"
 #include "src/data/permutation.h"
 #include "src/formats/format_advice.h"
@@ -205,6 +206,7 @@ struct DocumentFiles::Parts {
   std::vector<std::uint64_t> offsets = {0};
   std::uint64_t targets = 0;
   std::uint64_t vocab_size = 0;
+  TokenTable limit;
   bool pairs = false;
   std::filesystem::path model;
   formats::TokenizerIdentity tokenizer;
@@ -296,11 +298,12 @@ void DocumentFiles::Parts::read(const DocumentFile& file, std::uint64_t index,
   std::vector<std::int64_t> values(tokens.size());
   file.reader.read_whole(kTokens, values, index);
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (values[i] < 0 || static_cast<std::uint64_t>(values[i]) >= vocab_size) {
-      file.refuse(
-          fmt::format("tensor 'tokens' holds id {} at element {}, but model.vocab_size is "
-                      "{}: was the file made for another model?",
-                      values[i], index + i, vocab_size));
+    const auto id = static_cast<std::uint64_t>(values[i]);
+    if (values[i] < 0 || id >= limit.rows) {
+      file.refuse(fmt::format(
+          "tensor 'tokens' holds id {} at element {}, but {} is {}: {}", values[i], index + i,
+          limit.key, limit.rows,
+          values[i] >= 0 && id < vocab_size ? kNoRow : "was the file made for another model?"));
     }
     tokens[i] = static_cast<std::int32_t>(values[i]);
   }
@@ -324,10 +327,12 @@ DocumentFiles& DocumentFiles::operator=(DocumentFiles&&) noexcept = default;
 DocumentFiles::~DocumentFiles() = default;
 
 DocumentFiles DocumentFiles::open(std::span<const std::string> patterns, std::uint64_t vocab_size,
-                                  bool pairs, const std::filesystem::path& model) {
+                                  bool pairs, const std::filesystem::path& model,
+                                  const std::optional<TokenTable>& table) {
   auto parts = std::make_unique<Parts>();
   parts->model = model;
   parts->vocab_size = std::min<std::uint64_t>(vocab_size, std::uint64_t{1} << 31);
+  parts->limit = limit_of_ids(vocab_size, table);
   parts->pairs = pairs;
   for (const auto& listed : formats::list_files(patterns, formats::FolderFilter::documents))
     parts->add(listed.path);

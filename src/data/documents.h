@@ -3,11 +3,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "ballast/data/sequences.h"
+#include "ballast/data/tokens.h"
 
 #include "src/formats/tokenizer_identity.h"
 
@@ -32,9 +34,10 @@ class DocumentFiles {
   /// shape, offset, id or mask that breaks the rules above; files of different tokenizers; no
   /// target at all, or none in one document of a pair. Throws Error(io). Logs a warning if
   /// documents have no targets. `pairs`: the files must have pairs, otherwise none may. `model`:
-  /// the folder with the model's tokenizer, for advice.
+  /// the folder with the model's tokenizer, for advice. `table` as in TokenSource::open().
   static DocumentFiles open(std::span<const std::string> patterns, std::uint64_t vocab_size,
-                            bool pairs = false, const std::filesystem::path& model = {});
+                            bool pairs = false, const std::filesystem::path& model = {},
+                            const std::optional<TokenTable>& table = {});
 
   DocumentFiles(DocumentFiles&&) noexcept;
   DocumentFiles& operator=(DocumentFiles&&) noexcept;

@@ -10,6 +10,7 @@
 #include "ballast/core/log.h"
 #include "ballast/text/files.h"
 
+#include "src/data/id_check.h"
 #include "src/formats/format_advice.h"
 #include "src/formats/text_files.h"
 #include "src/formats/token_formats.h"
@@ -79,6 +80,7 @@ struct TokenSource::Parts {
   std::vector<SourceFile> files;
   std::uint64_t size = 0;
   std::uint64_t vocab_size = 0;
+  TokenTable limit;
 
   void add(const formats::ListedFile& listed, const config::DataSection& data,
            const std::filesystem::path& model);
@@ -111,14 +113,14 @@ void TokenSource::Parts::refuse_id(const SourceFile& file, const Descriptor& des
   const Bytes at = file.layout.offset + index * file.layout.width;
   const auto value = static_cast<std::int64_t>(id);
   const bool negative = file.layout.is_signed && value < 0;
-  throw Error(
-      ErrorCategory::data,
-      fmt::format(
-          "{} holds token id {} at byte {} (token {}), but model.vocab_size is {}: {}",
-          file.path.string(), negative ? std::to_string(value) : std::to_string(id), at, index,
-          vocab_size,
-          negative ? "does the file hold labels instead of token ids?"
-                   : formats::advice_for_id(file.path, descriptor, file.layout, at, vocab_size)));
+  throw Error(ErrorCategory::data,
+              fmt::format("{} holds token id {} at byte {} (token {}), but {} is {}: {}",
+                          file.path.string(), negative ? std::to_string(value) : std::to_string(id),
+                          at, index, limit.key, limit.rows,
+                          negative          ? "does the file hold labels instead of token ids?"
+                          : id < vocab_size ? kNoRow
+                                            : formats::advice_for_id(file.path, descriptor,
+                                                                     file.layout, at, vocab_size)));
 }
 
 void TokenSource::Parts::read(const SourceFile& file, std::uint64_t index,
@@ -139,7 +141,7 @@ void TokenSource::Parts::read(const SourceFile& file, std::uint64_t index,
   text::read_fully(descriptor, file.path, file.layout.offset + index * width, scratch);
   for (std::size_t i = 0; i < out.size(); ++i) {
     const auto id = decode(scratch.data() + i * width, file.layout);
-    if (id >= vocab_size) refuse_id(file, descriptor, index + i, id);
+    if (id >= limit.rows) refuse_id(file, descriptor, index + i, id);
     out[i] = static_cast<std::int32_t>(id);
   }
 }
@@ -150,10 +152,12 @@ TokenSource& TokenSource::operator=(TokenSource&&) noexcept = default;
 TokenSource::~TokenSource() = default;
 
 TokenSource TokenSource::open(const config::DataSection& data, std::uint64_t vocab_size,
-                              const std::filesystem::path& model) {
+                              const std::filesystem::path& model,
+                              const std::optional<TokenTable>& table) {
   auto parts = std::make_unique<Parts>();
   check_keys(data);
   parts->vocab_size = std::min<std::uint64_t>(vocab_size, std::uint64_t{1} << 31);
+  parts->limit = limit_of_ids(vocab_size, table);
   const bool text = !data.text.empty();
   auto files =
       formats::list_files(text ? data.text : data.tokens,

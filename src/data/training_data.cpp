@@ -61,10 +61,21 @@ void check_text_for_model(const config::Config& config, const std::string& file)
           formats::preparing_command("texts.jsonl", {.key = "text", .model = folder})));
 }
 
+/// Returns the matrix besides the embedding that tokens index, if the model has one.
+std::optional<TokenTable> table_of(const config::Config& config) {
+  constexpr const char* kRows = "vocab_size_per_layer_input";
+  const auto& details = config.model.details;
+  const auto width = details.find("hidden_size_per_layer_input");
+  const auto rows = details.find(kRows);
+  if (width == details.end() || rows == details.end()) return std::nullopt;
+  if (width->second.whole().value_or(0) == 0) return std::nullopt;
+  return TokenTable{fmt::format("model.{}", kRows), rows->second.whole().value_or(0)};
+}
+
 std::shared_ptr<const TokenSource> open_tokens(const config::Config& config,
                                                const config::DataSection& section) {
   auto source = std::make_shared<const TokenSource>(
-      TokenSource::open(section, config.model.vocab_size, folder_of(config)));
+      TokenSource::open(section, config.model.vocab_size, folder_of(config), table_of(config)));
   if (!section.text.empty()) check_text_for_model(config, source->files().front().string());
   return source;
 }
@@ -101,8 +112,9 @@ void check_tokenizer(const config::Config& config, const DocumentFiles& files) {
 
 std::shared_ptr<const DocumentFiles> open_files(const config::Config& config,
                                                 const std::vector<std::string>& patterns) {
-  auto files = std::make_shared<const DocumentFiles>(DocumentFiles::open(
-      patterns, config.model.vocab_size, !config.data.pairs.empty(), folder_of(config)));
+  auto files = std::make_shared<const DocumentFiles>(
+      DocumentFiles::open(patterns, config.model.vocab_size, !config.data.pairs.empty(),
+                          folder_of(config), table_of(config)));
   check_tokenizer(config, *files);
   return files;
 }

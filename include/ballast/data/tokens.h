@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,6 +24,12 @@ struct TokenSplit {
   TokenRange held_out;  ///< may be empty
 };
 
+/// A matrix of the model of which a token reads one row, and the config key of its size.
+struct TokenTable {
+  std::string key = "model.vocab_size";
+  std::uint64_t rows = 0;
+};
+
 /// Several files as one sequence of token ids, in the order given. Keeps only names and sizes in
 /// memory and reads tokens on request. read() is thread-safe.
 class TokenSource {
@@ -36,12 +43,15 @@ class TokenSource {
   ///    (data.token_type), detected by content. Folders and globs as above, but folders contribute
   ///    only files that end in .bin or, if there are none, in .npy.
   /// A file listed twice counts twice. `model`: the folder with the model's tokenizer, for advice.
+  /// `table`: another matrix that tokens index, with at least one row and perhaps fewer than
+  /// `vocab_size`.
   /// Throws Error(data) if a file or folder cannot be read; if nothing matches; if a size, header
   /// or index does not fit the file or data.token_type; and, without data.as_is, for a file of
   /// another format that is listed or matched by a glob. Throws Error(config) unless exactly one of
   /// text and tokens is given, and for a token type other than auto, u16 and u32.
   static TokenSource open(const config::DataSection& data, std::uint64_t vocab_size,
-                          const std::filesystem::path& model = {});
+                          const std::filesystem::path& model = {},
+                          const std::optional<TokenTable>& table = {});
 
   TokenSource(TokenSource&&) noexcept;
   TokenSource& operator=(TokenSource&&) noexcept;
@@ -53,8 +63,8 @@ class TokenSource {
   [[nodiscard]] std::vector<std::uint64_t> starts() const;
 
   /// Copies token ids [first, first + out.size()) to `out`. Throws Error(data) if an id is not
-  /// below vocab_size or a file's size has changed since open(), Error(io) if reading fails,
-  /// Error(state) beyond size().
+  /// below vocab_size and the rows of the table, or a file's size has changed since open(),
+  /// Error(io) if reading fails, Error(state) beyond size().
   void read(std::uint64_t first, std::span<std::int32_t> out) const;
 
  private:

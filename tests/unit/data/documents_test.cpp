@@ -296,6 +296,19 @@ TEST(DocumentFiles, RefuseWhatBreaksTheFormatNamingTheTensor) {
                  {"'tokens' holds id -1"});
 }
 
+TEST(DocumentFiles, RefuseIdsWithoutARowInATable) {
+  const test::TempDir dir;
+  const std::vector<std::string> path = {dir.write("d.safetensors", documents_of({{5, 6}}))};
+  const auto open = [&](std::uint64_t rows) {
+    return DocumentFiles::open(path, 100, false, {},
+                               TokenTable{.key = "model.small", .rows = rows});
+  };
+  EXPECT_NO_THROW(open(7));
+  expect_error(ErrorCategory::data,
+               {path.front(), "holds id 6 at element 1", "model.small is 6", "have no row"},
+               [&] { open(6); });
+}
+
 TEST(DocumentFiles, RefuseTwoTokenizersAndFoldersWithoutFiles) {
   const test::TempDir dir;
   const auto made_by = [&](const std::string& name, const std::string& hash) {

@@ -84,6 +84,24 @@ TEST(TokenSource, RefusesAnIdBeyondTheVocabularyAndReportsItsByte) {
                [&] { negative.read(0, std::span(ids).first(1)); });
 }
 
+TEST(TokenSource, RefusesIdsWithoutARowInATable) {
+  const test::TempDir dir;
+  const auto file = dir.write("a.bin", std::string("\5\0\xff\0\4\1", 6));  // 5, 255, 260
+  const TokenTable table = {.key = "model.small", .rows = 256};
+  const auto ids = [&](std::uint64_t vocab_size, const std::optional<TokenTable>& rows) {
+    std::vector<std::int32_t> read(3);
+    TokenSource::open(tokens({file}), vocab_size, {}, rows).read(0, read);
+    return read;
+  };
+  expect_error(ErrorCategory::data,
+               {file.string(), "token id 260", "token 2", "model.small is 256", "have no row"},
+               [&] { ids(300, table); });
+  expect_error(ErrorCategory::data, {"token id 255", "model.vocab_size is 200"},
+               [&] { ids(200, TokenTable{.key = "model.small", .rows = 250}); });
+  EXPECT_EQ(ids(300, TokenTable{.key = "model.small", .rows = 261}).back(), 260);
+  EXPECT_EQ(ids(300, std::nullopt).back(), 260);
+}
+
 TEST(TokenSource, RefusesASizeThatIsNoMultipleOfTheToken) {
   const test::TempDir dir;
   const auto file = dir.write("a.bin", "abc");
