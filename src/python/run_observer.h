@@ -35,7 +35,7 @@ class RunObserver final : public train::Observer {
     std::uint64_t steps = 0;
     std::uint64_t planned_steps = 0;
     bool interrupted = false;
-    double last_loss = 0.0;
+    std::optional<double> last_loss;
     std::optional<double> held_out_loss;
     double tokens_per_second = 0.0;
     std::string weights;

@@ -63,7 +63,7 @@ std::string to_json_line(const StepMetrics& metrics) {
   Json peak_bytes = Json::object();
   for (const auto& [tier, count] : metrics.peak_bytes) peak_bytes[tier] = count;
   Json line = Json::object({{"step", metrics.step},
-                            {"loss", metrics.loss},
+                            {"loss", metrics.loss ? Json(*metrics.loss) : Json()},
                             {"lr", metrics.lr},
                             {"grad_norm", metrics.grad_norm},
                             {"tokens", metrics.tokens},
@@ -81,6 +81,7 @@ std::string to_json_line(const StepMetrics& metrics) {
         Json::object({{"lanes", lanes_json(device.busy_seconds, device.stalled_seconds)},
                       {"peak_bytes", device.peak_bytes}});
   }
+  if (!metrics.loss) line["targets"] = std::uint64_t{0};
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.skipped_batches > 0) line["skipped_batches"] = metrics.skipped_batches;
   if (metrics.experts) {

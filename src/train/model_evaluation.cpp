@@ -215,8 +215,14 @@ ModelEvaluation evaluate_model(const config::Config& config,
   const auto found = evaluate(
       engine, batches, batches.size(),
       [&](std::uint64_t done, std::uint64_t total) { progress("evaluating", done, total); });
-  if (!found)
-    throw Error(ErrorCategory::data, "there is nothing to evaluate: the data has no target tokens");
+  if (!found) {
+    throw Error(ErrorCategory::data,
+                fmt::format("there is nothing to evaluate: no token of {} is trained on (tensor "
+                            "'mask' is 0); give other data with --data",
+                            config.data.eval.empty()
+                                ? fmt::format("the held-out part of data.{}", config.data.kind())
+                                : "data.eval"));
+  }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   const auto allocated = engine.totals().allocated;
   return {.loss = found->loss,

@@ -23,6 +23,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "Train_Samples_";
 constexpr std::string_view kSuffix = ".csv";
+constexpr std::string_view kLoss = "Train/Samples/train_loss";
 
 double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -92,12 +93,13 @@ std::string content_of(const fs::path& path) {
 }  // namespace
 
 std::vector<formats::Scalar> scalars_of(const StepMetrics& metrics) {
-  std::vector<formats::Scalar> scalars = {
-      {"Train/Samples/train_loss", metrics.loss},
-      {"Train/Samples/lr", metrics.lr},
-      {"Train/Samples/grad_norm", metrics.grad_norm},
-      {"Train/Samples/tokens_per_second", metrics.tokens_per_second},
-      {"Train/Samples/nvme_bytes_written", static_cast<double>(metrics.nvme_bytes_written)}};
+  std::vector<formats::Scalar> scalars;
+  if (metrics.loss) scalars.push_back({kLoss, *metrics.loss});
+  scalars.push_back({"Train/Samples/lr", metrics.lr});
+  scalars.push_back({"Train/Samples/grad_norm", metrics.grad_norm});
+  scalars.push_back({"Train/Samples/tokens_per_second", metrics.tokens_per_second});
+  scalars.push_back(
+      {"Train/Samples/nvme_bytes_written", static_cast<double>(metrics.nvme_bytes_written)});
   if (metrics.loss_scale) scalars.push_back({"Train/Samples/loss_scale", *metrics.loss_scale});
   if (metrics.eval_loss) scalars.push_back({"Train/Samples/eval_loss", *metrics.eval_loss});
   if (metrics.rewards) {
@@ -149,7 +151,7 @@ void Monitors::write(const StepMetrics& metrics) {
   const auto samples = static_cast<std::int64_t>(metrics.step) * batch_;
   const auto scalars = scalars_of(metrics);
   if (events_folder_) write_events(samples, scalars);
-  if (csv_folder_) write_csv(samples, scalars);
+  if (csv_folder_) write_csv(samples, scalars, metrics.loss.has_value());
   begins_ = false;
   own_rows_ = true;
 }
@@ -177,8 +179,13 @@ void Monitors::write_events(std::int64_t samples, const std::vector<formats::Sca
                      formats::event_scalars(now, samples, scalars));
 }
 
-void Monitors::write_csv(std::int64_t samples, const std::vector<formats::Scalar>& scalars) {
+void Monitors::write_csv(std::int64_t samples, const std::vector<formats::Scalar>& scalars,
+                         bool has_loss) {
   if (begins_) cut_csv(samples);
+  if (!has_loss) {
+    csv_file(csv_name(kLoss))
+        .append(static_cast<std::uint64_t>(samples), fmt::format("{},\n", samples));
+  }
   for (const formats::Scalar& scalar : scalars) {
     csv_file(csv_name(scalar.name))
         .append(static_cast<std::uint64_t>(samples), fmt::format("{},{}\n", samples, scalar.value));

@@ -54,7 +54,8 @@ class Monitors {
  private:
   void warn_of_deleted_files() const;
   void write_events(std::int64_t samples, const std::vector<formats::Scalar>& scalars);
-  void write_csv(std::int64_t samples, const std::vector<formats::Scalar>& scalars);
+  /// A step without a loss has a row with an empty cell.
+  void write_csv(std::int64_t samples, const std::vector<formats::Scalar>& scalars, bool has_loss);
   void cut_csv(std::int64_t samples);
   WaitingFile& csv_file(const std::string& name);
 

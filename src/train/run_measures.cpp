@@ -4,6 +4,9 @@
 #include <optional>
 #include <string>
 
+#include <fmt/format.h>
+
+#include "ballast/core/log.h"
 #include "ballast/core/seconds.h"
 
 namespace ballast::train {
@@ -58,7 +61,7 @@ StepMetrics RunMeasures::step(const data::Batch& batch, const engine::StepResult
   StepMetrics metrics;
   add_lanes(metrics);  // before the clock is read, so that no lane is busy for longer than the step
   metrics.step = batch.step;
-  metrics.loss = result.loss;
+  if (result.targets > 0) metrics.loss = result.loss;
   metrics.lr = rate;
   metrics.grad_norm = result.grad_norm;
   metrics.skipped = result.skipped;
@@ -67,7 +70,7 @@ StepMetrics RunMeasures::step(const data::Batch& batch, const engine::StepResult
   metrics.step_seconds = seconds_since(last_step_end_);
   metrics.tokens_per_second = static_cast<double>(metrics.tokens) / metrics.step_seconds;
   metrics.experts = measure_experts(result);
-  if (engine_.blueprint().pairs) {
+  if (engine_.blueprint().pairs && metrics.loss) {
     metrics.rewards = {.chosen = result.pairs.chosen,
                        .rejected = result.pairs.rejected,
                        .accuracy = result.pairs.correct};
@@ -77,10 +80,21 @@ StepMetrics RunMeasures::step(const data::Batch& batch, const engine::StepResult
   training_seconds_ += metrics.step_seconds;
   skipped_ += result.skipped ? 1 : 0;
   rolled_back_ += result.rolled_back ? 1 : 0;
-  last_loss_ = result.loss;
+  last_loss_ = metrics.loss;
   last_rewards_ = metrics.rewards;
   note(metrics);
+  if (!metrics.loss) note_without_targets(metrics.step);
   return metrics;
+}
+
+/// Only the first such step has a warning. The end of the run has the number of steps.
+void RunMeasures::note_without_targets(std::uint64_t step) {
+  if (without_targets_++ > 0 || engine_.blueprint().mesh.rank != 0) return;
+  log(LogLevel::warning,
+      fmt::format("step {}: no token of its batch is trained on, so the step has no loss and its "
+                  "gradient is zero; leave out documents without targets, or use a larger "
+                  "train_batch_size",
+                  step));
 }
 
 void RunMeasures::add_lanes(StepMetrics& metrics) {
@@ -163,6 +177,7 @@ void RunMeasures::summarize(RunSummary& summary, const calibrate::RunPrediction*
   summary.step_seconds = typical ? typical->seconds : pace();
   summary.last_loss = last_loss_;
   summary.last_rewards = last_rewards_;
+  summary.without_targets = without_targets_;
   summary.totals = engine_.totals();
   if (prediction == nullptr) return;
   summary.predicted_seconds = prediction->step_seconds();

@@ -61,6 +61,7 @@ class RunMeasures {
   void add_lanes(StepMetrics& metrics);
   void add_devices(StepMetrics& metrics, const engine::EngineTotals& totals) const;
   void note(const StepMetrics& metrics);
+  void note_without_targets(std::uint64_t step);
 
   const RestartableEngine& engine_;
   ProvenPeak gemm_peak_;
@@ -76,7 +77,8 @@ class RunMeasures {
   std::uint64_t tokens_ = 0;         ///< tokens trained on, without padding
   std::uint64_t skipped_ = 0;
   std::uint64_t rolled_back_ = 0;
-  double last_loss_ = 0.0;
+  std::uint64_t without_targets_ = 0;
+  std::optional<double> last_loss_;
   std::optional<StepMetrics::Rewards> last_rewards_;
   engine::EngineTotals before_;  ///< totals at the beginning of the step
   std::vector<Bytes> filled_;    ///< bytes written to each NVMe path before the first step

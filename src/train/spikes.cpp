@@ -23,8 +23,9 @@ std::string Spikes::judge(double loss) const {
       loss, limit, options_.factor, mean, count);
 }
 
-std::string Spikes::add(double loss) {
-  if (options_.action == config::SpikeSection::Action::off) return "";
+std::string Spikes::add(std::optional<double> of_step) {
+  if (options_.action == config::SpikeSection::Action::off || !of_step) return "";
+  const double loss = *of_step;
   std::string found = judge(loss);
   const bool begins = !found.empty() && !inside_;
   inside_ = !found.empty();

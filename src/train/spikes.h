@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,8 @@ class Spikes {
   explicit Spikes(const config::SpikeSection& options) : options_(options) {}
 
   /// Adds the loss of the next step. If a spike begins, returns its description ("loss 9.1 is above
-  /// 3.3, ..."). Otherwise, also inside a spike, returns "".
-  std::string add(double loss);
+  /// 3.3, ..."). Otherwise, also inside a spike, returns "". A step without a loss changes nothing.
+  std::string add(std::optional<double> of_step);
 
   /// Losses in the window, oldest first; empty if ballast.spike is off.
   [[nodiscard]] std::vector<double> losses() const { return {losses_.begin(), losses_.end()}; }

@@ -314,7 +314,7 @@ class Trainer {
     done_ = step_;
     end_trace();
     skipped_in_a_row_ = result.skipped ? skipped_in_a_row_ + 1 : 0;
-    std::string spike = spikes_.add(result.loss);
+    std::string spike = spikes_.add(metrics.loss);
     if (config_.ballast.spike.action == config::SpikeSection::Action::warn && !spike.empty()) {
       if (is_root()) log(LogLevel::warning, fmt::format("step {}: {}", step_, spike));
       spike.clear();

@@ -38,6 +38,11 @@ double without_nan_sign(double value) {
   return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
 }
 
+/// A step without a target has no loss.
+std::string loss_text(std::optional<double> loss) {
+  return loss ? fmt::format("{:.4f}", without_nan_sign(*loss)) : "-";
+}
+
 /// Returns "75%", the share of pairs whose chosen completion has the larger reward.
 std::string accuracy_text(const train::StepMetrics::Rewards& rewards) {
   return fmt::format("{:.0f}%", 100.0 * rewards.accuracy);
@@ -70,18 +75,17 @@ std::vector<Column> columns_of(const train::StepReport& report) {
                                ? std::string("skipped")
                                : fmt::format("{:.3g}", without_nan_sign(metrics.grad_norm));
   const std::size_t digits = std::to_string(report.steps).size();
-  std::vector<Column> columns = {
-      {"step", std::max<std::size_t>(11, 2 * digits + 1),
-       fmt::format("{}/{}", metrics.step, report.steps), 0},
-      {"loss", 7, fmt::format("{:.4f}", without_nan_sign(metrics.loss)), 0},
-      {"lr", 8, fmt::format("{:.2e}", metrics.lr), 4},
-      {"norm", 7, norm, 2},
-      {"tok/s", 6, format_count(metrics.tokens_per_second), 0},
-      {"gemm", 5, fmt::format("{:.0f}%", 100.0 * report.gemm_share), 3},
-      {"device", 6, memory(Tier::device), 5},
-      {"host", 6, memory(Tier::host), 6},
-      {"nvme", 6, memory(Tier::nvme), 7},
-      {"eta", 7, format_seconds(report.eta_seconds), 0}};
+  std::vector<Column> columns = {{"step", std::max<std::size_t>(11, 2 * digits + 1),
+                                  fmt::format("{}/{}", metrics.step, report.steps), 0},
+                                 {"loss", 7, loss_text(metrics.loss), 0},
+                                 {"lr", 8, fmt::format("{:.2e}", metrics.lr), 4},
+                                 {"norm", 7, norm, 2},
+                                 {"tok/s", 6, format_count(metrics.tokens_per_second), 0},
+                                 {"gemm", 5, fmt::format("{:.0f}%", 100.0 * report.gemm_share), 3},
+                                 {"device", 6, memory(Tier::device), 5},
+                                 {"host", 6, memory(Tier::host), 6},
+                                 {"nvme", 6, memory(Tier::nvme), 7},
+                                 {"eta", 7, format_seconds(report.eta_seconds), 0}};
   if (metrics.rewards) {
     const std::vector<Column> of_pairs = {{"acc", 4, accuracy_text(*metrics.rewards), 1},
                                           {"margin", 7, margin_text(*metrics.rewards), 1}};
@@ -247,9 +251,9 @@ void Console::stepped(const train::StepReport& report) {
   // The line has room for only one of the two numbers of pairs.
   const std::string accuracy =
       metrics.rewards ? ", accuracy " + accuracy_text(*metrics.rewards) : "";
-  terminal_.live(fmt::format("step {}/{} running, loss {:.4f}{}, {} tok/s, eta {}",
-                             metrics.step + 1, report.steps, without_nan_sign(metrics.loss),
-                             accuracy, format_count(metrics.tokens_per_second),
+  terminal_.live(fmt::format("step {}/{} running, loss {}{}, {} tok/s, eta {}", metrics.step + 1,
+                             report.steps, loss_text(metrics.loss), accuracy,
+                             format_count(metrics.tokens_per_second),
                              format_seconds(report.eta_seconds)));
 }
 
@@ -292,9 +296,13 @@ void Console::show_losses(const train::RunSummary& summary) {
       fmt::format(", {} step{} skipped", summary.skipped, summary.skipped == 1 ? "" : "s");
   const bool only_saved = summary.training_seconds == 0.0;
   if (!only_saved) {
-    terminal_.show(fmt::format("last loss {:.4f}{}{}", without_nan_sign(summary.last_loss),
+    terminal_.show(fmt::format("last loss {}{}{}", loss_text(summary.last_loss),
                                rewards_text(summary.last_rewards),
                                summary.skipped > 0 ? skipped : ""));
+  }
+  if (summary.without_targets > 0) {
+    terminal_.show(fmt::format("{} of {} steps had no loss, because no token was trained on",
+                               summary.without_targets, summary.steps));
   }
   if (summary.went_back > 0) {
     terminal_.show(fmt::format("went back to a checkpoint {} time{}", summary.went_back,

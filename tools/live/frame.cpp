@@ -183,7 +183,9 @@ std::vector<Row> other_rows(const LiveState& state, const FrameOptions& options,
   };
   const std::size_t width = bar_width(state, options);
   std::vector<Row> rows = {head_row(state, options)};
-  const std::string loss = state.loss ? fmt::format("loss {:.4f}", *state.loss) : "loss";
+  const std::string loss = state.loss       ? fmt::format("loss {:.4f}", *state.loss)
+                           : state.step > 0 ? "loss -"
+                                            : "loss";
   const std::size_t room = options.columns - std::min(options.columns, loss.size());
   const std::string_view numbers = fitted(state.numbers, room);
   rows.push_back({0, Line(options)

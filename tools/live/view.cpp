@@ -125,7 +125,7 @@ void LiveView::stepped(const train::StepReport& report) {
   state_.step = metrics.step;
   state_.steps = report.steps;
   state_.loss = metrics.loss;
-  state_.losses.add(metrics.loss);
+  if (metrics.loss) state_.losses.add(*metrics.loss);
   const auto& rewards = metrics.rewards;
   state_.numbers = !rewards ? ""
                             : fmt::format(", accuracy {:.0f}%, margin {:.4f}",

@@ -122,9 +122,11 @@ void MetricsLog::add(std::string_view line) {
   drop_rows(static_cast<std::size_t>(std::lower_bound(steps_.begin(), steps_.end(), *number) -
                                      steps_.begin()));
   const std::size_t before = rows();
+  const text::Json* targets = row.find("targets");
+  const bool without_loss = targets != nullptr && targets->whole() == 0U;
   for_each_value(row, [&](const std::string& key, const text::Json& value) {
     const std::optional<double> entry = entry_of(value);
-    if (!entry) return;
+    if (!entry || (key == "loss" && without_loss)) return;
     Column& column = columns_[key];
     column.resize(before, kMissing);
     column.push_back(*entry);

@@ -15,7 +15,8 @@ namespace ballast::tools {
 class MetricsLog {
  public:
   /// A column has the key of its values ("loss", "lanes.compute.busy_seconds") and an entry per
-  /// row: a number, 0 or 1 for a boolean, kMissing, or kNotFinite for null.
+  /// row: a number, 0 or 1 for a boolean, kMissing, or kNotFinite for null. The loss of a step
+  /// without targets is missing.
   using Column = std::vector<double>;
   static const double kMissing;    ///< a NaN
   static const double kNotFinite;  ///< an infinity

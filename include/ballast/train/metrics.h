@@ -16,7 +16,9 @@ namespace ballast::train {
 /// "upload", ...; "device", "host", "nvme").
 struct StepMetrics {
   std::uint64_t step = 0;  ///< from 1
-  double loss = 0.0;       ///< mean over the step's tokens
+  /// Mean over the step's targets, or over its pairs. Empty if the step has none; then its gradient
+  /// is zero.
+  std::optional<double> loss;
   double lr = 0.0;
   double grad_norm = 0.0;    ///< before clipping, without the loss scale
   std::uint64_t tokens = 0;  ///< tokens trained on in this step, all ranks, without padding
@@ -64,7 +66,8 @@ struct StepMetrics {
 
 /// Returns `metrics` as a JSON object without newline. Times are in `lanes.{lane}.busy_seconds` and
 /// `lanes.{lane}.stalled_seconds`; those of device N are in `devices.N.lanes`. Finite numbers read
-/// back bit for bit. NaN and infinities become null, because JSON has neither.
+/// back bit for bit. NaN and infinities become null, because JSON has neither. A step without a
+/// loss has null, too, and `targets` 0.
 std::string to_json_line(const StepMetrics& metrics);
 
 class WaitingFile;

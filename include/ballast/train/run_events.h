@@ -53,11 +53,12 @@ struct RunSummary {
   /// Predicted step time, from this machine's cached rates. Empty without them and with several
   /// ranks.
   std::optional<double> predicted_seconds;
-  double step_seconds = 0.0;     ///< median step time after warm-up, or the mean of all steps
-  bool corrected_rates = false;  ///< whether this run corrected the cached rates
-  double last_loss = 0.0;
+  double step_seconds = 0.0;        ///< median step time after warm-up, or the mean of all steps
+  bool corrected_rates = false;     ///< whether this run corrected the cached rates
+  std::optional<double> last_loss;  ///< loss of the last step; empty if it has no target
   std::optional<StepMetrics::Rewards>
-      last_rewards;  ///< rewards of the last step, when trained on pairs
+      last_rewards;                   ///< rewards of the last step, when trained on pairs
+  std::uint64_t without_targets = 0;  ///< steps without a target, and so without a loss
   std::optional<double> held_out_loss;
   engine::EngineTotals totals;
   std::optional<planner::Wear> wear;  ///< empty if no step wrote to NVMe
@@ -74,7 +75,7 @@ struct RunSummary {
 struct FinishedRun {
   std::filesystem::path directory;
   std::uint64_t steps = 0;
-  double last_loss = 0.0;
+  std::optional<double> last_loss;        ///< loss of the last step; empty if it was not a number
   std::filesystem::path weights = {};     ///< folder of the saved weights; "" if there is none
   std::filesystem::path checkpoint = {};  ///< latest checkpoint; "" if there is none
 };

@@ -21,7 +21,7 @@ class Run:
     steps: int  #: finished ones, those before a resumed checkpoint included
     planned_steps: int
     interrupted: bool  #: the callback has ended it before the last step
-    loss: float  #: of the last step
+    loss: float | None  #: of the last step; None if no token of its batch was trained on
     held_out_loss: float | None  #: of the last evaluation
     tokens_per_second: float
     weights: str  #: the folder of the trained weights; "" if there is none

@@ -99,6 +99,15 @@ TEST(LiveFrame, DrawsShares) {
   EXPECT_TRUE(has(ascii, "device     ############------------ 1 GiB"));
 }
 
+TEST(LiveFrame, AStepWithoutTargetsHasADash) {
+  LiveState state = full_state();
+  state.loss = std::nullopt;
+  const FrameOptions options = {.columns = 80, .rows = 24, .colour = false};
+  EXPECT_TRUE(has(frame_lines(state, options), "loss -, lr"));
+  state.step = 0;
+  EXPECT_FALSE(has(frame_lines(state, options), "loss -"));
+}
+
 TEST(LiveFrame, ANarrowTerminalHasBarsOfOneLengthAndWholeNumbers) {
   LiveState state = full_state();
   state.numbers = ", accuracy 75%, margin 0.2130, lr 1.00e-03, gradient norm 0.312";

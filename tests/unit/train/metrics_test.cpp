@@ -116,6 +116,15 @@ TEST(Metrics, WriteNonFiniteNumbersAsNull) {
   EXPECT_TRUE(line["loss"].is_null());
   EXPECT_TRUE(line["grad_norm"].is_null());
   EXPECT_TRUE(line["skipped"].get<bool>());
+  EXPECT_FALSE(line.contains("targets"));
+}
+
+TEST(Metrics, HaveNoLossWithoutTargets) {
+  auto metrics = step(1);
+  metrics.loss = std::nullopt;
+  const auto line = nlohmann::json::parse(to_json_line(metrics));
+  EXPECT_TRUE(line["loss"].is_null());
+  EXPECT_EQ(line["targets"].get<int>(), 0);
 }
 
 TEST(MetricsWriter, HasEveryLineInTheFileWhenWriteReturns) {

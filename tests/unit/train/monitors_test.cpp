@@ -109,6 +109,25 @@ TEST(Monitors, KeepCsvRowsInOrderWhenTheDiskIsFull) {
   EXPECT_FALSE(fs::exists(file.parent_path()));
 }
 
+TEST(Monitors, HaveNoLossOfAStepWithoutTargets) {
+  const test::TempDir dir;
+  config::Config config = config_of(dir.path());
+  config.csv_monitor.enabled = true;
+  config.csv_monitor.output_path = dir.path() / "csv";
+  Monitors monitors(config, RunDirectory::fresh);
+  StepMetrics without = step(2);
+  without.loss = std::nullopt;
+  for (const formats::Scalar& scalar : scalars_of(without)) {
+    EXPECT_NE(scalar.name, "Train/Samples/train_loss");
+  }
+  monitors.write(step(1));
+  monitors.write(without);
+  monitors.write(step(3));
+  const fs::path folder = dir.path() / "csv/DeepSpeedJobName";
+  EXPECT_EQ(read(folder / "Train_Samples_train_loss.csv"), "step,train_loss\n8,2.5\n16,\n24,2.5\n");
+  EXPECT_EQ(read(folder / "Train_Samples_lr.csv"), "step,lr\n8,0\n16,0\n24,0\n");
+}
+
 TEST(Monitors, DropLaterAndUnfinishedRows) {
   const test::TempDir dir;
   config::Config config = config_of(dir.path());

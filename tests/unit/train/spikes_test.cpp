@@ -55,6 +55,17 @@ TEST(Spikes, AreReportedOnce) {
   EXPECT_NE(spikes.add(9.0), "");
 }
 
+TEST(Spikes, IgnoreStepsWithoutALoss) {
+  Spikes spikes(options(50, 6.0));
+  add_even(spikes, 50);
+  const std::vector<double> before = spikes.losses();
+  EXPECT_EQ(spikes.add(std::nullopt), "");
+  EXPECT_EQ(spikes.losses(), before);
+  EXPECT_NE(spikes.add(9.0), "");
+  EXPECT_EQ(spikes.add(std::nullopt), "");
+  EXPECT_EQ(spikes.add(9.0), "") << "the same spike";
+}
+
 TEST(Spikes, KeepTheLossesOfTheWindow) {
   Spikes spikes(options(4, 6.0));
   for (const double loss : {1.0, 2.0, 3.0, kNotANumber, 4.0, 5.0}) spikes.add(loss);

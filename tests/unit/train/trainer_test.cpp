@@ -120,7 +120,7 @@ Steps steps_of(const Reports& reports, std::uint64_t after) {
   Steps steps;
   for (const StepMetrics& row : reports.rows) {
     if (row.step <= after) continue;
-    steps.emplace_back(row.loss, row.skipped ? -1.0 : row.loss_scale.value());
+    steps.emplace_back(row.loss.value(), row.skipped ? -1.0 : row.loss_scale.value());
   }
   return steps;
 }
