@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Compare what tools/prepare.py trains on with the masks of TRL's training templates. Run it by hand:
 
-    python3 tests/data/compare_trained_tokens.py [--record]
+    python3 tests/data/compare_trained_tokens.py [--record | --random N [--seed S]]
 
 It needs transformers and trl. Each chat template that TRL has renders the same conversations, as it is for
 prepare.py, and in TRL's form with marked replies. A difference in the text of a reply that is trained on must
 be one of DIFFERENCES, or the script fails. It prints how often each of them occurs, and each template of
 which TRL has no training form. --record writes what the templates wrote and what prepare.py trains on to
 tests/data/chats/trained.json.gz, for tests/e2e/prepare_replies_test.py. The text before the first message is
-left out there.
+left out there. --random N compares N random conversations instead.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import collections
 import gzip
 import json
 import os
+import random
 import re
 import sys
 from pathlib import Path
@@ -62,6 +63,16 @@ DIFFERENCES = (
     ("white space of a reply before which there is no message", r"\A (?=Welcome)", ""),
     ("the token that hands over to a tool", r"(?<=<tool_call\|>)\Z", "<|tool_response>"),
 )
+# Replies that TRL's templates write in another way: {(template, conversation): reason}.
+OTHERS = {
+    ("deepseek_r1_distill", "two replies"): "two replies of TRL are one run",
+    ("deepseekv3", "two replies"): "two replies of TRL are one run",
+    ("gptoss", "two replies"): "two replies of TRL are one run",
+    ("muse_glimmer", "two replies"): "two replies of TRL are one run",
+    ("glm4moe", "two replies"): "TRL adds the end token of a user's message that is not there",
+    ("diffusion_gemma", "begins with a call"): "TRL also trains on an end token after a tool's answer",
+    ("diffusion_gemma", "text and two calls"): "TRL also trains on a content after a tool's answer",
+}
 
 
 def user(content):
@@ -89,6 +100,10 @@ CONVERSATIONS = {
     "later system": [user("Hi"), reply("Hello."), SYSTEM, user("And?"), reply("Fine.")],
     "begins with the assistant": [reply("Welcome."), user("Hi"), reply("Hello.")],
     "only the assistant": [reply("Welcome.")],
+    "begins with a call": [reply("", **CALL), ANSWER, user("Hi"), reply("Hello.")],
+    "two replies": [user("Hi"), reply("Hello."), reply("Fine.")],
+    "text and two calls": [user("time?"), reply("Wait.", tool_calls=CALL["tool_calls"] * 2), ANSWER, ANSWER,
+                           reply("It is noon.")],
     "ends with the user": [user("Hi"), reply("Hello."), user("And?")],
     "call": [user("time?"), reply("", **CALL), ANSWER, reply("It is noon.")],
     "last call": [user("time?"), reply("", **CALL)],
@@ -179,14 +194,34 @@ def differences(ours, theirs):
     return used if ours == theirs else None
 
 
-def compare(name, template, seen, recorded):
-    """Compares all conversations of a template. Returns lines about unknown differences."""
+def random_conversation(chance):
+    """Messages of a random conversation. Contents do not begin with white space, which templates drop
+    only without thoughts."""
+    words = ["Hello.", "ok", "a\nb", "é漢", "no!", "{x}", "<b>", "1", "yes\n", "two  words"]
+    made = [SYSTEM] * (chance.random() < 0.25) + [reply(chance.choice(words))] * (chance.random() < 0.15)
+    for _ in range(chance.randint(1, 4)):
+        made.append(user(chance.choice(words)))
+        if chance.random() < 0.3:
+            made += [thinks("Hm.", "", **CALL) if chance.random() < 0.4 else reply("", **CALL), ANSWER]
+        content = chance.choice(words)
+        made.append(chance.choice([reply(content), reply(content), thinks("so\nit is", content),
+                                   reply(f"<think>\nhm\n</think>\n\n{content}")]))
+    return made + [user("end")] * (chance.random() < 0.1)
+
+
+def random_conversations(seed):
+    made = random_conversation(random.Random(seed))
+    return {"random call" if any("tool_calls" in message for message in made) else "random": made}
+
+
+def compare(name, template, conversations, seen, recorded):
+    """Compares conversations with a template. Returns lines about unknown differences."""
     path = TEMPLATES / f"{name}_training.jinja"
     training = path.read_text(encoding="utf-8") if path.exists() else None
     tokenizer = tokenizer_of(name, template + (training or ""))
     tokenizer.chat_template = template
     wrong = []
-    for conversation, messages in CONVERSATIONS.items():
+    for conversation, messages in conversations.items():
         tokenizer.apply_chat_template = recorder = Recorder(tokenizer)
         row = row_of(conversation, messages)
         try:
@@ -208,6 +243,9 @@ def compare(name, template, seen, recorded):
         if theirs is None:
             seen["no reply of TRL to compare with"] += 1
             continue
+        if (name, conversation) in OTHERS:
+            seen[OTHERS[name, conversation]] += 1
+            continue
         pairs = [differences(*pair) for pair in zip(ours, theirs)]
         if len(ours) != len(theirs) or None in pairs:
             wrong.append(f"{name}, {conversation}\n  ours {ours}\n  TRL  {theirs}")
@@ -228,12 +266,18 @@ def without_beginning(entry):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--record", action="store_true", help="write the fixture of the test")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="compare random conversations")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="a part of the names of templates")
     arguments = parser.parse_args()
     seen, recorded, wrong = collections.Counter(), [], []
-    for path in sorted(TEMPLATES.glob("*.jinja")):
-        if arguments.only in path.stem and not path.stem.endswith("_training"):
-            wrong += compare(path.stem, path.read_text(encoding="utf-8"), seen, recorded)
+    paths = [path for path in sorted(TEMPLATES.glob("*.jinja"))
+             if arguments.only in path.stem and not path.stem.endswith("_training")]
+    if arguments.random:
+        paths = random.Random(arguments.seed).choices(paths, k=arguments.random)
+    for number, path in enumerate(paths, arguments.seed):
+        conversations = random_conversations(number) if arguments.random else CONVERSATIONS
+        wrong += compare(path.stem, path.read_text(encoding="utf-8"), conversations, seen, recorded)
     for reason, count in seen.most_common():
         print(f"{count:5} {reason}")
     if arguments.record:

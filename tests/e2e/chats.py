@@ -53,6 +53,8 @@ class Tokenizer:
                 spans.append((start, len(text)))
             if "last ends" in self.chat_template and last and not add_generation_prompt:
                 text += "<s>"
+            elif "between" in self.chat_template:
+                text += "" if last and not add_generation_prompt else "</s>"
             elif "unmarked" not in self.chat_template:
                 text += "<|end|>\n"
         if add_generation_prompt:

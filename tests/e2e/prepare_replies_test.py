@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 import pathlib
+import random
 import re
 import sys
 import tempfile
@@ -27,6 +28,9 @@ from preparing.thoughts import after_empty_thought  # noqa: E402
 from preparing.tokenizer import stop_tokens_of  # noqa: E402
 
 RECORDED = pathlib.Path(__file__).resolve().parents[1] / "data/chats/trained.json.gz"
+# BALLAST_TEST_CHATS=20000 draws more conversations, BALLAST_TEST_SEED=7 repeats those of a failure.
+ROUNDS = int(os.environ.get("BALLAST_TEST_CHATS", "100"))
+SEED = int(os.environ.get("BALLAST_TEST_SEED", random.randrange(1 << 30)))
 NEXT_ENDS = "unmarked tool_calls"  # the next message begins with the token that ends a reply
 
 
@@ -67,6 +71,12 @@ class StopTokenTest(unittest.TestCase):
         self.assertEqual(prepared(chat("a", "<think>hm</think>b"), "thoughts, unmarked")[0],
                          "<s><|user|>\na<|assistant|>\n[[<think>hm</think>b<|user|>]]")
 
+    def test_a_token_between_messages_ends_the_last_reply_too(self):
+        for row, text in ((chat("a", "b"), "<s><|user|>\na</s><|assistant|>\n[[b</s>]]"),
+                          (chat("a", "b", "c", "d"), "<s><|user|>\na</s><|assistant|>\n[[b</s>]]<|user|>\nc</s>"
+                                                     "<|assistant|>\n[[d</s>]]")):
+            self.assertEqual(prepared(row, "between")[0], text)
+
     def test_only_listed_stop_tokens_end_replies(self):
         two = chat("a", "b", "c", "d")
         for stops, marked in (({"<|user|>", "</s>"}, "[[b<|user|>]] [[d<|user|>]]"),
@@ -97,6 +107,9 @@ class StopTokenTest(unittest.TestCase):
 
     def test_a_reply_before_which_there_is_no_message_ends_too(self):
         begins = {"messages": [{"role": "assistant", "content": "a"}] + chat("b", "c")["messages"]}
+        opened = prepared(begins, "needs users, no thoughts, prompts thoughts")
+        self.assertEqual(opened[0], "<s><|assistant|>\n[[a<|end|>]]\n<|user|>\nb<|end|>\n<|assistant|>\n"
+                                    "[[c<|end|>]]\n")
         for template, text in (("needs users", "<s><|assistant|>\n[[a<|end|>]]\n<|user|>\nb<|end|>\n"
                                                "<|assistant|>\n[[c<|end|>]]\n"),
                                ("needs users, unmarked", "<s><|assistant|>\n[[a<|user|>]]\nb<|assistant|>\n"
@@ -181,6 +194,54 @@ class ThoughtTest(unittest.TestCase):
                                 (" to=self<|message|><|eom|><|start|>assistant", 45)):
             length = len(written) if length else 0
             self.assertEqual(after_empty_thought(written + header, 0, 100), length)
+
+
+class RandomTest(unittest.TestCase):
+    """Random conversations in random habits of templates. The test writes each reply itself."""
+    ENDS = {"prefixes": "<|end|>", "unmarked": None, "between": "</s>", "last ends": "<|end|>"}
+    WORDS = ("a", "b c", "no!", "<b>", "x\ny", "é", "so  so", "yes")
+
+    def conversation(self, chance):
+        roles = ["assistant"] * (chance.random() < 0.2) + ["user", "assistant"] * chance.randint(1, 4)
+        messages = [{"role": role, "content": chance.choice(self.WORDS)}
+                    for role in roles + ["user"] * (chance.random() < 0.2)]
+        for message in messages:
+            if message["role"] == "assistant" and chance.random() < 0.4:
+                thought = chance.choice(("hm", "a b", "", "\n"))
+                message["content"] = f"<think>{thought}</think>{message['content']}"
+        return messages
+
+    def expected(self, messages, habit, thoughts, prompts):
+        """Returns the text of each reply that is trained on."""
+        made = []
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            last = index + 1 == len(messages)
+            thought, _, content = message["content"].rpartition("</think>")
+            thought = thought.removeprefix("<think>")
+            if thoughts and last and thought.strip():
+                inner = f"\n{thought}\n</think>\n\n"
+                content = (inner.removeprefix("\n") if prompts else "<think>" + inner) + content
+            elif not thoughts and thought.strip():
+                content = f"<think>{thought}</think>{content}"
+            following = "<|user|>" if last else f"<|{messages[index + 1]['role']}|>"
+            end = "<s>" if habit == "last ends" and last else self.ENDS[habit] or following
+            made.append(content + end)
+        return made
+
+    def test_replies_are_trained_on_with_their_end_and_without_empty_thoughts(self):
+        for round_ in range(ROUNDS):
+            chance = random.Random(SEED + round_)
+            habit = chance.choice(list(self.ENDS))
+            thoughts, prompts, users = (chance.random() < share for share in (0.6, 0.5, 0.3))
+            template = ", ".join([habit] + ["empty thoughts"] * thoughts
+                                 + ["prompts thoughts"] * (thoughts and prompts) + ["needs users"] * users)
+            messages = self.conversation(chance)
+            with self.subTest(seed=SEED + round_, template=template, messages=messages):
+                text, _ = prepared({"messages": messages}, template)
+                self.assertEqual(re.findall(r"\[\[(.*?)\]\]", text, re.DOTALL),
+                                 self.expected(messages, habit, thoughts, prompts))
 
 
 class Recorded(Tokenizer):

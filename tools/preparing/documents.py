@@ -128,7 +128,7 @@ class Preparer:
             trained = [i for i in replies if i not in untrained]
             ranges = self._ranges(found, trained)
             for index, (start, end) in zip(trained, ranges):
-                self.notes.end_reply(self._special.at_end(found.whole[start:end]))
+                self.notes.end_reply(self._special.at_end(found.whole[start:end].rstrip()))
                 if has_empty_thought(chat.messages[index].get("content", "")):
                     self.notes.add("not trained on", "empty thoughts at the beginning of replies")
             made = self._masked(found.whole, ranges)

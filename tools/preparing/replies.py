@@ -18,7 +18,7 @@ import re
 from preparing.messages import REASONING_KEYS
 from preparing.report import Refusal
 from preparing.rows import common_prefix
-from preparing.thoughts import after_empty_thought
+from preparing.thoughts import after_empty_thought, without_opening
 
 PRIVATE_USE = range(0xF0000, 0xFFFFD)  # characters of which marks are taken
 CLOSING_THOUGHT = re.compile(r"</think>\s*")
@@ -126,7 +126,7 @@ class Replies:
         previous = self._in_whole(index - 1) if index > 0 else None
         alone = (self._find(self._messages[:index], index - 1, True, before)
                  if previous and before is not None else None)
-        begin = self._after_header(previous.end if previous else 0, reply.begin) if reply else None
+        begin = self._after_header(previous.end if previous else 0, reply) if reply else None
         if not alone:
             return begin
         rest, header = self._text[previous.end:], before[alone.end:]
@@ -140,12 +140,19 @@ class Replies:
                 return begin
         return previous.end + shared
 
-    def _after_header(self, previous, begin):
+    def _after_header(self, previous, reply):
         """The end of the text that begins replies, between the end of the previous message and the
-        reply's content; `begin` if it is not there."""
-        header = self._habits.header
-        at = self._text.rfind(header, previous, begin) if header and begin is not None else -1
-        return begin if at < 0 else at + len(header)
+        reply's content or last tool call. If it is not there, the beginning of the content, if known."""
+        whole = self._habits.header
+        for header in filter(None, dict.fromkeys((whole, without_opening(whole)))):
+            if reply.begin is not None:
+                at = self._text.rfind(header, previous, reply.begin)
+            else:
+                at = self._text.find(header, previous, reply.end)
+            if at >= 0:
+                self.without.update({whole[len(header):]} - {""})
+                return at + len(header)
+        return reply.begin
 
     def _end(self, index):
         last = index + 1 == len(self._messages)
@@ -175,7 +182,9 @@ class Replies:
         elif reply.exact:
             end = reply.end
         else:
-            return None
+            end = reply.end + self._stops.end_of_known(self._text[reply.end:])
+            if end == reply.end:
+                return None
         after = None if last else self._in_whole(index + 1)
         return None if after and after.end <= end else end
 

@@ -13,8 +13,10 @@ class SpecialTokens:
         special |= set(stops or ())
         self._tokens = tuple(sorted(special - {""}))
         self._special = _pattern_of(special)
-        self._all = tuple((special | set(map(str, added))) - {""})
-        self._added = _pattern_of(set(self._all))
+        every = special | set(map(str, added))
+        self._ends = tuple(token for token in every - {""}
+                           if token in special or not token.startswith("</"))
+        self._added = _pattern_of(every)
 
     def end_of_last(self, text):
         """The end of the last special token in a text; 0 if there is none."""
@@ -27,8 +29,8 @@ class SpecialTokens:
 
     def at_end(self, text):
         """The added token with which a text ends, or None. Some tokenizers have end tokens that they do
-        not call special."""
-        return max((token for token in self._all if text.endswith(token)), key=len, default=None)
+        not call special, but those like `</tool_call>` only end a part of a reply."""
+        return max((token for token in self._ends if text.endswith(token)), key=len, default=None)
 
     def start_of_one_at(self, text, at):
         """The start of the added token that contains `at` or follows it directly; `at` if there is
@@ -67,11 +69,20 @@ class StopTokens:
 
     def end_of_first(self, text, header):
         """The end of the stop token with which a text that follows a reply begins; 0 if there is none.
-        `header` begins a reply, so its first token ends none."""
+        `header` begins a reply, so its first token ends none, unless the header begins with the end of
+        the message before it."""
         end = self._special.end_of_first(text)
         if self.listed is not None:
             return end if text[:end] in self.listed else 0
+        if text[:end] == self._end:
+            return end
         return 0 if header.startswith(text[:end]) or text[:end] == self._begin else end
+
+    def end_of_known(self, text):
+        """The end of the first token in a text at which the model surely stops; 0 if there is none."""
+        known = self.listed if self.listed is not None else {self._end} - {None}
+        match = _pattern_of(set(known)).search(text)
+        return match.end() if match else 0
 
 
 def _pattern_of(tokens):

@@ -29,6 +29,7 @@ _MESSAGES = (
 _EMPTY = re.compile(
     "|".join([rf"\s*(?:{opening}\s*)?{closing}\s*" for opening, closing in _TAGS]
              + [rf"\s*{message}" for message in _MESSAGES]), re.IGNORECASE)
+_OPENED = re.compile("(?:" + "|".join(opening for opening, _ in _TAGS) + r")\s*\Z", re.IGNORECASE)
 
 
 def after_empty_thought(text, start, end):
@@ -36,6 +37,11 @@ def after_empty_thought(text, start, end):
     it; `start` if there is none."""
     empty = _EMPTY.match(text, start, end)
     return empty.end() if empty else start
+
+
+def without_opening(prompt):
+    """A generation prompt without the opening of a thought at its end."""
+    return _OPENED.sub("", prompt)
 
 
 def has_empty_thought(text):
