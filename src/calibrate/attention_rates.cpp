@@ -40,10 +40,10 @@ void separate_attention(plan::Rates& rates, const AttentionRates& attention,
   for (plan::CurvePoint& point : separate.backward) {
     const LayerFlops layer = flops_of(point.tokens);
     // The backward pass counts twice the FLOPs of the forward pass, and recomputes it.
-    const double seconds = layer.attention / attention.forward +
-                           kAttentionBackward * layer.attention / attention.backward;
-    enough = enough && reduce(point, 2.0 * layer.forward + layer.recomputed,
-                              {3.0 * layer.attention, seconds});
+    const double again = layer.attention_of_backward;
+    const double seconds =
+        again / attention.forward + kAttentionBackward * again / attention.backward;
+    enough = enough && reduce(point, layer.backward, {3.0 * again, seconds});
   }
   if (enough) rates = std::move(separate);
 }

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -34,19 +35,48 @@ constexpr Bytes kMostCold = 256 * kMiB;
 /// Assumed cache size if it is unknown.
 constexpr Bytes kSomeCache = 64 * kMiB;
 
-/// Returns a model of one layer, as wide as a tile if layers are cut, and the head, whose rate
-/// hardly depends on the size of a large vocabulary.
-model::Architecture one_layer(const model::Architecture& model, DType type) {
+/// Returns a model with the layers of `model`, without experts and as wide as a tile if layers are
+/// cut, and a head, whose rate hardly depends on the size of a large vocabulary.
+model::ModelConfig sample_config(const model::Architecture& model, DType type) {
   model::ModelConfig config = model::config_of_tile(model::without_experts(model.config));
-  config.num_layers = 1;
   config.vocabulary_tiles = 1;
-  // Lists have an entry per layer.
-  for (auto& [key, value] : config.details) {
-    if (value.is_array()) value = {};
-  }
   const Bytes row = config.hidden_size * (size_of(type) + size_of(DType::f32));
   config.vocab_size = std::clamp<std::uint64_t>(kMatrixBytes / row, 1, config.vocab_size);
-  return model::build_architecture(config);
+  return config;
+}
+
+/// Returns `config` for one micro-batch of one sequence on one rank, with the sample's layers.
+config::Config sample_run(const config::Config& config, const model::Architecture& model) {
+  config::Config run = config;
+  run.model = sample_config(model, config.type);
+  run.batch.micro_batch = run.batch.accumulation = 1;
+  run.data.pairs.clear();
+  run.data.sequence_length = inputs::shape_of(config).length;
+  run.sequence_parallel = 1;
+  run.tensor_parallel = 1;
+  return run;
+}
+
+/// Returns Sample::computed for sample_run().
+model::Architecture computed_model(const config::Config& run, const model::Architecture& model) {
+  const bool stands_for_others =
+      run.model.family != model.config.family || run.model.layer_tiles != model.config.layer_tiles;
+  return stands_for_others ? model::build_architecture(run.model) : inputs::model_of(run);
+}
+
+/// Describes the layers that are measured: everything that their kinds of passes depend on.
+std::string describe_layers(const model::Architecture& model) {
+  std::map<std::string, int> counts;
+  for (const model::BlockSpec& block : model.blocks) {
+    if (block.kind != model::BlockKind::layer) continue;
+    ++counts[fmt::format("{} of {} frozen, attention {} window {} recurrence {}, norms {}",
+                         block.frozen_elements, block.elements, block.attention_width,
+                         block.attention_window, block.recurrent_products, block.norm_elements)];
+  }
+  std::string text;
+  for (const auto& [layer, count] : counts) text += fmt::format("{} x {}; ", count, layer);
+  const bool drops = model.adapters && model.adapters->dropout > 0.0;
+  return text + (drops ? "dropout; " : "");
 }
 
 /// Measures the swap paths. Unusable ones are an error only if the config places anything on NVMe.
@@ -213,20 +243,16 @@ double measured_seconds(const SliceConditions& conditions, const Repeats& repeat
 
 Sample make_sample(const config::Config& config, const model::Architecture& model) {
   constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
-  config::Config one_sequence = config;
-  one_sequence.batch.micro_batch = one_sequence.batch.accumulation = 1;
-  one_sequence.data.pairs.clear();
-  one_sequence.data.sequence_length = inputs::shape_of(config).length;
-  one_sequence.sequence_parallel = 1;
-  one_sequence.tensor_parallel = 1;
-  engine::Blueprint blueprint = inputs::outline(one_sequence, one_layer(model, config.type),
+  const config::Config run = sample_run(config, model);
+  engine::Blueprint blueprint = inputs::outline(run, model::build_architecture(run.model),
                                                 {.device = kNoLimit, .host = kNoLimit}, {}, {});
   const step::BlockPlacement on_host = {Tier::host, Tier::host, Tier::device};
   engine::place(blueprint, {std::vector(blueprint.model.blocks.size(), on_host)});
   return {.config = config,
           .blueprint = std::move(blueprint),
+          .computed = computed_model(run, model),
           .blocks = model.blocks.size(),
-          .length = one_sequence.data.sequence_length,
+          .length = run.data.sequence_length,
           .last_level_cache = memory::read_topology().last_level_cache};
 }
 
@@ -308,15 +334,16 @@ std::string part_key(CalibrationPart part, const config::Config& config,
       const int threads =
           ballast.compute_threads > 0 ? ballast.compute_threads : device::default_compute_threads();
       const bool alone = usual_accumulation(config) == model::Accumulation::first;
-      return key + fmt::format(
-                       "device {} kernels {} checks {} attention {} products {}; {}, {} threads; "
-                       "length {} "
-                       "micro-batch {} {}",
-                       describe_device(config), config::name_of(ballast.kernels),
-                       config::name_of(ballast.gpu_checks), config::name_of(ballast.attention),
-                       config::name_of(ballast.product_algorithms), model::host_kernels(threads),
-                       threads, inputs::shape_of(config).length, config.batch.micro_batch,
-                       alone ? "alone" : "of several");
+      return key + describe_layers(computed_model(sample_run(config, model), model)) +
+             fmt::format(
+                 "device {} kernels {} checks {} attention {} products {}; {}, {} threads; "
+                 "length {} "
+                 "micro-batch {} {}",
+                 describe_device(config), config::name_of(ballast.kernels),
+                 config::name_of(ballast.gpu_checks), config::name_of(ballast.attention),
+                 config::name_of(ballast.product_algorithms), model::host_kernels(threads), threads,
+                 inputs::shape_of(config).length, config.batch.micro_batch,
+                 alone ? "alone" : "of several");
     }
     case CalibrationPart::update:
       return key + fmt::format("threads {} isa {} of {} node {} states {} optimizer {}",

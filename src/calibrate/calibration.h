@@ -31,11 +31,15 @@ double measured_seconds(const SliceConditions& conditions, const Repeats& repeat
                         const std::function<void()>& work,
                         const std::function<void()>& prepare = {});
 
-/// One layer of the model and a head, on which the calibration measures.
+/// The layers of the model and a head, on which the calibration measures.
 struct Sample {
   const config::Config& config;
-  /// One layer and the head; the vocabulary is reduced if the matrix would be too large.
+  /// Layers without experts, as wide as a tile if layers are cut, and the head. The vocabulary is
+  /// reduced if its matrix would be too large. All tensors are trained.
   engine::Blueprint blueprint;
+  /// The same model as the config trains it: with its adapters and frozen tensors. Layers that
+  /// stand for experts or tiles are trained in full.
+  model::Architecture computed;
   std::size_t blocks = 0;      ///< number of blocks of the whole model
   std::uint64_t length = 0;    ///< tokens per sequence
   Bytes last_level_cache = 0;  ///< 0: unknown
@@ -93,11 +97,12 @@ struct AttentionRates {
   double forward = 0.0;
   double backward = 0.0;
 };
-/// FLOPs of a layer, see model::Architecture.
+/// FLOPs of a layer, averaged over the passes of a step.
 struct LayerFlops {
   double forward = 0.0;
-  double recomputed = 0.0;
-  double attention = 0.0;
+  double backward = 0.0;               ///< with recomputation
+  double attention = 0.0;              ///< in the forward pass
+  double attention_of_backward = 0.0;  ///< in the forward pass that a backward pass recomputes
 };
 /// Gives attention its own rates and takes its part out of the curves of `rates`, which were
 /// measured on whole layers. `flops_of` returns the FLOPs of a layer for a number of tokens. Does

@@ -10,6 +10,7 @@
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/model/port_numbers.h"
 
+#include "src/calibrate/bound_pass.h"
 #include "src/calibrate/step_passes.h"
 
 namespace ballast::calibrate {
@@ -50,7 +51,7 @@ class PassComparison {
     found_.run(pass);
     expected_.run(pass);
     for (const Operand& operand : found_.program().passes[pass].operands) {
-      if (operand.access == model::OperandAccess::reads || !StepPasses::is_bound(operand)) continue;
+      if (operand.access == model::OperandAccess::reads || !is_bound(operand)) continue;
       compare(operand, worst);
     }
     return worst;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <set>
 #include <span>
 
@@ -15,6 +16,8 @@
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/model/slots.h"
 
+#include "src/calibrate/bound_pass.h"
+
 namespace ballast::calibrate {
 namespace {
 
@@ -23,12 +26,24 @@ using model::OperandKind;
 using model::Pass;
 using model::Port;
 
-constexpr std::uint64_t kMostLayers = 8;
+constexpr std::uint64_t kMostLayers = 12;
 constexpr std::size_t kPattern = 65521;  ///< a prime, so that rows of a matrix differ
 
-config::Config with_layers(config::Config config, std::uint64_t layers) {
+constexpr std::string_view kSharing = "num_kv_shared_layers";
+
+/// Returns whether the last layers attend to keys and values of earlier ones.
+bool shares_keys(const config::Config& config) {
+  const auto found = config.model.details.find(kSharing);
+  return found != config.model.details.end() && found->second.is_number() &&
+         config.model.number(kSharing) > 0.0;
+}
+
+/// Returns the config with `layers` layers, of which the last `sharing` attend to keys and values
+/// of earlier ones if some of the model's layers do.
+config::Config with_layers(config::Config config, std::uint64_t layers, std::uint64_t sharing) {
   config.model.num_layers = layers;
   config.tensor_parallel = 1;
+  if (shares_keys(config)) config.model.details.insert_or_assign(std::string(kSharing), sharing);
   // Lists have an entry per layer.
   for (auto& [key, value] : config.model.details) {
     if (!value.is_array()) continue;
@@ -50,39 +65,37 @@ std::size_t kinds_of_passes(const model::Architecture& model, DType type) {
   return shapes.size();
 }
 
-/// Uniform values in [middle - size, middle + size].
+/// At most `most` uniform values in [middle - size, middle + size].
 template <class T>
-std::vector<T> uniform_pattern(float middle, float size) {
-  std::vector<T> values(kPattern);
-  for (std::size_t i = 0; i < kPattern; ++i) {
+std::vector<T> uniform_pattern(std::size_t most, float middle, float size) {
+  std::vector<T> values(std::min(kPattern, most));
+  for (std::size_t i = 0; i < values.size(); ++i) {
     const float unit = static_cast<float>(random_u64(3, i) % 20001) / 10000.0F - 1.0F;
     values[i] = from_float<T>(middle + unit * size);
   }
   return values;
 }
 
-/// Passes of one form of the head, without those that recompute.
-std::vector<model::PassId> training_passes(const model::StepProgram& program) {
-  const auto& stops = program.training;
-  const bool visits = std::ranges::any_of(
-      stops, [](const model::Stop& stop) { return stop.form == model::HeadForm::visits; });
-  std::vector<model::PassId> order;
-  for (const model::Stop& stop : stops) {
-    if (visits && stop.form == model::HeadForm::one_pass) continue;
-    order.insert(order.end(), stop.passes.begin(), stop.passes.end());
-  }
-  return order;
-}
-
 }  // namespace
 
 model::Architecture few_layers(const config::Config& config) {
-  const std::size_t all = kinds_of_passes(inputs::model_of(config), config.type);
-  for (std::uint64_t layers = 1;; ++layers) {
-    const bool most = layers >= std::min(kMostLayers, config.model.num_layers);
-    const model::Architecture model = inputs::model_of(with_layers(config, layers));
-    if (most || kinds_of_passes(model, config.type) == all) return model;
+  const model::Architecture whole = inputs::model_of(config);
+  const std::size_t all = kinds_of_passes(whole, config.type);
+  std::optional<model::Architecture> most;
+  for (std::uint64_t layers = 1; layers <= std::min(kMostLayers, config.model.num_layers);
+       ++layers) {
+    for (std::uint64_t sharing = 0; sharing < (shares_keys(config) ? layers : 1); ++sharing) {
+      try {
+        most = inputs::model_of(with_layers(config, layers, sharing));
+      } catch (const Error& error) {
+        // The rules of a family and the patterns of ballast.train may need more layers.
+        if (error.category() != ErrorCategory::config) throw;
+        continue;
+      }
+      if (kinds_of_passes(*most, config.type) == all) return *most;
+    }
   }
+  return most.value_or(whole);
 }
 
 StepPasses::StepPasses(const model::Architecture& model, DType type, model::MicroBatchShape shape,
@@ -94,6 +107,7 @@ StepPasses::StepPasses(const model::Architecture& model, DType type, model::Micr
   program_ = model::write_program(model_, type_, {.micro_batch = shape_, .packed = packed_}, sizes);
   order_ = training_passes(program_);
   weights_.resize(model_.blocks.size());
+  row_gradients_.resize(model_.blocks.size());
   values_.resize(program_.values.size());
   sums_.resize(program_.sums.size());
   options.budget = needed() + round_up(sizes.workspace, kPage);
@@ -102,8 +116,8 @@ StepPasses::StepPasses(const model::Architecture& model, DType type, model::Micr
   compute_ = model::make_compute(*device_, model_, type_, shape_, kernels);
   compute_->set_workspace(allocate(compute_->sizes().workspace));
   for (std::size_t i = 0; i < weights_.size(); ++i) {
-    weights_[i] =
-        allocate(std::max(model_.blocks[i].elements * size_of(type_), program_.blocks[i].selected));
+    weights_[i] = allocate(bytes_of_weights(i));
+    row_gradients_[i] = allocate(program_.blocks[i].row_gradients);
   }
   for (std::size_t i = 0; i < values_.size(); ++i) {
     values_[i] = allocate(program_.bytes_of(program_.values[i]));
@@ -118,14 +132,16 @@ StepPasses::StepPasses(const model::Architecture& model, DType type, model::Micr
   fill_batch();
 }
 
-bool StepPasses::is_bound(const Operand& operand) {
-  const bool kept = operand.port == Port::kept || operand.port == Port::kept_attention;
-  return operand.kind != OperandKind::workspace && !(kept && operand.optional);
+Bytes StepPasses::bytes_of_weights(std::size_t block) const {
+  return std::max(model_.blocks[block].elements * size_of(type_), program_.blocks[block].selected);
 }
 
 Bytes StepPasses::needed() const {
   Bytes bytes = 0;
-  for (const auto& block : model_.blocks) bytes += round_up(block.elements * size_of(type_), kPage);
+  for (std::size_t b = 0; b < model_.blocks.size(); ++b) {
+    bytes += round_up(bytes_of_weights(b), kPage);
+    bytes += round_up(program_.blocks[b].row_gradients, kPage);
+  }
   for (const auto& value : program_.values) bytes += round_up(program_.bytes_of(value), kPage);
   for (const auto& sum : program_.sums) bytes += round_up(sum.bytes, kPage);
   return bytes;
@@ -150,8 +166,9 @@ void StepPasses::fill_tensor(DeviceBytes to, const model::TensorSpec& tensor) {
   const auto inputs = static_cast<float>(tensor.shape.back());
   with_training_type(type_, [&](auto of_type) {
     using T = decltype(of_type);
-    const std::vector<T> values = is_vector ? uniform_pattern<T>(1.0F, 0.2F)
-                                            : uniform_pattern<T>(0.0F, std::sqrt(3.0F / inputs));
+    const std::vector<T> values =
+        is_vector ? uniform_pattern<T>(tensor.size, 1.0F, 0.2F)
+                  : uniform_pattern<T>(tensor.size, 0.0F, std::sqrt(3.0F / inputs));
     const ConstHostBytes bytes = std::as_bytes(std::span(values));
     for (Bytes done = 0; done < to.size();) {
       const Bytes size = std::min<Bytes>(bytes.size(), to.size() - done);
@@ -199,8 +216,10 @@ std::string StepPasses::name_of(model::PassId id) const {
 DeviceBytes StepPasses::memory_of(const Operand& operand) const {
   switch (operand.kind) {
     case OperandKind::weights:
-    case OperandKind::rows:
       return weights_[operand.number];
+    case OperandKind::rows:
+      return operand.access == model::OperandAccess::reads ? weights_[operand.number]
+                                                           : row_gradients_[operand.number];
     case OperandKind::gradient:
       return sums_[operand.number];
     case OperandKind::value:
@@ -212,33 +231,21 @@ DeviceBytes StepPasses::memory_of(const Operand& operand) const {
 }
 
 model::PassArguments StepPasses::arguments_of(const Pass& pass) {
-  model::PassArguments arguments;
+  std::vector<DeviceBytes> memory;
+  memory.reserve(pass.operands.size());
+  counts_.clear();
+  for (const Operand& operand : pass.operands) {
+    memory.push_back(is_bound(operand) ? memory_of(operand) : DeviceBytes());
+    if (operand.port != Port::routing_counts) continue;
+    counts_.resize(memory.back().size() / sizeof(std::int32_t));
+    fetch(std::as_writable_bytes(std::span(counts_)), memory.back());
+  }
+  model::PassArguments arguments = bind_pass(pass, shape_.tokens(), memory);
+  arguments.routing_counts = counts_;
   arguments.scalars = {.accumulation = model::Accumulation::first,
                        .dropout = {.on = true, .key = 11},
                        .loss_gradient = 1.0F,
                        .router_gradient = 0.01F};
-  for (const Operand& operand : pass.operands) {
-    if (!is_bound(operand)) continue;
-    const DeviceBytes memory = memory_of(operand);
-    switch (operand.port) {
-      case Port::routing_counts:
-        counts_.resize(memory.size() / sizeof(std::int32_t));
-        fetch(std::as_writable_bytes(std::span(counts_)), memory);
-        arguments.routing_counts = counts_;
-        break;
-      case Port::batch:
-        arguments.batch = model::BatchViews::cut(memory, shape_.tokens());
-        break;
-      case Port::output_weights:
-        arguments.output_weights.push_back(memory);
-        break;
-      case Port::output_gradient:
-        arguments.output_gradient.push_back(memory);
-        break;
-      default:
-        arguments[operand.port] = memory;
-    }
-  }
   return arguments;
 }
 

@@ -31,15 +31,13 @@ class StepPasses {
   [[nodiscard]] std::string name_of(model::PassId pass) const;
   /// Runs a pass and waits for it.
   void run(model::PassId pass);
-  /// Returns whether passes have the operand. Intermediates of the forward pass are not kept, so
-  /// that the backward pass recomputes them.
-  [[nodiscard]] static bool is_bound(const model::Operand& operand);
   /// Device memory of an operand; empty for the workspace.
   [[nodiscard]] DeviceBytes memory_of(const model::Operand& operand) const;
   void fetch(HostBytes to, ConstDeviceBytes from);
   void put(DeviceBytes to, ConstHostBytes from);
 
  private:
+  [[nodiscard]] Bytes bytes_of_weights(std::size_t block) const;
   [[nodiscard]] Bytes needed() const;
   DeviceBytes allocate(Bytes bytes);
   void fill_weights();
@@ -56,7 +54,8 @@ class StepPasses {
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<model::Compute> compute_;
-  std::vector<DeviceBytes> weights_;  ///< by block
+  std::vector<DeviceBytes> weights_;        ///< by block
+  std::vector<DeviceBytes> row_gradients_;  ///< by block
   std::vector<DeviceBytes> values_;
   std::vector<DeviceBytes> sums_;
   std::vector<std::int32_t> counts_;  ///< row counts for the running pass

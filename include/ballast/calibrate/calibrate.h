@@ -48,7 +48,7 @@ bool has_part(const plan::Rates& rates, CalibrationPart part);
 /// Copies the rates of `part`.
 void copy_part(CalibrationPart part, const plan::Rates& from, plan::Rates& to);
 
-/// Measures this machine for the model and swap paths of `config`: kernels of one layer and of the
+/// Measures this machine for the model and swap paths of `config`: kernels of layers and of the
 /// head at a few micro-batch sizes (including the config's own), the optimizer update, host-device
 /// copies, and reads, writes and mixed I/O through the swap space, striped by the bandwidths in
 /// aio.paths. Takes a few seconds and memory for one layer, its workspace and half a GiB more;

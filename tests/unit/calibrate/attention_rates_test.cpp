@@ -13,7 +13,10 @@ constexpr double kProducts = 500e12;
 constexpr AttentionRates kAttention = {.forward = 400e12, .backward = 200e12};
 
 LayerFlops flops_of(double tokens) {
-  return {.forward = 60e9 * tokens, .recomputed = 50e9 * tokens, .attention = 20e9 * tokens};
+  return {.forward = 60e9 * tokens,
+          .backward = 170e9 * tokens,
+          .attention = 20e9 * tokens,
+          .attention_of_backward = 20e9 * tokens};
 }
 
 /// Rates as measured on whole layers whose products have kProducts, and attention kAttention.
@@ -24,7 +27,7 @@ plan::Rates measured() {
     const double attention = layer.attention / kAttention.forward;
     const double forward = (layer.forward - layer.attention) / kProducts + attention;
     rates.forward.push_back({tokens, layer.forward / forward});
-    const double flops = 2.0 * layer.forward + layer.recomputed;
+    const double flops = layer.backward;
     const double backward = (flops - 3.0 * layer.attention) / kProducts + attention +
                             2.5 * layer.attention / kAttention.backward;
     rates.backward.push_back({tokens, flops / backward});

@@ -80,7 +80,7 @@ TEST_F(CalibrationTest, FindsEveryRateOfARun) {
 }
 
 /// Layers of such a family may all be dense, be dense in part, or have one expert.
-TEST_F(CalibrationTest, TheSampleOfAFamilyWithExpertsIsADenseLayer) {
+TEST_F(CalibrationTest, TheSampleOfAFamilyWithExpertsHasDenseLayers) {
   const std::string experts =
       R"("vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "num_experts": 4,
          "num_experts_per_tok": 2, "moe_intermediate_size": 24, "intermediate_size": 40)";
@@ -94,7 +94,7 @@ TEST_F(CalibrationTest, TheSampleOfAFamilyWithExpertsIsADenseLayer) {
     const config::Config config =
         test::tiny_config(experts + keys, true, directory_.path(), {kAuto});
     const Sample sample = make_sample(config, model::build_architecture(config.model));
-    EXPECT_EQ(sample.blueprint.model.blocks.size(), 3U) << keys;
+    EXPECT_EQ(sample.blueprint.model.blocks.size(), 4U) << keys;
     EXPECT_EQ(sample.blueprint.model.config.intermediate_size, width) << keys;
     EXPECT_EQ(sample.blueprint.problem.table->routing_bytes(), 0U) << keys;
   }
@@ -150,6 +150,30 @@ TEST_F(CalibrationTest, MeasuresOneLayerOfAModelWithListsOfLayers) {
   EXPECT_FALSE(rates.forward.empty());
 }
 
+/// Layers that share keys and values, and that read rows of tables.
+TEST_F(CalibrationTest, MeasuresEachKindOfLayer) {
+  const std::string links =
+      R"("family": "gemma4", "vocab_size": 131, "hidden_size": 48, "num_layers": 4,
+         "num_heads": 4, "num_kv_heads": 2, "head_dim": 12, "global_head_dim": 16,
+         "intermediate_size": 64, "sliding_window": 9,
+         "layer_types": ["sliding_attention", "full_attention",
+                         "sliding_attention", "full_attention"],
+         "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 10,
+         "vocab_size_per_layer_input": 131)";
+  const config::Config asked = test::tiny_config(links, true, directory_.path(), {kAuto});
+  const Calibration found = calibrate(asked, inputs::model_of(asked));
+  for (const CalibrationPart part : kParts) EXPECT_TRUE(has_part(found.rates, part));
+  EXPECT_FALSE(found.rates.backward.empty());
+}
+
+TEST_F(CalibrationTest, MeasuresNoBackwardPassOfLayersThatHaveNone) {
+  const config::Config asked = config({R"(ballast.train=["transformer.ln_f.*"])"});
+  const plan::Rates rates = calibrate(asked, inputs::model_of(asked)).rates;
+  EXPECT_FALSE(rates.forward.empty());
+  EXPECT_TRUE(rates.backward.empty());
+  EXPECT_FALSE(rates.head.empty());
+}
+
 TEST_F(CalibrationTest, MeasuresDrivesOnlyIfTheRunMayUseThem) {
   EXPECT_FALSE(inputs::may_swap(config({})));
   EXPECT_TRUE(inputs::may_swap(config({kOnNvme})));
@@ -183,8 +207,8 @@ TEST_F(CalibrationTest, HasAKeyForWhatChangesTheRates) {
        {"bf16.enabled=false", "ballast.link_gbps=1", "ballast.compute_threads=7",
         "ballast.update_threads=7", "ballast.update_isa=scalar", "ballast.optimizer_states=8bit",
         "ballast.attention=own", "model.hidden_size=64", "model.vocab_size=132",
-        "model.num_layers=3", "data.sequence_length=36", "train_micro_batch_size_per_gpu=4",
-        "aio.queue_depth=3", "aio.buffered=true",
+        "model.num_layers=3", R"(ballast.train=["transformer.h.1.*"])", "data.sequence_length=36",
+        "train_micro_batch_size_per_gpu=4", "aio.queue_depth=3", "aio.buffered=true",
         "zero_optimization.offload_optimizer.nvme_path=/elsewhere",
         "zero_optimization.offload_optimizer.device=cpu"}) {
     EXPECT_NE(key_of(config({kOnNvme, change})), key) << change;
@@ -252,7 +276,7 @@ TEST_F(CalibrationTest, StopsWhenInterrupted) {
 TEST_F(CalibrationTest, UsesTheNumberOfColdBuffersOfTheModel) {
   const config::Config tiny = config({});
   const Sample sample = make_sample(tiny, model::build_architecture(tiny.model));
-  EXPECT_EQ(sample.blueprint.model.blocks.size(), 3U);
+  EXPECT_EQ(sample.blueprint.model.blocks.size(), 4U);
   EXPECT_EQ(cold_copies(sample, 1), 4U);
   EXPECT_EQ(cold_copies(sample, 100 * kGiB), 1U);
 }
