@@ -148,8 +148,10 @@ class Calibrating {
     measure(CalibrationPart::update, measure_update);
     measure(CalibrationPart::link, measure_link);
     overlaps();
-    for (const double share : result_.other_work) {
-      result_.rates.other_work = std::max(result_.rates.other_work, share);
+    for (const CalibrationPart part : kParts) {
+      const auto index = static_cast<std::size_t>(part);
+      result_.rates.other_work = std::max(result_.rates.other_work, result_.other_work[index]);
+      result_.rates.spread = std::max(result_.rates.spread, result_.spread[index]);
     }
     return std::move(result_);
   }
@@ -158,7 +160,9 @@ class Calibrating {
   /// Not repeated, because the kernel's threads count as other work while the disk works.
   void swap() {
     const CpuWatch watch;
+    *sample_.spread = 0.0;
     try_swap(sample_, result_.rates);
+    result_.spread[static_cast<std::size_t>(CalibrationPart::swap)] = *sample_.spread;
     if (!sample_.busy) return;
     result_.other_work[static_cast<std::size_t>(CalibrationPart::swap)] = watch.others_share();
   }
@@ -169,9 +173,11 @@ class Calibrating {
     const auto attempt = [&] {
       const CpuWatch watch;
       Attempt made = {.rates = result_.rates};
+      *sample_.spread = 0.0;
       work(sample_, made.rates);
       sample_.check_interrupt();
       made.others_share = watch.others_share();
+      made.spread = *sample_.spread;
       return made;
     };
     const auto again = [&](const std::string& why) {
@@ -183,6 +189,7 @@ class Calibrating {
     Measurement made = measure_part(attempt, again);
     result_.rates = std::move(made.rates);
     result_.other_work[static_cast<std::size_t>(part)] = made.other_work;
+    result_.spread[static_cast<std::size_t>(part)] = made.spread;
     if (result_.disturbance.empty()) result_.disturbance = std::move(made.disturbance);
   }
 
@@ -221,16 +228,18 @@ class Calibrating {
 
 }  // namespace
 
-double measured_seconds(const SliceConditions& conditions, const Repeats& repeats,
-                        const std::function<void()>& work, const std::function<void()>& prepare) {
+SliceEstimate measured_time(const SliceConditions& conditions, const Repeats& repeats,
+                            const std::function<void()>& work,
+                            const std::function<void()>& prepare) {
   work();
   std::vector<Slice> slices;
   SliceClock clock;
   double total = 0.0;
   // CPU times differ little, and on a busy machine each slice takes several times as long.
   constexpr std::size_t kWhenBusy = 5;
-  const std::size_t least = conditions.busy ? std::min(repeats.least, kWhenBusy) : repeats.least;
-  const std::size_t most = conditions.busy ? std::min(repeats.most, kWhenBusy) : repeats.most;
+  const bool by_cpu_time = conditions.busy && conditions.cpus > 0.0;
+  const std::size_t least = by_cpu_time ? std::min(repeats.least, kWhenBusy) : repeats.least;
+  const std::size_t most = by_cpu_time ? std::min(repeats.most, kWhenBusy) : repeats.most;
   while (slices.size() < least || (total < repeats.seconds && slices.size() < most)) {
     if (prepare) prepare();
     clock.start();
@@ -238,7 +247,7 @@ double measured_seconds(const SliceConditions& conditions, const Repeats& repeat
     slices.push_back(clock.stop());
     total += slices.back().wall;
   }
-  return undisturbed_seconds(slices, conditions);
+  return undisturbed_time(slices, conditions);
 }
 
 Sample make_sample(const config::Config& config, const model::Architecture& model) {
@@ -266,6 +275,16 @@ void Sample::check_interrupt() const {
   if (interrupted != nullptr && *interrupted) {
     throw Error(ErrorCategory::interrupted, "interrupted while measuring this machine");
   }
+}
+
+double Sample::record(const SliceEstimate& estimate) const {
+  *spread = std::max(*spread, estimate.spread);
+  return estimate.seconds;
+}
+
+double Sample::measure(double cpus, const Repeats& repeats, const std::function<void()>& work,
+                       const std::function<void()>& prepare) const {
+  return record(measured_time({cpus, busy}, repeats, work, prepare));
 }
 
 Calibration calibrate(const config::Config& config, const model::Architecture& model,

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "ballast/config/config.h"
@@ -25,11 +26,11 @@ struct Repeats {
   std::size_t most = 7;
 };
 
-/// undisturbed_seconds() of `work`, with one slice per call after one uncounted call. `prepare`
-/// (may be empty) runs before each call, uncounted.
-double measured_seconds(const SliceConditions& conditions, const Repeats& repeats,
-                        const std::function<void()>& work,
-                        const std::function<void()>& prepare = {});
+/// Returns undisturbed_time() of `work`, with one slice per call after one uncounted call.
+/// `prepare` (may be empty) runs before each call, uncounted.
+SliceEstimate measured_time(const SliceConditions& conditions, const Repeats& repeats,
+                            const std::function<void()>& work,
+                            const std::function<void()>& prepare = {});
 
 /// The layers of the model and a head, on which the calibration measures.
 struct Sample {
@@ -44,10 +45,18 @@ struct Sample {
   std::uint64_t length = 0;    ///< tokens per sequence
   Bytes last_level_cache = 0;  ///< 0: unknown
   bool busy = false;           ///< whether other processes use the CPUs (SliceConditions)
+  /// The largest spread of a measurement so far. Copies of a sample share it.
+  std::shared_ptr<double> spread = std::make_shared<double>(0.0);
   const std::atomic<bool>* interrupted = nullptr;
 
   /// Throws Error(interrupted) after a signal.
   void check_interrupt() const;
+  /// Returns the seconds of an estimate and records its spread.
+  double record(const SliceEstimate& estimate) const;
+  /// Returns the seconds of measured_time() for work that keeps `cpus` CPUs busy, and records its
+  /// spread.
+  double measure(double cpus, const Repeats& repeats, const std::function<void()>& work,
+                 const std::function<void()>& prepare = {}) const;
 };
 
 /// Threads of a compute kernel on the host device; 0 if a GPU computes.
@@ -73,6 +82,7 @@ std::size_t cold_copies(const Sample& sample, Bytes bytes);
 struct Attempt {
   plan::Rates rates;
   double others_share = 0.0;  ///< see CpuWatch
+  double spread = 0.0;        ///< the largest of its measurements, see SliceEstimate
 };
 
 /// A measurement that counts.
@@ -80,6 +90,7 @@ struct Measurement {
   plan::Rates rates;
   std::string disturbance;  ///< "" if nothing disturbed it
   double other_work = 0.0;  ///< see Calibration
+  double spread = 0.0;      ///< see Calibration
 };
 
 /// Returns the rates of `attempt`. If it is disturbed and `again` returns true, repeats it once and

@@ -56,9 +56,7 @@ double memory_rate(const Sample& sample) {
     values = device->allocate(packed, "packed gradient");
   }
   const auto stats = device->allocate(sizeof(GradientStats), "calibration");
-  const SliceConditions conditions = {static_cast<double>(compute_team(sample.config)),
-                                      sample.busy};
-  const double time = measured_seconds(conditions, {}, [&] {
+  const double time = sample.measure(compute_team(sample.config), {}, [&] {
     for (const auto& [sums, values] : buffers) {
       compute->zero(*stream, view_as<float>(sums));
       compute->pack_gradient(*stream, 1, {.own = view_as<float>(sums)}, values,
@@ -97,7 +95,7 @@ double launch_seconds(const Sample& sample) {
     executor.submit(plan, ++run);
     executor.drain();
   };
-  return measured_seconds({.busy = sample.busy}, {.least = 5, .most = 7}, turns) / kTurns;
+  return sample.measure(1.0, {.least = 5, .most = 7}, turns) / kTurns;
 }
 
 /// Measures attention in micro-batches of `sequences` sequences, by the time that they take longer

@@ -53,7 +53,8 @@ Measurement measure_part(const std::function<Attempt()>& attempt,
     disturbance = disturbance_of(made);
   }
   const bool contradicts = !disturbance.empty() && made.others_share <= kMuchOtherWork;
-  return {std::move(made.rates), std::move(disturbance), contradicts ? 1.0 : made.others_share};
+  return {std::move(made.rates), std::move(disturbance), contradicts ? 1.0 : made.others_share,
+          made.spread};
 }
 
 }  // namespace ballast::calibrate

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -99,6 +100,7 @@ class MachineRates {
     const double now = source_.now();
     plan::Rates& rates = measured.rates;
     rates.other_work = std::max(rates.other_work, start.known.other_work);
+    rates.spread = std::max(rates.spread, start.known.spread);
     rates.measured_at = now;
     for (const CalibrationPart part : kParts) {
       if (has_part(rates, part) && !has_part(start.known, part)) keep_part(part, measured, now);
@@ -119,7 +121,9 @@ class MachineRates {
     const std::string age = rates.measured_at > 0.0
                                 ? describe_age(source_.now() - rates.measured_at) + " ago"
                                 : "earlier";
-    return fmt::format("that were measured {} ({})", age, rates_cache_file(key_).string());
+    const std::string spread = describe_spread(rates);
+    return fmt::format("that were measured {} ({}{}{})", age, rates_cache_file(key_).string(),
+                       spread.empty() ? "" : "; ", spread);
   }
 
   /// Finds rates that need no measurement: undisturbed ones, and on a busy machine all cached ones.
@@ -133,6 +137,7 @@ class MachineRates {
       if (!found || !(other_.busy() || is_undisturbed(*found))) continue;
       copy_part(part, *found, known);
       known.other_work = std::max(known.other_work, found->other_work);
+      known.spread = std::max(known.spread, found->spread);
     }
   }
 
@@ -157,6 +162,7 @@ class MachineRates {
     plan::Rates rates;
     copy_part(part, measured.rates, rates);
     rates.other_work = measured.other_work[static_cast<std::size_t>(part)];
+    rates.spread = measured.spread[static_cast<std::size_t>(part)];
     rates.measured_at = now;
     const std::string key = part_key(part, config_, model_);
     const auto before = read_rates(key);
@@ -221,6 +227,12 @@ std::string describe_age(double seconds) {
     if (count > 0) return fmt::format("{} {}{}", count, unit, count == 1 ? "" : "s");
   }
   return fmt::format("{:.0f} s", std::max(0.0, seconds));
+}
+
+std::string describe_spread(const plan::Rates& rates) {
+  if (!(rates.spread > 0.0)) return "";
+  return fmt::format("repetitions of a measurement differed by up to {:.0f}%",
+                     std::ceil(100.0 * rates.spread));
 }
 
 std::filesystem::path rates_cache_file(const std::string& key) {

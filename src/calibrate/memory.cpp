@@ -30,7 +30,7 @@ class Copies {
   Copies(const Sample& sample, double link_gbps)
       : bytes_(step::RankSizes(sample.blueprint.problem).updated_weights(1)),
         count_(cold_copies(sample, 2 * bytes_)),
-        conditions_{compute_team(sample.config) > 0 ? 1.0 : 0.0, sample.busy},
+        sample_(sample),
         device_(make_device(sample, count_ * round_up(bytes_, kPage), link_gbps)),
         stream_(device_->make_stream("calibration")),
         host_(count_ * bytes_, "measuring copies"),
@@ -66,7 +66,8 @@ class Copies {
   double rate(Copy copy) {
     std::size_t next = 0;
     const Repeats repeats = {.seconds = 0.1, .least = 5, .most = 64};
-    const double seconds = measured_seconds(conditions_, repeats, [&] {
+    const double cpus = compute_team(sample_.config) > 0 ? 1.0 : 0.0;
+    const double seconds = sample_.measure(cpus, repeats, [&] {
       copy(next++ % count_);
       stream_->synchronize();
     });
@@ -75,7 +76,7 @@ class Copies {
 
   Bytes bytes_;
   std::size_t count_;
-  SliceConditions conditions_;
+  const Sample& sample_;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> stream_;
   Mapping host_;
@@ -98,7 +99,7 @@ double measure_peers(const Sample& sample) {
   const DeviceBytes to = second->allocate(bytes, "measuring copies");
   const auto stream = first->make_stream("calibration");
   const Repeats repeats = {.seconds = 0.1, .least = 5, .most = 64};
-  const double seconds = measured_seconds({.busy = sample.busy}, repeats, [&] {
+  const double seconds = sample.measure(1.0, repeats, [&] {
     first->copy_to_other(*stream, *second, to, from);
     stream->synchronize();
   });
@@ -159,9 +160,8 @@ class Updates {
 
 void measure_update(const Sample& sample, plan::Rates& rates) {
   Updates updates(sample);
-  const SliceConditions conditions = {static_cast<double>(updates.threads()), sample.busy};
   const Repeats repeats = {.seconds = 0.2, .least = 3, .most = 64};
-  const double seconds = measured_seconds(conditions, repeats, [&] { updates.next(); });
+  const double seconds = sample.measure(updates.threads(), repeats, [&] { updates.next(); });
   rates.update_per_second = updates.traffic() / seconds;
   rates.update_threads = updates.threads();
 }

@@ -213,6 +213,7 @@ std::vector<RateKey> keys_of(Rates& rates) {
           number("io_beside_update", rates.io_beside_update, 0),
           whole("corrections", rates.corrections, 0),
           number("other_work", rates.other_work, 0),
+          number("spread", rates.spread, 0),
           number("measured_at_s", rates.measured_at, 0),
           size("device_memory", rates.device_bytes),
           size("host_memory", rates.host_bytes),

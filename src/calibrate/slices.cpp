@@ -22,8 +22,14 @@ double sorted_quantile(std::vector<double>& values, double share) {
       std::lround(share * static_cast<double>(values.size() - 1)))];
 }
 
-/// Mean instead of median, because a step's time is the sum of its operations' times.
-double mean_of_quiet(std::span<const Slice> slices) {
+/// Mean of `values` up to `most`.
+double mean_up_to(std::vector<double> values, double most) {
+  std::erase_if(values, [most](double value) { return value > most; });
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+/// Returns the wall times of the slices that have not waited, or of all if these are too few.
+std::vector<double> clean_times(std::span<const Slice> slices) {
   constexpr double kMostWaiting = 0.02;
   constexpr std::size_t kEnough = 3;
   std::vector<double> all;
@@ -32,10 +38,7 @@ double mean_of_quiet(std::span<const Slice> slices) {
     all.push_back(slice.wall);
     if (slice.waited <= kMostWaiting * slice.wall) clean.push_back(slice.wall);
   }
-  std::vector<double>& used = clean.size() >= std::min(kEnough, all.size()) ? clean : all;
-  const double median = sorted_quantile(used, 0.5);
-  used.erase(std::upper_bound(used.begin(), used.end(), 2.0 * median), used.end());
-  return std::accumulate(used.begin(), used.end(), 0.0) / static_cast<double>(used.size());
+  return clean.size() >= std::min(kEnough, all.size()) ? clean : all;
 }
 
 double corrected_seconds(const Slice& slice, double cpus) {
@@ -46,13 +49,22 @@ double corrected_seconds(const Slice& slice, double cpus) {
 
 }  // namespace
 
-double undisturbed_seconds(std::span<const Slice> slices, const SliceConditions& conditions) {
-  if (slices.empty()) return kShortest;
-  if (!conditions.busy) return std::max(kShortest, mean_of_quiet(slices));
-  std::vector<double> seconds;
-  seconds.reserve(slices.size());
-  for (const Slice& slice : slices) seconds.push_back(corrected_seconds(slice, conditions.cpus));
-  return std::max(kShortest, sorted_quantile(seconds, conditions.cpus > 0.0 ? 0.0 : 0.25));
+SliceEstimate undisturbed_time(std::span<const Slice> slices, const SliceConditions& conditions) {
+  if (slices.empty()) return {kShortest, 0.0};
+  constexpr double kJitter = 1.1;
+  const bool elsewhere = conditions.cpus <= 0.0;
+  std::vector<double> times;
+  double seconds = 0.0;
+  if (conditions.busy) {
+    for (const Slice& slice : slices) times.push_back(corrected_seconds(slice, conditions.cpus));
+    seconds = sorted_quantile(times, elsewhere ? 0.25 : 0.0);
+  } else {
+    times = clean_times(slices);
+    seconds = mean_up_to(times, elsewhere ? 2.0 * sorted_quantile(times, 0.5)
+                                          : kJitter * sorted_quantile(times, 0.0));
+  }
+  seconds = std::max(kShortest, seconds);
+  return {seconds, std::max(0.0, sorted_quantile(times, 0.5) / seconds - 1.0)};
 }
 
 SliceClock::Waits SliceClock::read_waits() {

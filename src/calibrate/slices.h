@@ -22,11 +22,21 @@ struct SliceConditions {
   bool busy = false;
 };
 
-/// Estimates the seconds that slices of the same work take on an otherwise idle machine (at least
-/// 1e-9).
+/// An estimate from repeated slices of the same work.
+struct SliceEstimate {
+  double seconds = 0.0;  ///< of a slice on an otherwise idle machine, at least 1e-9
+  /// Time by which the median of the slices exceeds `seconds`, relative to `seconds`. A few percent
+  /// on an idle machine.
+  double spread = 0.0;
+};
+
+/// Estimates the seconds that slices of the same work take on an otherwise idle machine.
 ///
-/// Without other work this is the mean of the wall times. Slices whose threads waited for a CPU are
-/// excluded if enough others remain, and so are slices of more than twice the median.
+/// Other work can only make a slice longer, so the fastest one is closest to the truth. Slices of
+/// up to 1.1 times its wall time differ by the jitter of an idle machine, which a step has, too:
+/// the result is their mean. Slices whose threads waited for a CPU are excluded if enough others
+/// remain. Times of drives differ without other work, so for work elsewhere the result is the mean
+/// of the slices up to twice the median.
 ///
 /// On a busy machine almost no slice is undisturbed, because a team of threads is only as fast as
 /// the thread that waits longest for its CPU. The CPU time of the same work hardly depends on other
@@ -34,7 +44,7 @@ struct SliceConditions {
 /// time per CPU of the work; for work on one CPU, at least the wall time without waits. It is up to
 /// 10% too short for kernels with serial parts. For work elsewhere it is the lower quartile of the
 /// wall times, which excludes late wake-ups.
-double undisturbed_seconds(std::span<const Slice> slices, const SliceConditions& conditions);
+SliceEstimate undisturbed_time(std::span<const Slice> slices, const SliceConditions& conditions);
 
 /// Measures slices of this process's work. Linux reports in /proc/self/task/TID/schedstat how long
 /// a thread has waited for a CPU; without this file the waits are 0.

@@ -25,8 +25,8 @@ constexpr Bytes kMostBytes = 64 * kMiB;
 constexpr std::size_t kExtents = 3;
 constexpr double kSeconds = 0.25;
 constexpr std::size_t kMostTransfers = 16;
-/// Number of measurements of reading while writing on a busy machine; the fastest counts.
-constexpr int kMixedWhenBusy = 3;
+/// Number of measurements of reading while writing; the fastest counts.
+constexpr int kMixed = 3;
 
 /// Returns the paths of a run, or their nearest existing parents.
 state::SwapOptions existing_paths(const config::Config& config) {
@@ -141,9 +141,9 @@ Mixed measure_mixed(SwapProbe& probe) {
 void measure_swap(const Sample& sample, plan::Rates& rates) {
   SwapProbe probe(sample);
   const Repeats few = {.seconds = 0.05, .least = 3, .most = 9};
-  const SliceConditions elsewhere = {.cpus = 0.0, .busy = sample.busy};
-  const double read_latency = measured_seconds(elsewhere, few, [&] { probe.read(kExtents); });
-  const double write_latency = measured_seconds(elsewhere, few, [&] { probe.write(kExtents); });
+  constexpr double kElsewhere = 0.0;
+  const double read_latency = sample.measure(kElsewhere, few, [&] { probe.read(kExtents); });
+  const double write_latency = sample.measure(kElsewhere, few, [&] { probe.write(kExtents); });
   rates.io_latency_seconds = std::min(read_latency, write_latency);
   const Repeats repeats = {.seconds = kSeconds, .least = 3, .most = kMostTransfers};
   const double cpu = process_cpu_seconds();
@@ -152,7 +152,7 @@ void measure_swap(const Sample& sample, plan::Rates& rates) {
     std::size_t turn = 0;
     Queued queued;
     const double seconds =
-        measured_seconds(elsewhere, repeats, [&] { queued.add(start(turn++ % kExtents)); });
+        sample.measure(kElsewhere, repeats, [&] { queued.add(start(turn++ % kExtents)); });
     transferred += seconds * static_cast<double>(turn);
     return seconds;
   };
@@ -163,7 +163,7 @@ void measure_swap(const Sample& sample, plan::Rates& rates) {
   rates.read_per_second = probe.bytes() / read;
   rates.write_per_second = probe.bytes() / write;
   Mixed mixed = measure_mixed(probe);
-  for (int i = 1; sample.busy && i < kMixedWhenBusy; ++i) {
+  for (int i = 1; i < kMixed; ++i) {
     const Mixed other = measure_mixed(probe);
     if (other.per_second > mixed.per_second) mixed = other;
   }

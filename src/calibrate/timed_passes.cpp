@@ -94,7 +94,7 @@ TimedPasses::TimedPasses(const Sample& sample, model::MicroBatchShape shape)
       type_(sample.blueprint.type),
       shape_(shape),
       accumulation_(usual_accumulation(sample.config)),
-      conditions_{static_cast<double>(compute_team(sample.config)), sample.busy} {
+      sample_(sample) {
   device::DeviceOptions options = inputs::device_options(sample.config);
   options.compute_threads = sample.config.ballast.compute_threads;
   const model::KernelSizes sizes = model::kernel_memory(
@@ -264,23 +264,31 @@ double TimedPasses::seconds(const Kind& kind, std::size_t kinds) {
     for (std::size_t i = 0; i < count; ++i) enqueue(kind);
     stream_->synchronize();
   };
+  const double cpus = compute_team(sample_.config);
+  std::vector<Slice> slices;
   const auto time = [&] {
     SliceClock clock;
     clock.start();
     several(1);
-    const Slice slice = clock.stop();
-    return undisturbed_seconds({&slice, 1}, conditions_);
+    slices.push_back(clock.stop());
+    return undisturbed_time({&slices.back(), 1}, {cpus, sample_.busy}).seconds;
   };
   double once = time();
-  if (once < kWarm) once = time();  // the first call initialized shared state
-  if (once >= kLong) return std::min(once, time());
-  if (once >= kWarm) return measured_seconds(conditions_, {.seconds = 0.0}, [&] { several(1); });
+  if (once < kWarm) {
+    slices.clear();  // the first call initialized shared state
+    once = time();
+  }
+  if (once >= kWarm) {
+    const std::size_t least = once >= kLong ? 2 : 3;
+    while (slices.size() < least) time();
+    return sample_.record(undisturbed_time(slices, {cpus, sample_.busy}));
+  }
   const bool head = is_of_head(program_.passes[kind.pass].kernel);
-  const double shortest = head || conditions_.busy ? kVeryShort : kShort;
+  const double shortest = head || sample_.busy ? kVeryShort : kShort;
   const auto together =
       std::clamp<std::size_t>(static_cast<std::size_t>(shortest / once), 1, kMostTogether);
   const Repeats repeats = {.seconds = kRepeated / static_cast<double>(kinds),
-                           .least = conditions_.busy ? 3U : 5U,
+                           .least = sample_.busy ? 3U : 5U,
                            .most = 50};
   const auto prepare = [&] {
     if (!head) return;
@@ -292,8 +300,8 @@ double TimedPasses::seconds(const Kind& kind, std::size_t kinds) {
     }
     stream_->synchronize();
   };
-  return measured_seconds(
-             conditions_, repeats, [&] { several(together); }, prepare) /
+  return sample_.measure(
+             cpus, repeats, [&] { several(together); }, prepare) /
          static_cast<double>(together);
 }
 

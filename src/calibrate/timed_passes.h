@@ -76,7 +76,7 @@ class TimedPasses {
   DType type_;
   model::MicroBatchShape shape_;
   model::Accumulation accumulation_;
-  SliceConditions conditions_;
+  const Sample& sample_;
   model::StepProgram program_;
   std::array<std::vector<Kind>, 3> kinds_;  ///< by CostCurve
   std::size_t copies_ = 1;                  ///< of the weights and gradients of a layer

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/calibrate/machine_rates.h"
 #include "ballast/plan/bottleneck.h"
 #include "ballast/planner/forecast.h"
 #include "ballast/planner/plan_json.h"
@@ -132,6 +133,9 @@ void describe_run(const Forecast& forecast, Lines& lines) {
   std::string machine = forecast.rates.name;
   if (const unsigned runs = forecast.rates.corrections; runs > 0) {
     machine += fmt::format(", rates corrected by {} run{}", runs, runs == 1 ? "" : "s");
+  }
+  if (const std::string spread = calibrate::describe_spread(forecast.rates); !spread.empty()) {
+    machine += ", " + spread;
   }
   add(lines, "machine", machine);
   if (problem.devices > 1) {
@@ -309,6 +313,7 @@ std::string to_json(const Forecast& forecast) {
   Json out = plan_json(blueprint, &prediction);
   out["tokens_per_second"] = forecast.tokens_per_second;
   out["machine"] = forecast.rates.name;
+  if (forecast.rates.spread > 0.0) out["spread_of_rates"] = forecast.rates.spread;
   add_shares_json(forecast, out);
   add_wear_json(forecast, out);
   add_hiding_json(forecast, out);

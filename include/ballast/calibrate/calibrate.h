@@ -40,6 +40,9 @@ struct Calibration {
   /// Share of the CPU time that other work used while each part was measured; 1 for rates that
   /// contradict each other, 0 for a known part.
   std::array<double, kParts.size()> other_work = {};
+  /// Differences between the repetitions of each part's measurements, see plan::Rates; 0 for a
+  /// known part.
+  std::array<double, kParts.size()> spread = {};
 };
 
 /// Returns whether `rates` has the rates of `part`.

@@ -94,6 +94,10 @@ class RunPrediction {
   plan::Prediction prediction_;
 };
 
+/// Describes how much the repetitions of the measurements of `rates` differed; "" if they were not
+/// measured.
+std::string describe_spread(const plan::Rates& rates);
+
 /// Returns the cache file of `key`: $XDG_CACHE_HOME/ballast/rates-HASH.json, or the same below
 /// ~/.cache. Empty if neither variable is set.
 std::filesystem::path rates_cache_file(const std::string& key);

@@ -82,6 +82,9 @@ struct Rates {
   unsigned corrections = 0;  ///< number of runs that have corrected the calibration
   /// Share of the CPU time that other work used during the measurement.
   double other_work = 0.0;
+  /// Time by which the median of the repetitions exceeded the estimate from them, relative to the
+  /// estimate; the largest of all measurements. A few percent on an idle machine. 0: not measured.
+  double spread = 0.0;
   double measured_at = 0.0;  ///< seconds since 1970 (UTC); 0: unknown
 
   // Memory of one rank, for other machines than this one; 0: not given.

@@ -75,6 +75,7 @@ TEST_F(CalibrationTest, FindsEveryRateOfARun) {
     }
     EXPECT_GE(rates.mixed_read_share, 0.0);
     EXPECT_LE(rates.mixed_read_share, 1.0);
+    EXPECT_GT(rates.spread, 0.0);
     EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
   }
 }
@@ -139,6 +140,7 @@ TEST_F(CalibrationTest, CopiesEveryRateWithItsPart) {
   }
   all.compute_beside_copy = all.compute_beside_io = all.update_beside_io = 0.0;
   all.io_beside_compute = all.io_beside_update = all.other_work = 0.0;
+  all.spread = 0.0;
   EXPECT_EQ(copy, all);
 }
 
@@ -237,16 +239,25 @@ TEST_F(CalibrationTest, HasAKeyForEachPart) {
   EXPECT_EQ(changed("model.hidden_size=64"), Parts(kParts.begin(), kParts.end()));
 }
 
-TEST(MeasuredSeconds, CountTheCallsAfterTheFirst) {
+TEST(MeasuredTime, CountTheCallsAfterTheFirst) {
   int calls = 0;
   int prepared = 0;
-  const double seconds = measured_seconds(
-      {}, {.seconds = 0.0, .least = 3, .most = 5}, [&] { ++calls; }, [&] { ++prepared; });
+  const double seconds =
+      measured_time(
+          {}, {.seconds = 0.0, .least = 3, .most = 5}, [&] { ++calls; }, [&] { ++prepared; })
+          .seconds;
   EXPECT_EQ(calls, 4);
   EXPECT_EQ(prepared, 3);
   EXPECT_GT(seconds, 0.0);
   calls = 0;
-  measured_seconds({}, {.seconds = 1e9, .least = 1, .most = 5}, [&] { ++calls; });
+  measured_time({}, {.seconds = 1e9, .least = 1, .most = 5}, [&] { ++calls; });
+  EXPECT_EQ(calls, 6);
+  // On a busy machine, a few CPU times are enough, but not a few times of a drive.
+  calls = 0;
+  measured_time({.cpus = 0.0, .busy = true}, {.seconds = 1e9, .most = 9}, [&] { ++calls; });
+  EXPECT_EQ(calls, 10);
+  calls = 0;
+  measured_time({.cpus = 1.0, .busy = true}, {.seconds = 1e9, .most = 9}, [&] { ++calls; });
   EXPECT_EQ(calls, 6);
 }
 

@@ -39,6 +39,8 @@ class MachineRates : public testing::Test {
       measured.rates.name = "this machine";
       measured.rates.other_work = other_work_;
       measured.other_work.fill(other_work_);
+      measured.spread.fill(spread_);
+      measured.rates.spread = spread_;
       ++measurements_;
       if (!has_part(start.known, CalibrationPart::compute))
         measured.rates.forward = {{37.0, speed()}};
@@ -68,6 +70,7 @@ class MachineRates : public testing::Test {
   CalibrationStart start_;  ///< start of the latest measurement
   double others_cpus_ = 0.0;
   double other_work_ = 0.0;
+  double spread_ = 0.0;
   double now_ = 1e9;
   int measurements_ = 0;
   test::CapturedLog log_;
@@ -114,6 +117,18 @@ TEST_F(MachineRates, OfABusyMachineAreTheCachedOnesWithTheirAgeAndTheCost) {
         rates_cache_file(key_).string()}) {
     EXPECT_NE(log.find(words), std::string::npos) << log;
   }
+}
+
+TEST_F(MachineRates, SayHowMuchTheirRepetitionsDiffered) {
+  spread_ = 0.121;
+  EXPECT_EQ(rates().spread, spread_);
+  spread_ = 0.05;
+  config_.batch.micro_batch = 7;  // the other parts keep their spread
+  EXPECT_EQ(rates().spread, 0.121);
+  work_beside(1.0);
+  rates();
+  const std::string words = "; repetitions of a measurement differed by up to 13%)";
+  EXPECT_NE(log_.text().find(words), std::string::npos) << log_.text();
 }
 
 TEST_F(MachineRates, AreNeverReplacedByMoreDisturbedOnes) {

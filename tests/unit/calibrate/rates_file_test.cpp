@@ -55,7 +55,7 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
     "link_cores": 0.5, "io_cores": 0.25,
     "compute_beside_copy": 0.5, "compute_beside_io": 0.75, "update_beside_io": 0.625,
     "io_beside_compute": 0.875, "io_beside_update": 0.375, "corrections": 3,
-    "other_work": 0.25, "measured_at_s": 1795651200.5,
+    "other_work": 0.25, "spread": 0.125, "measured_at_s": 1795651200.5,
     "device_memory": "24GiB", "host_memory": "128 GB", "nvme_space": 4000000000000,
     "drive_writes_tb": 2400
   })");
@@ -86,6 +86,7 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
   EXPECT_EQ(rates.io_beside_update, 0.375);
   EXPECT_EQ(rates.corrections, 3U);
   EXPECT_EQ(rates.other_work, 0.25);
+  EXPECT_EQ(rates.spread, 0.125);
   EXPECT_EQ(rates.measured_at, 1795651200.5);
   EXPECT_EQ(rates.device_bytes, 24 * kGiB);
   EXPECT_EQ(rates.host_bytes, 128'000'000'000U);
@@ -280,13 +281,13 @@ TEST(RatesFile, EveryKeyIsInTheReadme) {
   rates.compute_beside_copy = rates.compute_beside_io = rates.update_beside_io = 1.0;
   rates.io_beside_compute = rates.io_beside_update = 1.0;
   rates.corrections = 1;
-  rates.other_work = rates.measured_at = 1.0;
+  rates.other_work = rates.spread = rates.measured_at = 1.0;
   rates.device_bytes = rates.host_bytes = rates.nvme_bytes = 1;
   save_rates(dir.path() / "rates.json", rates);
   const std::string readme =
       text_of(std::filesystem::path(BALLAST_CONFIGS) / "rates" / "README.md");
   const auto written = text::parse_json(text_of(dir.path() / "rates.json"), "rates");
-  EXPECT_EQ(written.members().size(), 34U);
+  EXPECT_EQ(written.members().size(), 35U);
   for (const auto& member : written.members()) {
     EXPECT_NE(readme.find("`" + member.key + "`"), std::string::npos) << member.key;
   }
