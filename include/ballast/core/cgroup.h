@@ -10,7 +10,9 @@ namespace ballast {
 /// Resource limits that control groups impose on this process.
 struct CgroupLimits {
   double cpus = std::numeric_limits<double>::infinity();  ///< CPU seconds per second
-  Bytes memory = std::numeric_limits<Bytes>::max();  ///< bytes that the process may still allocate
+  /// Bytes that the process may still allocate. Cached pages of files that need not be written
+  /// first count as free, because the kernel reclaims them.
+  Bytes memory = std::numeric_limits<Bytes>::max();
 };
 
 /// Returns the smallest limits of the process's group and its ancestors, in cgroup v2 and v1. A

@@ -7,7 +7,7 @@
 namespace ballast::memory {
 
 /// Returns the bytes that this process may still allocate: the smaller of the machine's available
-/// memory and the rest of the process's cgroup limit (v1 or v2).
+/// memory and the rest of the process's cgroup limit (v1 or v2, CgroupLimits::memory).
 Bytes available_memory();
 
 /// Returns the peak resident size of this process (VmHWM) in bytes; 0 if /proc has no value.

@@ -77,6 +77,52 @@ TEST_F(Cgroup, VersionOneHasAHierarchyPerController) {
   EXPECT_EQ(limits().memory, 1024U);
 }
 
+/// Reading large files fills the group with their pages, as downloads and data sets do.
+TEST_F(Cgroup, CachedPagesOfFilesAreAvailable) {
+  write("proc/self/cgroup", "0::/job");
+  write("sys/fs/cgroup/job/memory.max", "1000");
+  write("sys/fs/cgroup/job/memory.current", "990");
+  EXPECT_EQ(limits().memory, 10U);
+  // All of the cache is "file", but shared memory and locked pages cannot be reclaimed.
+  write("sys/fs/cgroup/job/memory.stat",
+        "anon 90\nfile 900\nshmem 200\nfile_mapped 10\nfile_dirty 60\nfile_writeback 40\n"
+        "inactive_anon 150\nactive_anon 140\ninactive_file 400\nactive_file 250\n"
+        "unevictable 50");
+  EXPECT_EQ(limits().memory, 10U + 650U - 100U);
+}
+
+TEST_F(Cgroup, CachedPagesAreThoseOfGroupsInsideToo) {
+  write("proc/self/cgroup", "7:memory:/m/own");
+  write("sys/fs/cgroup/memory/m/memory.limit_in_bytes", "1000");
+  write("sys/fs/cgroup/memory/m/memory.usage_in_bytes", "1000");
+  write("sys/fs/cgroup/memory/m/memory.stat",
+        "cache 0\ninactive_file 7\nactive_file 9\ntotal_cache 800\ntotal_shmem 100\n"
+        "total_dirty 30\ntotal_writeback 20\ntotal_inactive_file 600\ntotal_active_file 100\n"
+        "total_unevictable 5");
+  EXPECT_EQ(limits().memory, 650U);
+  // The group inside has a tighter limit, and less to reclaim.
+  write("sys/fs/cgroup/memory/m/own/memory.limit_in_bytes", "500");
+  write("sys/fs/cgroup/memory/m/own/memory.usage_in_bytes", "450");
+  write("sys/fs/cgroup/memory/m/own/memory.stat", "total_inactive_file 100\ntotal_dirty 300");
+  EXPECT_EQ(limits().memory, 50U);
+}
+
+TEST_F(Cgroup, MoreCacheThanUsageLeavesTheLimit) {
+  write("proc/self/cgroup", "0::/");
+  write("sys/fs/cgroup/memory.max", "100");
+  write("sys/fs/cgroup/memory.current", "50");
+  write("sys/fs/cgroup/memory.stat", "inactive_file 80");  // read at another time
+  EXPECT_EQ(limits().memory, 100U);
+}
+
+TEST_F(Cgroup, TheLimitThatThrottlesCounts) {
+  write("proc/self/cgroup", "0::/");
+  write("sys/fs/cgroup/memory.max", "max");
+  write("sys/fs/cgroup/memory.high", "300");
+  write("sys/fs/cgroup/memory.current", "100");
+  EXPECT_EQ(limits().memory, 200U);
+}
+
 TEST_F(Cgroup, MalformedFilesLimitNothing) {
   write("proc/self/cgroup", "nonsense\n0::/a");
   write("sys/fs/cgroup/a/cpu.max", "100000");
