@@ -7,12 +7,14 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/unbudgeted.h"
 
 namespace ballast::formats {
 namespace {
 
 constexpr Bytes kBuffer = 4 * kMiB;
 constexpr std::size_t kBuffers = 16;
+static_assert(kBuffers * kBuffer == kWriteBuffers);
 /// Shorter pieces go through the page cache.
 constexpr Bytes kLeastDirect = 256 * kKiB;
 

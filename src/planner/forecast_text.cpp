@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "ballast/calibrate/machine_rates.h"
+#include "ballast/core/unbudgeted.h"
 #include "ballast/plan/bottleneck.h"
 #include "ballast/planner/forecast.h"
 #include "ballast/planner/plan_json.h"
@@ -119,6 +120,28 @@ void add_shares_json(const Forecast& forecast, Json& out) {
   }
 }
 
+/// Adds the host memory of a rank that no budget counts.
+void describe_unbudgeted(const Forecast& forecast, Lines& lines) {
+  const engine::Blueprint& blueprint = forecast.decision.blueprint;
+  const config::BallastSection& ballast = forecast.decision.config.ballast;
+  const Bytes program = kProgramMemory + (blueprint.mesh.ranks() > 1 ? kMpiMemory : 0);
+  std::string text = fmt::format("about {} of host memory for the program", format_bytes(program));
+  // Weights are saved block by block, as fp32 values.
+  Elems largest = 0;
+  for (const model::BlockSpec& block : blueprint.model.blocks) {
+    largest = std::max(largest, block.own_elements());
+  }
+  const Bytes written = blueprint.model.parameters() * size_of(DType::f32);
+  const Bytes buffers = std::min<Bytes>(kWriteBuffers, written);
+  if (ballast.save_weights) {
+    text += fmt::format(", {} more while weights are saved",
+                        format_bytes(buffers + largest * size_of(DType::f32)));
+  } else if (ballast.writes_checkpoints()) {
+    text += fmt::format(", {} more while checkpoints are written", format_bytes(buffers));
+  }
+  add(lines, "not budgeted", text);
+}
+
 void describe_run(const Forecast& forecast, Lines& lines) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
   const step::Problem& problem = blueprint.problem;
@@ -169,6 +192,7 @@ void describe_run(const Forecast& forecast, Lines& lines) {
   for (const std::string& row : blueprint.ledger.table(blueprint.budgets)) {
     lines.push_back("  " + row);
   }
+  describe_unbudgeted(forecast, lines);
 }
 
 plan::Bottleneck bottleneck_of(const plan::Prediction& prediction) {
