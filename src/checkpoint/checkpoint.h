@@ -81,6 +81,7 @@ class Checkpoint {
   /// Number of ranks that wrote it or, if it is portable, its source.
   [[nodiscard]] std::uint64_t ranks() const { return ranks_; }
   [[nodiscard]] const std::vector<Block>& blocks() const { return blocks_; }
+  [[nodiscard]] TileCounts tiles() const;
   /// identity_of() the adapters and the quantised base; null without.
   [[nodiscard]] const text::Json& adapters() const { return adapters_; }
   [[nodiscard]] const text::Json& quantization() const { return quantization_; }

@@ -56,18 +56,17 @@ std::uint64_t count_tiles(const std::vector<Checkpoint::Block>& blocks, std::str
   return std::max<std::uint64_t>(1, static_cast<std::uint64_t>(count));
 }
 
-/// Describes a checkpoint with other `blocks` than those of `config`.
-std::string describe_other_blocks(const std::vector<Checkpoint::Block>& blocks,
-                                  const model::ModelConfig& config) {
+/// Describes a checkpoint of a model with `tiles` and other blocks than those of `config`.
+std::string describe_other_blocks(const TileCounts& tiles, const model::ModelConfig& config) {
   const auto other = [](std::string_view key, std::uint64_t here, std::uint64_t in_config) {
     return fmt::format("has model.{} {}, but the config has {}; set it to {}", key, here, in_config,
                        here);
   };
-  const std::uint64_t layer = count_tiles(blocks, "layer 0 mlp ");
-  const std::uint64_t vocabulary = count_tiles(blocks, "embedding ");
-  if (layer != config.layer_tiles) return other("layer_tiles", layer, config.layer_tiles);
-  if (vocabulary != config.vocabulary_tiles) {
-    return other("vocabulary_tiles", vocabulary, config.vocabulary_tiles);
+  if (tiles.layers != config.layer_tiles) {
+    return other("layer_tiles", tiles.layers, config.layer_tiles);
+  }
+  if (tiles.vocabulary != config.vocabulary_tiles) {
+    return other("vocabulary_tiles", tiles.vocabulary, config.vocabulary_tiles);
   }
   return "is of another model than the config's";
 }
@@ -292,6 +291,24 @@ void Checkpoint::verify(std::uint32_t first, std::uint32_t of,
   }
 }
 
+TileCounts Checkpoint::tiles() const {
+  return {.vocabulary = count_tiles(blocks_, "embedding "),
+          .layers = count_tiles(blocks_, "layer 0 mlp ")};
+}
+
+std::optional<TileCounts> tiles_of(const fs::path& from) {
+  const std::vector<fs::path> folders =
+      names_checkpoint(from) ? std::vector{from} : checkpoints_of(from);
+  for (const fs::path& folder : folders) {
+    try {
+      return Checkpoint(folder).tiles();
+    } catch (const Error& error) {
+      if (error.category() != ErrorCategory::data) throw;  // damaged, so an earlier one is used
+    }
+  }
+  return std::nullopt;
+}
+
 void Checkpoint::check_fits(const engine::Blueprint& blueprint, const Check& check) const {
   check_adapters(folder_, adapters_, blueprint.model.adapters);
   check_quantization(folder_, quantization_, blueprint.model.quantization);
@@ -302,7 +319,7 @@ void Checkpoint::check_fits(const engine::Blueprint& blueprint, const Check& che
     if (same) check_frozen(folder_, blocks_[b], describe(blocks[b]));
     same = same && blocks_[b].elements == blocks[b].plain_elements();
   }
-  if (!same) refuse_checkpoint(folder_, describe_other_blocks(blocks_, blueprint.model.config));
+  if (!same) refuse_checkpoint(folder_, describe_other_blocks(tiles(), blueprint.model.config));
   if (check) check(*this);
   for (const StateRange& range : engine::whole_ranges(blueprint)) {
     const auto found = pieces_.find({range.block, range.kind});

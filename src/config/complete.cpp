@@ -27,6 +27,10 @@ void complete_model(Config& config, const Document& document) {
   const auto refuse = [&](std::string_view key, const std::string& rule) {
     refuse_model(config, document, key, rule);
   };
+  // Placement rules name blocks, whose numbers depend on the tiles.
+  const bool open = config.ballast.placement.empty();
+  config.open_tiles = {.vocabulary = open && m.vocabulary_tiles == 0,
+                       .layers = open && m.layer_tiles == 0};
   model::complete(m, refuse, config.rank_split());
   check_stages(config, document);
   if (m.max_sequence < sequence_length) {

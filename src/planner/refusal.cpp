@@ -51,9 +51,6 @@ bool works(PlanRequest request, Effort effort) {
   }
 }
 
-/// Changes of a config that are made together, as arguments of --set.
-using Overrides = std::vector<std::string>;
-
 constexpr std::string_view kOptimizerTier = "zero_optimization.offload_optimizer.device";
 constexpr std::string_view kWeightsTier = "zero_optimization.offload_param.device";
 constexpr std::string_view kActivations = "ballast.activations";
@@ -84,6 +81,13 @@ void add_devices(const PlanRequest& request, std::vector<Overrides>& changes) {
   }
 }
 
+/// Everything that the planner can choose, left to it.
+Overrides open_placement() {
+  return {assign(kWeightsTier, "auto"), assign(kOptimizerTier, "auto"),
+          assign(kActivations, "auto"), assign(kGradients, "auto"),
+          "ballast.recompute=auto",     "ballast.order=auto"};
+}
+
 void add_placements(const config::Config& config, std::vector<Overrides>& changes) {
   // Placement rules would override the new tier.
   const auto add = [&](Overrides change) {
@@ -100,27 +104,13 @@ void add_placements(const config::Config& config, std::vector<Overrides>& change
     if (slower(config.zero.parameters.tier, tier)) add({assign(kWeightsTier, name)});
     if (slower(config.ballast.gradients, tier)) add({assign(kGradients, "auto")});
   }
-  const Overrides open = {assign(kWeightsTier, "auto"), assign(kOptimizerTier, "auto"),
-                          assign(kActivations, "auto"), assign(kGradients, "auto"),
-                          "ballast.recompute=auto",     "ballast.order=auto"};
+  const Overrides open = open_placement();
   add(open);
   if (config.batch.automatic) return;
   Overrides all = open;
   all.insert(all.end(), {fmt::format("train_batch_size={}", config.batch.train_batch),
                          kAutoMicroBatch, "gradient_accumulation_steps=auto"});
   add(std::move(all));
-}
-
-/// Returns `request` with its config changed; empty if the config's rules forbid it.
-std::optional<PlanRequest> changed(const PlanRequest& request, const Overrides& overrides) {
-  PlanRequest result = request;
-  try {
-    result.config = config::parse(config::print(request.config), "/", "the change", overrides,
-                                  request.mesh.ranks());
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-  return result;
 }
 
 /// Adds the longest of half, quarter and so on of the sequence length that fits.
@@ -137,6 +127,20 @@ void add_shorter_sequence(const PlanRequest& request, std::vector<std::string>& 
     longest = "--set " + change;
   }
   if (!longest.empty()) ways.push_back(std::move(longest));
+}
+
+/// Adds the fewest tiles that fit, alone or with an open placement.
+void add_tiles(const PlanRequest& request, std::vector<std::string>& ways) {
+  if (!request.config.ballast.placement.empty()) return;
+  for (const Overrides& before : {Overrides(), open_placement()}) {
+    const std::optional<PlanRequest> other = changed(request, before);
+    if (!other) continue;
+    Overrides change = find_fitting_tiles(*other, {.vocabulary = true, .layers = true});
+    if (change.empty()) continue;
+    change.insert(change.end(), before.begin(), before.end());
+    ways.push_back(fmt::format("--set {}", fmt::join(change, " --set ")));
+    return;
+  }
 }
 
 /// Rounds up to a size that format_bytes() prints exactly, with three digits.
@@ -203,19 +207,11 @@ std::string describe_excess(const memory::Budgets& budgets, const memory::Ledger
 /// Returns the message for a request whose `nearest` plan does not fit.
 std::string explain(const PlanRequest& request, const ClosestMiss& nearest) {
   expects(nearest.excess > 0, "planner: a run that fits was refused");
-  std::vector<Overrides> changes;
-  if (inputs::named_speculation(request.config) > 0)
-    changes.push_back({"ballast.speculative_updates=0"});
-  add_devices(request, changes);
-  add_micro_batches(request, changes);
-  add_placements(request.config, changes);
   std::vector<std::string> ways;
-  for (const Overrides& change : changes) {
-    const std::optional<PlanRequest> other = changed(request, change);
-    if (!other || !works(*other, Effort::quick)) continue;
+  if (const Overrides change = find_fitting_change(request); !change.empty()) {
     ways.push_back(fmt::format("--set {}", fmt::join(change, " --set ")));
-    break;
   }
+  if (ways.empty()) add_tiles(request, ways);
   if (ways.empty()) add_shorter_sequence(request, ways);
   if (std::string budgets = larger_budgets(request, nearest.ledger); !budgets.empty()) {
     ways.push_back(std::move(budgets));
@@ -265,6 +261,20 @@ ClosestMiss find_miss_on_devices(const PlanRequest& request, Effort effort) {
 }
 
 }  // namespace
+
+Overrides find_fitting_change(const PlanRequest& request) {
+  std::vector<Overrides> changes;
+  if (inputs::named_speculation(request.config) > 0)
+    changes.push_back({"ballast.speculative_updates=0"});
+  add_devices(request, changes);
+  add_micro_batches(request, changes);
+  add_placements(request.config, changes);
+  for (const Overrides& change : changes) {
+    const std::optional<PlanRequest> other = changed(request, change);
+    if (other && works(*other, Effort::quick)) return change;
+  }
+  return {};
+}
 
 ClosestMiss find_closest_miss(const PlanRequest& request, Effort effort) {
   ClosestMiss nearest;

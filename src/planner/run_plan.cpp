@@ -259,6 +259,48 @@ class JointPlanning {
 
 }  // namespace
 
+config::Config with_tiles_of_root(const config::Config& config, comm::Ranks* ranks) {
+  config::Config settled = config;
+  if (ranks == nullptr) return settled;
+  const std::string sent = ranks->broadcast(
+      fmt::format("[{},{}]", settled.model.vocabulary_tiles, settled.model.layer_tiles));
+  const text::Json received = text::parse_json(sent, "the tiles of rank 0");
+  settled.model.vocabulary_tiles = received.elements().at(0).whole().value();
+  settled.model.layer_tiles = received.elements().at(1).whole().value();
+  return settled;
+}
+
+config::Config settle_tiles(const config::Config& config, comm::Ranks* ranks,
+                            const std::atomic<bool>* interrupted, const PlanSource& source) {
+  if (!config.open_tiles.any()) return config;
+  config::Config settled = config;
+  const auto find = [&](const config::Config& shared, std::uint32_t world,
+                        std::uint32_t local_world) {
+    if (!source.plan.empty()) return take_tiles(source.plan, settled);
+    const plan::Rates rates =
+        source.rates.empty() ? plan::Rates{} : calibrate::load_rates(source.rates);
+    const PlanRequest request = {.config = shared,
+                                 .model = inputs::model_of(shared),
+                                 .budgets = budgets_here(shared, rates),
+                                 .mesh = inputs::mesh_of(shared, world),
+                                 .devices = inputs::available_devices(shared, local_world),
+                                 .interrupted = interrupted};
+    settled.model = with_fitting_tiles(request).model;
+  };
+  if (ranks == nullptr) {
+    find(config, 1, 1);
+    return settled;
+  }
+  const calibrate::MachineShare share = find_share(*ranks, config);
+  comm::collective_try(ranks, [&] {
+    if (ranks->rank() != 0) return;
+    config::Config shared = config;
+    calibrate::apply_common_share(shared, share);
+    find(shared, ranks->world(), ranks->launch().local_world);
+  });
+  return with_tiles_of_root(settled, ranks);
+}
+
 RunPlan plan_run(const config::Config& config, comm::Ranks* ranks,
                  const std::atomic<bool>* interrupted, const PlanSource& source) {
   return ranks == nullptr || ranks->world() == 1

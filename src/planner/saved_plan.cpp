@@ -163,6 +163,17 @@ void save_plan(const std::filesystem::path& file, const text::OutputRule& rule,
   text::write_output(file, rule, plan.pretty(2) + "\n");
 }
 
+void take_tiles(const std::filesystem::path& file, config::Config& config) {
+  const PlanFile plan(file);
+  const Json* const model = plan.member("config").find("model");
+  const auto take = [&](bool open, std::string_view key, std::uint64_t& tiles) {
+    const Json* const found = model == nullptr || !open ? nullptr : model->find(key);
+    if (found != nullptr) tiles = found->whole().value_or(tiles);
+  };
+  take(config.open_tiles.vocabulary, "vocabulary_tiles", config.model.vocabulary_tiles);
+  take(config.open_tiles.layers, "layer_tiles", config.model.layer_tiles);
+}
+
 AppliedPlan read_plan(const std::filesystem::path& file, const config::Config& config,
                       std::uint32_t world) {
   const PlanFile plan(file);

@@ -146,6 +146,20 @@ enum class Effort : std::uint8_t { quick, thorough };
 /// If its excess is 0, try_decide() has a plan that fits. Needs no rates.
 ClosestMiss find_closest_miss(const PlanRequest& request, Effort effort);
 
+/// Changes of a config that are made together, as arguments of --set.
+using Overrides = std::vector<std::string>;
+
+/// Returns `request` with its config and model changed; empty if the config's rules forbid it.
+std::optional<PlanRequest> changed(const PlanRequest& request, const Overrides& overrides);
+
+/// Returns the first change of placement, micro-batch or number of devices with which a plan for
+/// `request` fits; empty if none of those that are tried fits.
+Overrides find_fitting_change(const PlanRequest& request);
+
+/// Returns the smallest change of the numbers of tiles with which a plan for `request` fits; empty
+/// if there is none. Tiles of the vocabulary come first, then those of layers, then both.
+Overrides find_fitting_tiles(const PlanRequest& request, const config::Config::OpenTiles& open);
+
 /// Like decide(), but empty if no plan fits.
 std::optional<Decision> try_decide(const PlanRequest& request);
 

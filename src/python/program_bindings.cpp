@@ -103,7 +103,7 @@ nb::tuple plan(const std::string& file, std::optional<std::string> text,
     std::vector<std::string> lines;
   };
   const Texts texts = run_with_signals([&request] {
-    const config::Config config = request.config.load(request.world);
+    const config::Config config = tools::forecast_config(request);
     tools::log_notes(config);
     const planner::Forecast forecast = tools::forecast_of(request, config);
     return Texts{planner::to_json(forecast), planner::describe(forecast)};

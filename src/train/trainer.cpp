@@ -1,6 +1,5 @@
 #include "ballast/train/trainer.h"
 
-#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <limits>
@@ -38,6 +37,7 @@
 #include "src/train/run_measures.h"
 #include "src/train/run_trace.h"
 #include "src/train/saved_weights.h"
+#include "src/train/settled_tiles.h"
 #include "src/train/spikes.h"
 
 namespace ballast::train {
@@ -464,7 +464,7 @@ void check_inputs(const config::Config& config) {
   static_cast<void>(open_inputs(config, {}));
 }
 
-void train(const config::Config& config, Observer& observer, const std::atomic<bool>* interrupted,
+void train(const config::Config& asked, Observer& observer, const std::atomic<bool>* interrupted,
            const RunOptions& options, comm::Ranks* ranks) {
   if (ranks != nullptr && ranks->world() == 1) ranks = nullptr;
   const bool is_root = ranks == nullptr || ranks->rank() == 0;
@@ -474,12 +474,12 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
   // Checked before planning, which may measure the machine for a minute.
   comm::collective_try(ranks, [&] {
     if (!options.resume.empty()) checkpoint::check_names_states(options.resume);
-    inputs = open_inputs(config, ranks == nullptr ? comm::Launch{} : ranks->launch());
-    if (is_root) open_outputs(config, options, inputs);
+    inputs = open_inputs(asked, ranks == nullptr ? comm::Launch{} : ranks->launch());
+    if (is_root) open_outputs(asked, options, inputs);
     if (!is_root || options.directory != RunDirectory::automatic) return;
     finished =
-        find_finished(config, data::settings_of_run(config, inputs.data.files, inputs.data.tokens));
-    if (!finished) chosen.directory = inputs.files->begin_or_continue(config);
+        find_finished(asked, data::settings_of_run(asked, inputs.data.files, inputs.data.tokens));
+    if (!finished) chosen.directory = inputs.files->begin_or_continue(asked);
   });
   if (options.directory == RunDirectory::automatic) {
     if (is_root && finished) observer.already_finished(*finished);
@@ -487,6 +487,7 @@ void train(const config::Config& config, Observer& observer, const std::atomic<b
     const bool continues = chosen.directory == RunDirectory::continued;
     if (comm::decided_by_root(ranks, continues)) chosen.directory = RunDirectory::continued;
   }
+  const config::Config config = settle_tiles(asked, ranks, interrupted, chosen);
   planner::RunPlan plan = planner::plan_run(config, ranks, interrupted, options.source);
   std::optional<Trainer> trainer;
   comm::collective_try(ranks, [&] {

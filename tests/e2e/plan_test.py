@@ -201,6 +201,30 @@ class Plan(unittest.TestCase):
                     followed = self.plan(*settings(*run, *changes))
                     self.assertEqual(followed.returncode, 0, f"{way}: {followed.stderr}")
 
+    def test_a_large_vocabulary_is_cut_where_nothing_else_fits(self):
+        large = ("model.vocab_size=32768", "model.tie_embeddings=true", "ballast.device_bytes=16MiB", "ballast.host_bytes=1GiB",
+                 *ALL_AUTO)
+        done = self.plan(*settings(*large, "model.vocabulary_tiles=1"))
+        assert_one_line(self, done, 1, ["; it would fit with --set model.vocabulary_tiles="])
+        change = re.search(r"--set (model.vocabulary_tiles=\d+)", done.stderr).group(1)
+        followed = self.plan(*settings(*large, change))
+        self.assertEqual(followed.returncode, 0, followed.stderr)
+        # Left to the program, the number is the same, and a line says so.
+        done = self.plan(*settings(*large), "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f'planner: "auto" takes {change}, because nothing fits', done.stderr)
+        tiles = int(change.split("=")[1])
+        text = self.plan(*settings(*large)).stdout
+        self.assertRegex(text, rf"blocks +{tiles + 3 + 1} ")  # tied: tiles, layers, norm
+        roomy = self.plan(*settings(*large, "ballast.device_bytes=1GiB"))
+        self.assertEqual((roomy.returncode, roomy.stderr), (0, ""))
+
+    def test_memory_that_no_budget_counts_is_said(self):
+        for save, words in (("true", "more while weights are saved"), ("false", "for the program")):
+            text = self.plan(*settings(f"ballast.save_weights={save}")).stdout
+            line = re.search(r"  not budgeted +about 25.0 MiB of host memory .*", text).group(0)
+            self.assertTrue(line.endswith(words), line)
+
     def test_writes_nothing_but_what_was_asked_for(self):
         before = sorted(self.path.rglob("*"))
         self.planned()

@@ -31,6 +31,7 @@ KILLS = int(os.environ.get("BALLAST_TEST_KILLS", "3"))
 
 class ResumeTest(runs.CheckpointTest):
     BALLAST = {**runs.CheckpointTest.BALLAST, "eval_every": 5}
+    TIGHT = "16MiB"  # not enough for a vocabulary of 32768 in one tile
 
     def copied_run(self):
         """The first steps of a run, computed once and copied for each test that resumes from
@@ -95,6 +96,35 @@ class ResumeTest(runs.CheckpointTest):
         done = self.resume()
         self.assertEqual(done.returncode, 0, done.stderr)  # nothing is left to do
         self.assertEqual(self.results(), expected)
+
+    def test_tiles_that_a_small_budget_needed_stay_whatever_the_budget_of_the_resume(self):
+        model = {**runs.TINY["model"], "vocab_size": 32768}
+
+        def sections(device_bytes):
+            return {"model": model, "ballast": {**self.BALLAST, "placement": [],
+                                                "device_bytes": device_bytes}}
+
+        def tiles(out):
+            return json.loads((self.path / out / "config.json").read_text())["model"][
+                "vocabulary_tiles"]
+
+        done = self.train("--out", "reference", **sections(self.TIGHT))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn('"auto" takes model.vocabulary_tiles=', done.stderr)
+        self.assertGreater(tiles("reference"), 1)
+        done = self.train("--out", "roomy", **sections("256MiB"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(tiles("roomy"), 1)
+        self.part_of_run(**sections(self.TIGHT))
+        done = self.resume(**sections("256MiB"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(tiles("run"), tiles("reference"))
+        self.assertEqual(self.results(), self.results("reference"))
+        # And the other way round: without room for its one tile the resume is refused.
+        self.part_of_run("--out", "one", **sections("256MiB"))
+        done = self.train("--resume", "one", "--out", "two", **sections(self.TIGHT))
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("the device budget of ", done.stderr)
 
     def time_of_a_run(self):
         started = time.monotonic()

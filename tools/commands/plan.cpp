@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,15 +42,19 @@ struct PlanArguments {
   bool json = false;
 };
 
-plan::Rates rates_for(const ForecastRequest& request, config::Config config) {
-  if (!request.rates.empty()) {
-    try {
-      return calibrate::load_rates(request.rates);
-    } catch (const Error& error) {
-      refuse_other_kind(request.rates, formats::Settings::rates, error);
-      throw;
-    }
+/// Returns the rates of the given file; none without a file.
+std::optional<plan::Rates> given_rates(const ForecastRequest& request) {
+  if (request.rates.empty()) return std::nullopt;
+  try {
+    return calibrate::load_rates(request.rates);
+  } catch (const Error& error) {
+    refuse_other_kind(request.rates, formats::Settings::rates, error);
+    throw;
   }
+}
+
+plan::Rates rates_for(const ForecastRequest& request, config::Config config) {
+  if (auto given = given_rates(request)) return *std::move(given);
   if (request.world > 1) {
     throw Error(ErrorCategory::usage,
                 fmt::format("{} needs {}: the network between ranks cannot be measured here "
@@ -97,7 +102,7 @@ std::vector<planner::PassingShare> passing_shares(const config::Config& config) 
 void run_plan(const PlanArguments& arguments) {
   const ForecastRequest& request = arguments.request;
   announce_ending("planning ends without a result");
-  const config::Config config = request.config.load(request.world);
+  const config::Config config = forecast_config(request);
   log_notes(config);
   const std::vector<std::filesystem::path> inputs = {request.config.file, request.rates};
   const auto trace = train::trace_rule("simulated", arguments.overwrite, inputs);
@@ -136,6 +141,20 @@ void run_plan(const PlanArguments& arguments) {
 }
 
 }  // namespace
+
+config::Config forecast_config(const ForecastRequest& request) {
+  config::Config config = request.config.load(request.world);
+  if (!config.open_tiles.any()) return config;
+  const plan::Rates rates = given_rates(request).value_or(plan::Rates{});
+  const planner::PlanRequest asked = {.config = config,
+                                      .model = inputs::model_of(config),
+                                      .budgets = planner::budgets_of(config, rates),
+                                      .rates = rates,
+                                      .mesh = inputs::mesh_of(config, request.world),
+                                      .devices = planner::devices_of(config, rates),
+                                      .interrupted = &interrupted()};
+  return planner::with_fitting_tiles(asked);
+}
 
 planner::Forecast forecast_of(const ForecastRequest& request, const config::Config& config) {
   planner::Forecast forecast =

@@ -16,6 +16,10 @@ struct ForecastRequest {
   bool recalibrate = false;
 };
 
+/// Loads the config of `request`, with as many tiles as fit (planner::with_fitting_tiles()). Throws
+/// Error.
+config::Config forecast_config(const ForecastRequest& request);
+
 /// Predicts a run of `config`, the config of `request`. Measures this machine's rates unless they
 /// are cached or given. Throws Error.
 planner::Forecast forecast_of(const ForecastRequest& request, const config::Config& config);

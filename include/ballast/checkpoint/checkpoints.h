@@ -54,6 +54,15 @@ bool is_of_run(const std::filesystem::path& path, const std::filesystem::path& r
 /// Throws Error(data) unless `path` is a checkpoint or a run directory with checkpoints.
 void check_names_states(const std::filesystem::path& path);
 
+/// Numbers of tiles of a checkpoint's model.
+struct TileCounts {
+  std::uint64_t vocabulary = 1;
+  std::uint64_t layers = 1;
+};
+/// Returns those of the checkpoint `from`, or of the latest readable one of the run directory
+/// `from`; empty if there is none.
+std::optional<TileCounts> tiles_of(const std::filesystem::path& from);
+
 /// One kind of state (engine::StateKind), over all blocks.
 struct KeptState {
   std::string kind;

@@ -344,6 +344,13 @@ struct Config {
   /// `activation_checkpointing.partition_activations`: each of the ranks that share a layer stores
   /// an equal part of its input for the backward pass. No effect if there is one.
   bool partition_activations = false;
+  /// Numbers of tiles that the config leaves to the program. The model section has the numbers that
+  /// sizes suggest; planner::with_fitting_tiles() may raise them.
+  struct OpenTiles {
+    bool vocabulary = false;
+    bool layers = false;
+    [[nodiscard]] bool any() const { return vocabulary || layers; }
+  } open_tiles;
   double gradient_clipping = 1.0;     ///< 0: no clipping
   std::uint64_t steps_per_print = 1;  ///< number of steps, or kNoProgressLines
   MonitorSection tensorboard;

@@ -21,6 +21,11 @@ Decision decide(const PlanRequest& request);
 /// measurement.
 void require_fit(const PlanRequest& request);
 
+/// Returns the config of `request`. If it leaves numbers of tiles open (Config::open_tiles) and
+/// nothing fits the budgets with those that sizes suggest, it has the fewest that fit, and a line
+/// is logged. Other numbers change the last bits of results. Needs no rates.
+config::Config with_fitting_tiles(const PlanRequest& request);
+
 /// Returns the config of `request` for machine_rates(). Open activations and gradients are on NVMe
 /// in it if no other tier is, and the run fits only with some of them there. Needs no rates.
 config::Config measured_config(const PlanRequest& request);

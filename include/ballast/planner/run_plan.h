@@ -31,6 +31,15 @@ struct PlanSource {
   std::filesystem::path plan;   ///< a saved plan (read_plan())
 };
 
+/// Returns `config` with the numbers of tiles for plan_run(): with_fitting_tiles() for the budgets
+/// of a rank, or those of a saved plan in `source`. Collective: all ranks get those of rank 0.
+config::Config settle_tiles(const config::Config& config, comm::Ranks* ranks,
+                            const std::atomic<bool>* interrupted = nullptr,
+                            const PlanSource& source = {});
+
+/// Returns `config` with the numbers of tiles that rank 0 has. Collective.
+config::Config with_tiles_of_root(const config::Config& config, comm::Ranks* ranks);
+
 /// Plans a run of `config` on this machine. The planner decides every "auto" with this machine's
 /// rates (machine_rates()) or those of `source`, and logs the decision; a config without choices
 /// needs no rates. A saved plan in `source` is used unchanged.

@@ -35,6 +35,10 @@ struct AppliedPlan {
   plan::Rates rates;
 };
 
+/// Sets the numbers of tiles that `config` leaves open to those of the plan in `file`. Throws
+/// Error(config) for a file of another kind.
+void take_tiles(const std::filesystem::path& file, config::Config& config);
+
 /// Applies the plan in `file` to a run of `config` with `world` ranks. Keys that do not affect
 /// plans may differ: training data, learning rate, schedule, steps, checkpoints and messages.
 /// Throws Error(config), one line, for a file of another kind, another config, number of ranks or
