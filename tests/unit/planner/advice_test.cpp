@@ -113,6 +113,7 @@ PlanRequest request_for(const std::vector<std::string>& overrides, Bytes host_by
   request.rates.forward = request.rates.backward = request.rates.head = {{64.0, 10e12}};
   request.rates.device_memory_per_second = 1e12;
   request.model = model::build_architecture(request.config.model);
+  if (request.config.model.vocabulary_tiles > 1) return request;  // they need further sizes
   request.kernels = [](model::MicroBatchShape shape) {
     return model::KernelSizes{.workspace = shape.tokens() * 4096};
   };

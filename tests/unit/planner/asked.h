@@ -42,10 +42,13 @@ struct Asked {
         budgets(given) {}
 
   [[nodiscard]] PlanRequest request() const {
-    return {
-        config,  model,
-        budgets, rates,
-        mesh,    [model = model](model::MicroBatchShape shape) { return kernels(model, shape); }};
+    PlanRequest request = {config, model, budgets, rates, mesh};
+    // Tiles need further sizes, for which the real kernels are asked.
+    if (model.config.vocabulary_tiles > 1 || model.config.layer_tiles > 1) return request;
+    request.kernels = [model = model](model::MicroBatchShape shape) {
+      return kernels(model, shape);
+    };
+    return request;
   }
   [[nodiscard]] Decision decide() const { return planner::decide(request()); }
   /// The message of the refusal; "" when it fits.

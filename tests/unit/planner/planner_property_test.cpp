@@ -327,10 +327,15 @@ void check_refusal(const Case& drawn, const PlanRequest& request, const std::str
   EXPECT_EQ(find_by_trying_all(request), "");
   EXPECT_THROW(require_fit(request), Error);
   for (const Way& way : read_ways(refusal)) {
-    const PlanRequest changed = drawn.request(way.overrides, way.budgets);
+    PlanRequest changed = drawn.request(way.overrides, way.budgets);
+    // Made-up kernels do not fit other tiles, for which refusals ask the real ones.
+    const bool cuts = std::ranges::any_of(way.overrides, [](const std::string& change) {
+      return change.find("_tiles=") != std::string::npos;
+    });
+    if (cuts) changed.kernels = nullptr;
     const Outcome followed = ask(changed);
     EXPECT_EQ(followed.refusal, "") << fmt::format("followed {}", fmt::join(way.overrides, " "));
-    if (followed.decision) check_decision(changed, *followed.decision);
+    if (followed.decision && !cuts) check_decision(changed, *followed.decision);
   }
 }
 
