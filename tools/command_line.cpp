@@ -13,6 +13,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
+#include "ballast/text/output_file.h"
 
 #include "tools/usage/paths.h"
 
@@ -98,14 +99,21 @@ std::string mistake(const OptionInfo& option, const std::string& text) {
                      did_you_mean(text, option.choices));
 }
 
+/// Name of standard output as the value of an option that names a file to write.
+constexpr std::string_view kStandardOutput = "-";
+
 /// Converts a value that has no mistakes.
 template <class T>
-T value_of(const std::string& text) {
+T value_of(const OptionInfo& option, const std::string& text) {
   if constexpr (std::is_floating_point_v<T>) {
     return std::strtod(text.c_str(), nullptr);
   } else if constexpr (std::is_integral_v<T>) {
     return text.starts_with('-') ? static_cast<T>(std::strtoll(text.c_str(), nullptr, 0))
                                  : static_cast<T>(std::strtoull(text.c_str(), nullptr, 0));
+  } else if (option.takes == Names::new_path) {
+    const std::string path = text == kStandardOutput ? "/dev/stdout" : text;
+    text::reserve_standard_output(path);
+    return T(path);
   } else {
     return T(text);
   }
@@ -201,7 +209,7 @@ void Command::add_option(const std::string& name, Target target, const std::stri
       std::vector<Value> values;
       for (const std::string& text : texts) {
         if (std::string wrong = mistake<Value>(option, text); !wrong.empty()) return wrong;
-        values.push_back(value_of<Value>(text));
+        values.push_back(value_of<Value>(option, text));
       }
       if constexpr (kList) {
         *value = std::move(values);

@@ -70,6 +70,9 @@ constexpr int kClosedPipe = 141;
 bool is_closed_pipe(const std::system_error& error) {
   return error.code() == std::errc::broken_pipe;
 }
+bool is_closed_pipe(const Error& error) {
+  return error.error_number() == EPIPE;
+}
 
 /// Opens those standard streams that are closed. Otherwise a file of the run would get the number
 /// of such a stream, and output would be written into it.
@@ -154,7 +157,7 @@ int main_program(int argc, char** argv, const std::vector<std::string>& name) {
   } catch (const Reported& reported) {
     return reported.status;
   } catch (const Error& error) {
-    return fail(error.what(), status_of(error));
+    return is_closed_pipe(error) ? kClosedPipe : fail(error.what(), status_of(error));
   } catch (const std::bad_alloc&) {
     return fail("out of memory", 1);
   } catch (const std::filesystem::filesystem_error& error) {

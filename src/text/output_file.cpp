@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <system_error>
 #include <utility>
 
@@ -24,14 +25,23 @@ enum class OutputKind : std::uint8_t { free, file, stream };
   throw Error(ErrorCategory::usage, fmt::format("{} {}", printable(path.string(), 4096), why));
 }
 
-/// The open descriptor that `path` names: /dev/stdout, /dev/fd/3. Opening it again would write at
-/// the beginning of a file, and a new file cannot be made next to it.
-std::optional<int> named_descriptor(const fs::path& path) {
-  const std::string name = path.lexically_normal().string();
+/// Standard output before reserve_standard_output(); null if it was not called.
+Descriptor& reserved() {
+  static Descriptor only;
+  return only;
+}
+
+int standard_output() {
+  return reserved().is_open() ? reserved().number() : STDOUT_FILENO;
+}
+
+/// The number of a descriptor in a name like /dev/stdout or /dev/fd/3.
+std::optional<int> number_in(const std::string& name) {
   if (name == "/dev/stdout") return STDOUT_FILENO;
   if (name == "/dev/stderr") return STDERR_FILENO;
-  for (const std::string& folder : {std::string("/dev/fd/"), std::string("/proc/self/fd/"),
-                                    fmt::format("/proc/{}/fd/", ::getpid())}) {
+  for (const std::string& folder :
+       {std::string("/dev/fd/"), std::string("/proc/self/fd/"),
+        std::string("/proc/thread-self/fd/"), fmt::format("/proc/{}/fd/", ::getpid())}) {
     if (!name.starts_with(folder)) continue;
     int number = -1;
     const char* const end = name.data() + name.size();
@@ -39,6 +49,38 @@ std::optional<int> named_descriptor(const fs::path& path) {
     if (read.ec == std::errc{} && read.ptr == end) return number;
   }
   return std::nullopt;
+}
+
+/// The open descriptor that `path`, or a symbolic link at `path`, names. Opening it again would
+/// write at the beginning of a file, and a new file cannot be made next to it.
+std::optional<int> named_descriptor(const fs::path& path) {
+  constexpr int kMostLinks = 40;  // as in Linux
+  fs::path place = path;
+  for (int i = 0; i < kMostLinks; ++i) {
+    const auto number = number_in(place.lexically_normal().string());
+    if (number) return *number == STDOUT_FILENO ? standard_output() : *number;
+    std::error_code error;
+    const fs::path target = fs::read_symlink(place, error);
+    if (error) break;
+    place = place.parent_path() / target;
+  }
+  return std::nullopt;
+}
+
+bool is_standard_output(const fs::path& path) {
+  if (const auto number = named_descriptor(path)) return *number == standard_output();
+  struct stat target = {};
+  struct stat standard = {};
+  if (path.empty() || ::stat(path.c_str(), &target) != 0) return false;
+  return ::fstat(standard_output(), &standard) == 0 && target.st_dev == standard.st_dev &&
+         target.st_ino == standard.st_ino;
+}
+
+bool is_null_device(const fs::path& path) {
+  struct stat target = {};
+  struct stat null = {};
+  return ::stat(path.c_str(), &target) == 0 && ::stat("/dev/null", &null) == 0 &&
+         S_ISCHR(target.st_mode) && target.st_rdev == null.st_rdev;
 }
 
 bool is_below(const fs::path& path, const fs::path& folder) {
@@ -117,10 +159,12 @@ void check_output(const fs::path& path, const OutputRule& rule) {
 }
 
 void refuse_same_output(const fs::path& one, const fs::path& other) {
-  if (one.empty() || other.empty()) return;
+  if (one.empty() || other.empty() || is_null_device(one)) return;
+  const auto number = named_descriptor(one);
   std::error_code error;  // "a" and "./a", which may not exist
   const fs::path first = fs::weakly_canonical(fs::absolute(one, error), error);
-  if (error || first != fs::weakly_canonical(fs::absolute(other, error), error)) return;
+  const bool same_path = first == fs::weakly_canonical(fs::absolute(other, error), error) && !error;
+  if (!same_path && (!number || number != named_descriptor(other))) return;
   refuse(one, "is named for two outputs; choose another file for one of them");
 }
 
@@ -130,12 +174,11 @@ void write_output(const fs::path& path, const OutputRule& rule, std::string_view
   file.commit();
 }
 
-bool is_standard_output(const fs::path& path) {
-  struct stat target = {};
-  struct stat standard = {};
-  if (path.empty() || ::stat(path.c_str(), &target) != 0) return false;
-  return ::fstat(STDOUT_FILENO, &standard) == 0 && target.st_dev == standard.st_dev &&
-         target.st_ino == standard.st_ino;
+void reserve_standard_output(const fs::path& path) {
+  if (reserved().is_open() || !is_standard_output(path) || is_null_device(path)) return;
+  std::fflush(stdout);
+  reserved() = Descriptor(::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0));
+  if (reserved().is_open()) ::dup2(STDERR_FILENO, STDOUT_FILENO);
 }
 
 OutputFile::OutputFile(fs::path path, const OutputRule& rule) : path_(std::move(path)) {

@@ -9,6 +9,7 @@ config), and leave nothing behind.
 
 import json
 import os
+import pathlib
 import re
 import resource
 import shutil
@@ -91,9 +92,43 @@ class CommandLine(RunTest):
         self.assert_fails(self.run_ballast(*tokenize, "text.txt", "--overwrite"), 2, "an input")
         self.assertEqual(self.run_ballast(*tokenize, "config.json", "--overwrite").returncode, 0)
         self.assertEqual((self.path / "config.json").read_bytes(), tokens)
-        piped = subprocess.run([self.ballast, *tokenize, "/dev/stdout"], cwd=self.path,
-                               capture_output=True, check=True)
-        self.assertEqual(piped.stdout, tokens)
+
+    def written_to_output(self, *arguments):
+        """What a command writes to standard output. Everything else is on standard error."""
+        done = subprocess.run([self.ballast, *map(str, arguments)], cwd=self.path, check=True,
+                              capture_output=True, timeout=240)
+        return done.stdout
+
+    def test_output_files_are_alone_on_standard_output(self):
+        config = self.config()
+        rates = ("--rates", pathlib.Path(__file__).parents[2] / "configs/rates/rtx4090-1nvme.json")
+        (self.path / "link").symlink_to("/dev/stdout")
+        for name in ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"):
+            trace = self.written_to_output("train", config, "--overwrite", "--trace", name)
+            self.assertIn("traceEvents", json.loads(trace))
+        self.assertEqual({entry.name for entry in self.path.iterdir()},
+                         {"config.json", "text.txt", "run", "link"})
+        self.assertIn("traceEvents", json.loads(self.written_to_output(
+            "plan", config, *rates, "--json", "--trace", "-")))
+        self.assertIn("ballast_plan", json.loads(self.written_to_output(
+            "plan", config, *rates, "--save", "-")))
+        tokens = self.written_to_output("tokenize", "text.txt", "--out", "-")
+        self.assertEqual(len(tokens), 2 * len(TEXT))
+        self.assertRegex(self.written_to_output("report", "run", "--csv", "-"), rb"\Astep,[^\n]*\n1,")
+        for page in (("plan", config, *rates, "--html"), ("report", "run", "--out"),
+                     ("bench", "adam", "--params", "1Mi", "--html")):
+            self.assertRegex(self.written_to_output(*page, "-"), rb"(?s)\A<!doctype .*</html>\n\Z")
+        done = self.run_ballast("plan", config, *rates, "--html", "-", "--trace", "/dev/fd/1")
+        self.assert_fails(done, 2, "named for two outputs")
+
+    def test_a_reader_that_closes_the_output_early_is_no_failure(self):
+        self.assertEqual(self.run_ballast("tokenize", "text.txt", "--out", "/dev/null").returncode, 0)
+        read, write = os.pipe()
+        os.close(read)
+        done = subprocess.run([self.ballast, "tokenize", "text.txt", "--out", "-"], cwd=self.path,
+                              text=True, stdout=write, stderr=subprocess.PIPE, check=False)
+        os.close(write)
+        self.assertEqual((done.returncode, done.stderr), (141, ""))
 
     def test_names_of_files_cannot_break_the_line(self):
         for status, *arguments in ((2, "train", "no\nconfig.json"), (1, "inspect", "no\n\x1b[31mrun"),

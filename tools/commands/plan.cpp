@@ -122,9 +122,6 @@ void run_plan(const PlanArguments& arguments) {
   if (!arguments.save.empty()) {
     planner::save_plan(arguments.save, saved, config, forecast.decision, forecast.rates);
   }
-  for (const auto* file : {&arguments.trace, &arguments.html, &arguments.save}) {
-    if (text::is_standard_output(*file)) return;
-  }
   if (arguments.json) {
     fmt::print("{}\n", planner::to_json(forecast));
     return;

@@ -35,7 +35,6 @@ void run_tokenize(const TokenizeArguments& arguments) {
                       .overwrite = arguments.overwrite,
                       .inputs = source.files()},
                      &interrupted());
-  if (text::is_standard_output(arguments.out)) return;
   fmt::print("{}: {} tokens (u16) from {} file{}\n", arguments.out.string(), source.size(),
              source.files().size(), source.files().size() == 1 ? "" : "s");
 }

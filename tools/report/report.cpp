@@ -179,7 +179,6 @@ void write_csv(const ReportArguments& arguments, const RunData& run) {
                       .overwrite = arguments.overwrite,
                       .inputs = inputs_of(arguments)},
                      csv_of(run.metrics()));
-  if (text::is_standard_output(arguments.csv)) return;
   fmt::print("metrics of {} steps in {}\n", run.metrics().rows(), arguments.csv.string());
 }
 
@@ -199,7 +198,6 @@ void run_report(const ReportArguments& arguments) {
   text::check_output(out, rule);
   const std::string page = html_page(title_of(runs), report_data(runs, false));
   text::write_output(out, rule, page);
-  if (text::is_standard_output(out)) return;
   fmt::print("report in {} ({})\n", out.string(), format_bytes(page.size()));
 }
 

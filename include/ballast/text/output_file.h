@@ -37,8 +37,10 @@ void refuse_same_output(const std::filesystem::path& one, const std::filesystem:
 void write_output(const std::filesystem::path& path, const OutputRule& rule,
                   std::string_view content);
 
-/// Whether writing to `path` writes to standard output. The command then prints nothing else there.
-bool is_standard_output(const std::filesystem::path& path);
+/// If writing to `path` writes to standard output, keeps standard output for files under this rule:
+/// everything else that the process prints there goes to standard error from now on. Call before
+/// the first line is printed. Does nothing for other paths and for /dev/null.
+void reserve_standard_output(const std::filesystem::path& path);
 
 /// A file under this rule. Files are written like ReplacedFile: they appear complete or not at all.
 class OutputFile {
