@@ -19,5 +19,5 @@ if [ ! -f build/build.ninja ]; then
   mv build.log build/
 fi
 echo "demo: building (a few minutes the first time)"
-ninja -C build tools/ballast >build/demo.log 2>&1 || { tail -n 40 build/demo.log >&2; exit 1; }
+ninja -C build program >build/demo.log 2>&1 || { tail -n 40 build/demo.log >&2; exit 1; }
 exec build/tools/ballast train configs/demo.json "$@"

@@ -53,6 +53,15 @@ class MpiModule(runs.RunTest):
             self.assertIn(word, errors[0])
         self.assertEqual(done.returncode, 1, done.stderr)
 
+    @unittest.skipUnless(MODULE and shutil.which("ninja"), "needs MPI and ninja")
+    def test_the_demo_builds_what_several_ranks_need(self):
+        demo = (pathlib.Path(__file__).parents[2] / "tools/demo.sh").read_text()
+        target = re.search(r"(?m)^ninja -C build (\S+) ", demo).group(1)
+        build = pathlib.Path(self.ballast).parents[1]
+        parts = subprocess.run(["ninja", "-C", build, "-t", "query", target], capture_output=True,
+                               text=True, check=True).stdout
+        self.assertIn("tools/ballast_mpi.so", parts.split())
+
     def test_the_program_links_neither_mpi_nor_a_library_of_nvidia(self):
         linked = subprocess.run(["ldd", self.ballast], capture_output=True, text=True, check=True)
         self.assertIn("libc.so", linked.stdout)
