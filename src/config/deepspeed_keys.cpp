@@ -298,6 +298,16 @@ bool has_no_effect(std::string_view section, std::string_view name) {
   });
 }
 
+std::vector<std::string> written_section(const Json& root, const std::string& name) {
+  if (root.find(name) != nullptr) return {name};
+  const Json* const zero = root.find("zero_optimization");
+  if (name == "aio" && zero != nullptr && zero->find("aio") != nullptr) {
+    return {"zero_optimization", "aio"};
+  }
+  if (name == "bf16" && root.find("bfloat16") != nullptr) return {"bfloat16"};
+  return {name};
+}
+
 void map_deprecated(Document& document, std::vector<std::string>& log) {
   Json& root = document.root();
   if (const Json* const old = root.find("bfloat16")) {

@@ -9,6 +9,7 @@
 #include "ballast/text/files.h"
 
 #include "src/config/document.h"
+#include "src/config/sections.h"
 
 namespace ballast::config {
 namespace {
@@ -110,9 +111,17 @@ std::vector<std::string> split(const std::string& path) {
   return keys;
 }
 
+/// Returns `keys` with the name of their section that the text has.
+std::vector<std::string> as_written(const Json& root, std::vector<std::string> keys) {
+  const std::vector<std::string> written = written_section(root, keys.front());
+  keys.erase(keys.begin());
+  keys.insert(keys.begin(), written.begin(), written.end());
+  return keys;
+}
+
 void apply(std::string& text, const Edit& edit, const std::string& name) {
   const Json root = Document(text, ".", name, {}).root();
-  const std::vector<std::string> keys = split(edit.path);
+  const std::vector<std::string> keys = as_written(root, split(edit.path));
   const Json* object = &root;
   std::string so_far;
   for (std::size_t i = 0;; ++i) {
@@ -131,6 +140,12 @@ void apply(std::string& text, const Edit& edit, const std::string& name) {
                    indented(edit.json, indent, newline_of(text)));
       return;
     }
+    if (object->is_null()) {
+      const std::string section = nested(std::span(keys).subspan(i + 1), edit.json);
+      text.replace(object->begin_at(), object->end_at() - object->begin_at(),
+                   indented(section, indent_of(text, found->at), newline_of(text)));
+      return;
+    }
     if (!object->is_object()) {
       throw Error(ErrorCategory::config,
                   fmt::format("{}: {}: is not a JSON object, so {} cannot be set", name, so_far,
@@ -146,14 +161,36 @@ std::string edit_text(std::string text, std::span<const Edit> edits, const std::
   return text;
 }
 
+namespace {
+
+/// The edited text in a file next to `file`, after all checks. commit() replaces `file`.
+class EditedFile {
+ public:
+  EditedFile(const std::filesystem::path& file, std::span<const Edit> edits,
+             const std::function<void(const Config&)>& accept)
+      : text_(edit_text(text::read_settings(file, "config"), edits, file.string())),
+        replaced_(std::filesystem::canonical(file)) {
+    replaced_.write(text_);
+    accept(parse(text::read_settings(replaced_.temporary(), "config"),
+                 std::filesystem::absolute(file).parent_path(), file.string(), {}));
+  }
+  void commit() { replaced_.commit(); }
+
+ private:
+  std::string text_;
+  text::ReplacedFile replaced_;
+};
+
+}  // namespace
+
 void edit_file(const std::filesystem::path& file, std::span<const Edit> edits,
                const std::function<void(const Config&)>& accept) {
-  const std::string edited = edit_text(text::read_settings(file, "config"), edits, file.string());
-  text::ReplacedFile replaced(std::filesystem::canonical(file));
-  replaced.write(edited);
-  accept(parse(text::read_settings(replaced.temporary(), "config"),
-               std::filesystem::absolute(file).parent_path(), file.string(), {}));
-  replaced.commit();
+  EditedFile(file, edits, accept).commit();
+}
+
+void try_edit(const std::filesystem::path& file, std::span<const Edit> edits,
+              const std::function<void(const Config&)>& accept) {
+  const EditedFile edited(file, edits, accept);
 }
 
 }  // namespace ballast::config

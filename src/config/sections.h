@@ -78,6 +78,10 @@ bool has_no_effect(std::string_view section, std::string_view name);
 /// Error(config) if both are given.
 void map_deprecated(Document& document, std::vector<std::string>& log);
 
+/// Returns the path of a section of the root in a document before map_deprecated(): its deprecated
+/// one if the document has that, otherwise {`name`}.
+std::vector<std::string> written_section(const Json& root, const std::string& name);
+
 /// Replaces "auto" where Hugging Face's integration of DeepSpeed fills in a value, and notes it.
 void replace_auto(Document& document, std::vector<std::string>& log);
 

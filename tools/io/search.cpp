@@ -123,15 +123,11 @@ std::vector<IoTrial> search(const std::vector<IoSetting>& settings, IoRegion& re
   return trials;
 }
 
-std::vector<IoScore> scores_of(const std::vector<IoTrial>& trials, bool proven) {
-  std::size_t fewest = 1;
-  for (const IoTrial& trial : trials) {
-    if (proven) fewest = std::max(fewest, (trial.rates.size() + 1) / 2);
-  }
+std::vector<IoScore> scores_of(const std::vector<IoTrial>& trials) {
   std::vector<IoScore> scores;
   double best = 0.0;
   for (const IoTrial& trial : trials) {
-    if (trial.rates.size() < fewest) continue;
+    if (trial.rates.empty()) continue;
     scores.push_back({trial.setting, trial.median()});
     best = std::max(best, trial.median());
   }
@@ -139,10 +135,44 @@ std::vector<IoScore> scores_of(const std::vector<IoTrial>& trials, bool proven) 
   return scores;
 }
 
+std::optional<std::size_t> doubtful(const std::vector<IoTrial>& trials,
+                                    const std::vector<std::string>& backends) {
+  const std::vector<IoScore> scores = scores_of(trials);
+  if (scores.empty()) return std::nullopt;
+  std::size_t enough = 1;
+  for (const IoTrial& trial : trials) enough = std::max(enough, (trial.rates.size() + 1) / 2);
+  const auto fastest =
+      std::max_element(scores.begin(), scores.end(),
+                       [](const IoScore& a, const IoScore& b) { return a.share < b.share; });
+  for (const IoSetting& deciding : {fastest->setting, choose(scores, backends)}) {
+    const auto trial = std::find_if(trials.begin(), trials.end(), [&](const IoTrial& other) {
+      return other.setting == deciding;
+    });
+    if (trial->rates.size() < enough) return static_cast<std::size_t>(trial - trials.begin());
+  }
+  return std::nullopt;
+}
+
+void confirm(std::vector<IoTrial>& trials, const std::vector<std::string>& backends,
+             IoRegion& region, double seconds, std::string_view task,
+             const std::atomic<bool>& interrupted) {
+  const double turn = seconds / static_cast<double>(trials.size());
+  double spent = 0.0;
+  while (spent < seconds) {
+    const auto next = doubtful(trials, backends);
+    if (!next) return;
+    IoTrial& trial = trials[*next];
+    const IoResult result =
+        take_turn(trial.setting, IoPattern::mixed, {&region, 1}, turn, task, interrupted);
+    trial.rates.push_back(result.gb_per_second());
+    spent += result.seconds;
+  }
+}
+
 std::vector<IoScore> common_scores(const std::vector<std::vector<IoTrial>>& trials_by_path) {
-  std::vector<IoScore> common = scores_of(trials_by_path.front(), false);
+  std::vector<IoScore> common = scores_of(trials_by_path.front());
   for (std::size_t i = 1; i < trials_by_path.size(); ++i) {
-    const std::vector<IoScore> scores = scores_of(trials_by_path[i], false);
+    const std::vector<IoScore> scores = scores_of(trials_by_path[i]);
     std::erase_if(common, [&](IoScore& score) {
       const auto found = std::find_if(scores.begin(), scores.end(), [&](const IoScore& other) {
         return other.setting == score.setting;
@@ -164,10 +194,10 @@ IoSetting choose(const std::vector<IoScore>& scores, const std::vector<std::stri
   };
   const IoScore* chosen = nullptr;
   const auto better = [&](const IoScore& a, const IoScore& b) {
-    if (rank(a) != rank(b)) return rank(a) < rank(b);
     if (a.setting.in_flight() != b.setting.in_flight()) {
       return a.setting.in_flight() < b.setting.in_flight();
     }
+    if (rank(a) != rank(b)) return rank(a) < rank(b);
     return a.share > b.share;
   };
   for (const IoScore& score : scores) {

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -44,13 +46,23 @@ struct IoScore {
   double share = 0.0;
 };
 
-/// Chooses among the settings within 3% of the best: the first backend of `backends`, then the
-/// least memory in flight, then the fastest. `scores` must not be empty.
+/// Chooses the setting with the least memory in flight among those within 3% of the best. Among
+/// equals it takes the first backend of `backends`, then the fastest. `scores` must not be empty.
 IoSetting choose(const std::vector<IoScore>& scores, const std::vector<std::string>& backends);
 
-/// The trials of one path relative to its best. `proven`: only those with at least half of the
-/// largest number of turns.
-std::vector<IoScore> scores_of(const std::vector<IoTrial>& trials, bool proven);
+/// Returns the settings of one path that were tried, relative to the best of them.
+std::vector<IoScore> scores_of(const std::vector<IoTrial>& trials);
+
+/// Returns the index of a trial that decides the choice after less than half of the largest number
+/// of turns: the fastest, or the one that would be chosen. Nothing if both have enough.
+std::optional<std::size_t> doubtful(const std::vector<IoTrial>& trials,
+                                    const std::vector<std::string>& backends);
+
+/// Gives more turns to doubtful() trials until there is none, for at most `seconds`, so that a
+/// lucky turn does not decide.
+void confirm(std::vector<IoTrial>& trials, const std::vector<std::string>& backends,
+             IoRegion& region, double seconds, std::string_view task,
+             const std::atomic<bool>& interrupted);
 
 /// The worst score over all paths, for settings that were tried on every path.
 std::vector<IoScore> common_scores(const std::vector<std::vector<IoTrial>>& trials_by_path);

@@ -25,8 +25,11 @@ using text::Json;
 
 constexpr const char* kTuningTask = "tune io";
 constexpr std::size_t kLineWidth = 80;
-/// Share of a path's time for the search. The rest is for measuring the chosen setting.
-constexpr double kSearchShare = 0.75;
+/// Shares of a path's time for the search and for more turns of the settings that decide. The rest
+/// is for measuring the chosen setting.
+constexpr double kSearchShare = 0.6;
+constexpr double kConfirmShare = 0.15;
+constexpr double kRatesShare = 1.0 - kSearchShare - kConfirmShare;
 
 /// The usable backends, best first.
 std::vector<std::string> usable_backends() {
@@ -67,9 +70,10 @@ TunedPath tune_path(const std::filesystem::path& path, IoRegion& region,
   tuned.path = path;
   tuned.trials =
       search(settings_to_try(backends), region, kSearchShare * seconds, kTuningTask, interrupted());
-  tuned.setting = choose(scores_of(tuned.trials, true), backends);
-  tuned.rates = measure_rates(tuned.setting, {&region, 1}, (1.0 - kSearchShare) * seconds,
-                              kTuningTask, interrupted());
+  confirm(tuned.trials, backends, region, kConfirmShare * seconds, kTuningTask, interrupted());
+  tuned.setting = choose(scores_of(tuned.trials), backends);
+  tuned.rates =
+      measure_rates(tuned.setting, {&region, 1}, kRatesShare * seconds, kTuningTask, interrupted());
   return tuned;
 }
 
@@ -81,10 +85,8 @@ void print_path(const TunedPath& tuned) {
   for (const IoTrial& trial : tuned.trials) {
     if (!trial.rates.empty()) order.push_back(&trial);
   }
-  std::stable_sort(order.begin(), order.end(), [](const IoTrial* a, const IoTrial* b) {
-    return a->rates.size() != b->rates.size() ? a->rates.size() > b->rates.size()
-                                              : a->median() > b->median();
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [](const IoTrial* a, const IoTrial* b) { return a->median() > b->median(); });
   std::size_t left_out = 0;
   for (std::size_t i = 0; i < order.size(); ++i) {
     const IoTrial& trial = *order[i];
@@ -200,7 +202,7 @@ IoTuning tune_io(const TuneIoArguments& a) {
   const auto paths = measured_paths(a.paths, kTuningTask);
   const auto backends = usable_backends();
   const Bytes size = checked_size(a, settings_to_try(backends));
-  if (!a.config.empty()) check_writable_config(a.config);
+  if (!a.config.empty()) check_writable_config(a.config, paths);
   std::vector<IoRegion> regions;
   regions.reserve(paths.size());
   for (const auto& path : paths) {
@@ -220,7 +222,7 @@ IoTuning tune_io(const TuneIoArguments& a) {
   if (paths.size() > 1) {
     const auto scores = common_scores(trials);
     if (!scores.empty()) tuning.common = choose(scores, backends);
-    const double seconds = (1.0 - kSearchShare) * a.seconds;
+    const double seconds = kRatesShare * a.seconds;
     tuning.mixed_together =
         measure_rates(tuning.common, regions, seconds, kTuningTask, interrupted()).mixed;
   }

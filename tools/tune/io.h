@@ -45,7 +45,9 @@ text::Json to_json(const IoTuning& tuning, const std::vector<double>& tflops);
 /// Throws Error and does not change the file if the effective config would differ from the tuning.
 void write_tuning(const std::filesystem::path& config, const IoTuning& tuning);
 
-/// Throws Error if write_tuning() would fail. Call before measuring.
-void check_writable_config(const std::filesystem::path& config);
+/// Throws Error if write_tuning() would fail for these paths, and does not change the file. Call
+/// before measuring.
+void check_writable_config(const std::filesystem::path& config,
+                           const std::vector<std::filesystem::path>& paths);
 
 }  // namespace ballast::tools

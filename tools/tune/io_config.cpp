@@ -116,8 +116,9 @@ void note_limits(const config::Config& config, const IoTuning& tuning,
 
 }  // namespace
 
-void check_writable_config(const std::filesystem::path& config) {
-  static_cast<void>(config::load(config, {}));
+void check_writable_config(const std::filesystem::path& config,
+                           const std::vector<std::filesystem::path>& paths) {
+  const config::Config before = config::load(config, {});
   const std::filesystem::path target = std::filesystem::canonical(config);
   for (const auto& place : {target, target.parent_path()}) {
     if (access(place.c_str(), W_OK) == 0) continue;
@@ -125,6 +126,13 @@ void check_writable_config(const std::filesystem::path& config) {
                 fmt::format("--write {}: {} is not writable", config.string(), place.string()),
                 errno);
   }
+  IoTuning sample = {.common = {.block = kMiB, .depth = 32, .backend = "threads"}};
+  for (const auto& path : paths) {
+    sample.paths.push_back(
+        {.path = path, .setting = sample.common, .rates = {.read = 1.0, .write = 1.0}});
+  }
+  config::try_edit(config, edits_for(before, sample),
+                   [&](const config::Config& after) { require_tuned(after, sample, config); });
 }
 
 void write_tuning(const std::filesystem::path& file, const IoTuning& tuning) {

@@ -16,9 +16,10 @@ struct Edit {
 };
 
 /// Applies `edits` to the config `text`: replaces values and appends missing keys and sections to
-/// their parents, formatted like their neighbours. All other bytes, including comments, stay the
-/// same. Throws Error(config), naming `name`, for text that is not a config file and for a path
-/// through a value that is not a section.
+/// their parents, formatted like their neighbours. A section that is null is replaced. If the text
+/// has the section under its deprecated name (`zero_optimization.aio`, `bfloat16`), the key is set
+/// there. All other bytes, including comments, stay the same. Throws Error(config), naming `name`,
+/// for text that is not a config file and for a path through a value that is not a section.
 std::string edit_text(std::string text, std::span<const Edit> edits, const std::string& name);
 
 /// Applies `edits` to `file` atomically. The new text is written to a temporary file, parsed and
@@ -27,5 +28,9 @@ std::string edit_text(std::string text, std::span<const Edit> edits, const std::
 /// Error(io).
 void edit_file(const std::filesystem::path& file, std::span<const Edit> edits,
                const std::function<void(const Config&)>& accept);
+
+/// Does everything of edit_file() except replacing the file. Throws the same errors.
+void try_edit(const std::filesystem::path& file, std::span<const Edit> edits,
+              const std::function<void(const Config&)>& accept);
 
 }  // namespace ballast::config

@@ -52,6 +52,20 @@ TEST(EditText, IgnoresMembersInsideStringsAndComments) {
   EXPECT_EQ(edited(before + "5\n}", "a", "6"), before + "6\n}");
 }
 
+TEST(EditText, SetsAKeyOfASectionWhereTheTextHasIt) {
+  EXPECT_EQ(edited(R"({"zero_optimization": {"aio": {"queue_depth": 8}}})", "aio.queue_depth", "4"),
+            R"({"zero_optimization": {"aio": {"queue_depth": 4}}})");
+  EXPECT_EQ(edited(R"({"bfloat16": {"enabled": true}})", "bf16.enabled", "false"),
+            R"({"bfloat16": {"enabled": false}})");
+  EXPECT_EQ(edited(R"({"aio": {}, "zero_optimization": {}})", "aio.queue_depth", "4"),
+            R"({"aio": {"queue_depth": 4}, "zero_optimization": {}})");
+}
+
+TEST(EditText, ReplacesASectionThatIsNull) {
+  EXPECT_EQ(edited("{\"aio\": null, \"b\": 1}", "aio.queue_depth", "4"),
+            "{\"aio\": {\n  \"queue_depth\": 4\n}, \"b\": 1}");
+}
+
 TEST(EditText, AddsAMissingKeyAfterTheLastOne) {
   EXPECT_EQ(edited("{\n    \"a\": 1\n}\n", "b", "2"), "{\n    \"a\": 1,\n    \"b\": 2\n}\n");
   EXPECT_EQ(edited(R"({"a": 1})", "b", "2"), R"({"a": 1, "b": 2})");

@@ -37,24 +37,36 @@ TEST(IoSearch, ChoosesTheLeastInFlightWithinThreePercentOfTheBest) {
 
 TEST(IoSearch, ChoosesTheBetterBackendAmongEquals) {
   const IoSetting uring{kMiB, 32, "io_uring"};
-  const IoSetting threads{kMiB, 4, "threads"};
+  const IoSetting threads{kMiB, 32, "threads"};
   EXPECT_EQ(choose({{threads, 1.0}, {uring, 0.98}}, kBackends), uring);
   EXPECT_EQ(choose({{threads, 1.0}, {uring, 0.9}}, kBackends), threads);
+  const IoSetting less{kMiB, 4, "threads"};
+  EXPECT_EQ(choose({{less, 0.98}, {uring, 1.0}}, kBackends), less);
   const IoSetting same{2 * kMiB, 16, "io_uring"};
   EXPECT_EQ(choose({{uring, 0.98}, {same, 0.99}}, kBackends), same);
 }
 
-TEST(IoSearch, OneTurnDoesNotBeatMany) {
-  const IoSetting lucky{kMiB, 64, "io_uring"};
-  const IoSetting steady{kMiB, 8, "io_uring"};
-  const std::vector<IoTrial> trials = {{lucky, {9.0}}, {steady, {4.0, 5.0, 6.0, 5.0}}, {{}, {}}};
-  const auto proven = scores_of(trials, true);
-  ASSERT_EQ(proven.size(), 1U);
-  EXPECT_EQ(proven.front().setting, steady);
-  EXPECT_EQ(proven.front().share, 1.0);
-  const auto all = scores_of(trials, false);
-  ASSERT_EQ(all.size(), 2U);
-  EXPECT_DOUBLE_EQ(all.back().share, 5.0 / 9.0);
+TEST(IoSearch, EverySettingThatWasTriedIsConsidered) {
+  const IoSetting early{kMiB, 4, "io_uring"};
+  const IoSetting steady{kMiB, 64, "io_uring"};
+  const std::vector<IoTrial> trials = {{early, {4.9}}, {steady, {4.0, 5.0, 6.0, 5.0}}, {{}, {}}};
+  const auto scores = scores_of(trials);
+  ASSERT_EQ(scores.size(), 2U);
+  EXPECT_DOUBLE_EQ(scores.front().share, 4.9 / 5.0);
+  EXPECT_EQ(choose(scores, kBackends), early);
+}
+
+TEST(IoSearch, TrialsThatDecideAfterFewTurnsAreDoubtful) {
+  const IoSetting small{kMiB, 4, "io_uring"};
+  const IoSetting large{kMiB, 64, "io_uring"};
+  const IoSetting slow{kMiB, 8, "io_uring"};
+  const std::vector<double> four = {5.0, 5.0, 5.0, 5.0};
+  // The fastest has one lucky turn.
+  EXPECT_EQ(doubtful({{large, four}, {small, {9.0}}, {slow, {1.0}}}, kBackends), 1U);
+  // The fastest is sure, but the one with the least memory is not.
+  EXPECT_EQ(doubtful({{large, four}, {slow, {1.0}}, {small, {4.9}}}, kBackends), 2U);
+  EXPECT_EQ(doubtful({{large, four}, {slow, {1.0}}, {small, {4.9, 4.9}}}, kBackends), std::nullopt);
+  EXPECT_EQ(doubtful({{large, {}}, {small, {}}}, kBackends), std::nullopt);
 }
 
 TEST(IoSearch, SeveralPathsShareTheSettingThatIsBestForTheWorst) {
