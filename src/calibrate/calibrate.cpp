@@ -107,7 +107,7 @@ std::string describe_paths(const config::Config& config) {
   std::string text;
   for (const state::SwapPath& path : options.paths) {
     const std::string place =
-        path.made_later ? describe_file_system(path.directory) : path.directory.string();
+        path.key.empty() ? describe_file_system(path.directory) : path.directory.string();
     text +=
         fmt::format("{} {} block {} depth {} flight {} poll {} {} gbps {} {}; ", place,
                     path.io.backend, path.io.block_bytes, path.io.depth, path.io.in_flight_bytes,

@@ -32,11 +32,7 @@ constexpr int kMixed = 3;
 state::SwapOptions existing_paths(const config::Config& config) {
   state::SwapOptions options = inputs::swap_options(config);
   for (state::SwapPath& path : options.paths) {
-    std::error_code ignored;
-    while (path.made_later && path.directory.has_relative_path() &&
-           !std::filesystem::exists(path.directory, ignored)) {
-      path.directory = path.directory.parent_path();
-    }
+    path.directory = path.existing();
     path.made_later = false;
   }
   return options;

@@ -24,6 +24,9 @@ class MadeDirectory {
   MadeDirectory(const MadeDirectory&) = delete;
   MadeDirectory& operator=(const MadeDirectory&) = delete;
 
+  /// Lets the directory stay, even if it is empty.
+  void keep() { made_.clear(); }
+
  private:
   std::vector<std::filesystem::path> made_;  ///< the innermost first
 };

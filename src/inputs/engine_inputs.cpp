@@ -74,6 +74,16 @@ std::string swap_key(const config::Config& config, const std::filesystem::path& 
   return names(config.zero.parameters) ? "zero_optimization.offload_param.nvme_path" : "";
 }
 
+/// Whether a run creates the swap directory if it is missing. That of nvme_path must have an
+/// existing parent, so that a mistake in the name of a disk is found.
+bool may_be_made(const config::Config& config, const std::filesystem::path& directory) {
+  if (directory == config.ballast.out) return true;
+  std::error_code error;
+  const bool missing = std::filesystem::symlink_status(directory, error).type() ==
+                       std::filesystem::file_type::not_found;
+  return missing && std::filesystem::is_directory(directory.parent_path(), error);
+}
+
 /// Returns this process's swap directories among the machine's `directories` (at least one).
 std::vector<std::filesystem::path> own_of(const std::vector<std::filesystem::path>& directories,
                                           const comm::Launch& launch) {
@@ -241,7 +251,7 @@ state::SwapOptions swap_options(const config::Config& config, const comm::Launch
                                     .iopoll = aio.iopoll},
                              .read_gbps = entry.read_gbps,
                              .write_gbps = entry.write_gbps,
-                             .made_later = directory == config.ballast.out,
+                             .made_later = may_be_made(config, directory),
                              .key = swap_key(config, directory)});
   }
   return options;

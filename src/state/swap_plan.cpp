@@ -21,20 +21,10 @@ namespace {
 /// Maximum bytes written and read to measure a path.
 constexpr Bytes kTrial = 64 * kMiB;
 
-/// Returns the directory, or its nearest existing parent if it is created later.
-std::filesystem::path existing(const SwapPath& path) {
-  std::filesystem::path place = path.directory;
-  std::error_code ignored;
-  while (path.made_later && place.has_relative_path() && !std::filesystem::exists(place, ignored)) {
-    place = place.parent_path();
-  }
-  return place;
-}
-
 /// Throws the Error of aio::File::create_anonymous, with `path` even if the directory does not
 /// exist yet.
 void check(const SwapPath& path, Bytes size, aio::File::Access access) {
-  const auto place = existing(path);
+  const auto place = path.existing();
   try {
     aio::File::check_anonymous(place, size, access);
   } catch (const Error& error) {
@@ -63,7 +53,7 @@ double time_transfer(aio::Queue& queue, aio::Direction direction, const aio::Fil
 
 void measure(SwapPath& path, aio::File::Access access, HostBytes memory) {
   constexpr double kGiga = 1e9;
-  const aio::File file = aio::File::create_anonymous(existing(path), memory.size(), access);
+  const aio::File file = aio::File::create_anonymous(path.existing(), memory.size(), access);
   const auto queue = aio::make_queue(path.io);
   const auto rate = [&](aio::Direction direction) {
     const double seconds = std::max(time_transfer(*queue, direction, file, memory), 1e-9);
@@ -101,7 +91,7 @@ double weight(const SwapPath& path) {
 }
 
 void require_suited(const SwapPath& path, const SwapOptions& options) {
-  const auto place = existing(path);
+  const auto place = path.existing();
   const std::string why = aio::unsuited_for_swap(aio::inspect_file_system(place), place);
   if (why.empty() || options.any_file_system) return;
   throw Error(ErrorCategory::io,
@@ -121,7 +111,7 @@ std::vector<Need> needs(const SwapPlan& plan) {
   std::vector<Need> found;
   for (std::size_t p = 0; p < plan.options.paths.size(); ++p) {
     const SwapPath& path = plan.options.paths[p];
-    const aio::FileSystem here = aio::inspect_file_system(existing(path));
+    const aio::FileSystem here = aio::inspect_file_system(path.existing());
     auto need = std::find_if(found.begin(), found.end(), [&](const Need& other) {
       return other.file_system.device == here.device;
     });
@@ -148,6 +138,15 @@ void require_space(const SwapPlan& plan) {
 }
 
 }  // namespace
+
+std::filesystem::path SwapPath::existing() const {
+  std::filesystem::path place = directory;
+  std::error_code ignored;
+  while (made_later && place.has_relative_path() && !std::filesystem::exists(place, ignored)) {
+    place = place.parent_path();
+  }
+  return place;
+}
 
 void check_paths(const SwapOptions& options) {
   for (const SwapPath& path : options.paths) {
@@ -184,7 +183,7 @@ Bytes swap_bytes_on(const std::filesystem::path& place, const SwapOptions& optio
                     std::span<const Bytes> extents) {
   const auto device = aio::inspect_file_system(place).device;
   for (const SwapPath& path : options.paths) {
-    if (aio::inspect_file_system(existing(path)).device != device) return 0;
+    if (aio::inspect_file_system(path.existing()).device != device) return 0;
   }
   return std::accumulate(extents.begin(), extents.end(), Bytes{0});
 }

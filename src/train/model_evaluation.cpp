@@ -27,6 +27,7 @@
 #include "src/train/initial_weights.h"
 #include "src/train/run_engine.h"
 #include "src/train/run_files.h"
+#include "src/train/swap_folders.h"
 
 namespace ballast::train {
 namespace {
@@ -205,8 +206,8 @@ ModelEvaluation evaluate_model(const config::Config& config,
                     data.sequence_length));
   }
   engine::Blueprint blueprint = planner::draw_evaluation(config);
-  std::optional<formats::MadeDirectory> swap;
-  if (blueprint.schedule.bytes(Tier::nvme) > 0) swap.emplace(config.ballast.out);
+  std::optional<SwapFolders> swap;
+  if (blueprint.schedule.bytes(Tier::nvme) > 0) swap.emplace(inputs::swap_options(config));
   const data::EvaluationBatches batches(source, blueprint.shape.sequences, blueprint.shape.length);
   engine::Engine engine(std::move(blueprint), planner::engine_options(config), interrupted);
   start_from_weights(engine, config,

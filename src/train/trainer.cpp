@@ -39,6 +39,7 @@
 #include "src/train/saved_weights.h"
 #include "src/train/settled_tiles.h"
 #include "src/train/spikes.h"
+#include "src/train/swap_folders.h"
 
 namespace ballast::train {
 namespace {
@@ -77,6 +78,7 @@ class Trainer {
   /// Allocates everything before the first step.
   void prepare() {
     if (!is_root()) run_directory_.emplace(config_.ballast.out);  // perhaps on another machine
+    make_swap_folders();
     if (is_root()) observer_.planned(engine_.blueprint(), describe_devices(*engine_));
     prediction_ = calibrate::RunPrediction::find(asked_, engine_.blueprint(),
                                                  plan_.given_rates ? &*plan_.given_rates : nullptr);
@@ -131,6 +133,14 @@ class Trainer {
 
  private:
   [[nodiscard]] bool is_root() const { return rank_ == 0; }
+
+  void make_swap_folders() {
+    comm::collective_try(ranks_, [&] {
+      if (engine_.blueprint().schedule.bytes(Tier::nvme) == 0) return;
+      swap_folders_.emplace(
+          inputs::swap_options(config_, ranks_ == nullptr ? comm::Launch{} : ranks_->launch()));
+    });
+  }
 
   /// Ends the trace after its last step, when the updates of that step are done.
   void end_trace() {
@@ -308,6 +318,7 @@ class Trainer {
     const double rate = rates_.at(engine_->updates() + 1);
     const engine::StepResult result = as_step_failure(
         [&] { return engine_->train_step(of_engine(batch), rate, loss_scaler_.scale()); });
+    if (swap_folders_) swap_folders_->keep();
     StepMetrics metrics = measures_->step(batch, result, rate);
     metrics.skipped_batches = skipped_batches_;
     if (config_.type == DType::f16) metrics.loss_scale = loss_scaler_.scale();
@@ -433,6 +444,7 @@ class Trainer {
   std::uint64_t world_;
   std::uint32_t local_world_;  ///< ranks on this machine
   RunTrace trace_;
+  std::optional<SwapFolders> swap_folders_;
   RestartableEngine engine_;
   LrSchedule rates_;
   LossScaler loss_scaler_;

@@ -148,62 +148,6 @@ class CommandLine(RunTest):
         for word in ("devices", "communicators", "I/O backends", "instruction sets", "scalar"):
             self.assertIn(word, done.stdout)
 
-    def doctor(self, *arguments, **settings):
-        """Returns verdict and text of every check, and what the command returned."""
-        done = self.run_ballast("doctor", *arguments, **settings)
-        lines = re.findall(r"^(.{14}) (ok   |hint |fault) (\S.*)$", done.stdout, re.M)
-        self.assertEqual(len(lines), len(done.stdout.splitlines()), done.stdout)
-        return {name.strip(): (verdict.strip(), text) for name, verdict, text in lines}, done
-
-    def test_doctor_has_a_line_for_each_part_of_the_machine(self):
-        found, done = self.doctor(self.config(), "--set",
-                                  f'zero_optimization.offload_optimizer.nvme_path="{self.path}"')
-        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
-        self.assertEqual(list(found), ["CPU", "instructions", "memory", "locked memory",
-                                       "huge pages", "file I/O", "swap folder", "MPI", "GPU"])
-        self.assertEqual(found["GPU"][1], "not used, because ballast.device is \"host\"")
-        self.assertNotIn("fault", [verdict for verdict, _ in found.values()])
-
-    def test_doctor_says_what_would_be_faster(self):
-        found, done = self.doctor(environment={"BALLAST_IO_DISABLE": "io_uring"},
-                                  limits=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK,
-                                                                    (65536, 65536)))
-        self.assertEqual(found["file I/O"][0], "hint")
-        self.assertRegex(found["file I/O"][1], "^threads; faster would be io_uring, but ")
-        self.assertEqual(found["locked memory"][0], "hint")
-        self.assertRegex(found["locked memory"][1], r"^64\.0 KiB \(ulimit -l\); .*unlimited")
-
-    def test_doctor_fails_for_a_folder_that_cannot_be_used(self):
-        for folder, word in (("/dev/shm", "tmpfs"), (self.path / "none", "none")):
-            found, done = self.doctor(
-                self.config(), "--set", "aio.any_file_system=false",
-                "--set", f'zero_optimization.offload_optimizer.nvme_path="{folder}"')
-            self.assertEqual(found["swap folder"][0], "fault")
-            self.assertIn(word, found["swap folder"][1])
-            self.assert_fails(done, 1, "1 check of this machine failed")
-
-    def test_doctor_fails_for_a_full_disk(self):
-        image = self.path / "image"
-        with image.open("wb") as file:
-            file.truncate(16 << 20)
-        folder = self.path / "full"
-        folder.mkdir()
-        made = shutil.which("mkfs.ext4") and subprocess.run(
-            ["mkfs.ext4", "-q", image], capture_output=True, check=False).returncode == 0
-        mount = ["unshare", "-m", "sh", "-c", 'mount -o loop "$0" "$1" && shift && exec "$@"', image,
-                 folder]
-        if not made or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
-            self.skipTest("this user may not mount a file system")
-        config = self.config()
-        done = subprocess.run(
-            [*mount, "sh", "-c", 'dd if=/dev/zero of="$0/fill" 2> /dev/null; exec "$@"', folder,
-             self.ballast, "doctor", config, "--set", "aio.any_file_system=true", "--set",
-             f'zero_optimization.offload_optimizer.nvme_path="{folder}"'],
-            capture_output=True, text=True, check=False)
-        self.assertRegex(done.stdout, r"(?m)^swap folder    fault .*: ext[234], 0 B free; nothing can "
-                                      r"be swapped or saved there: free some space$")
-        self.assert_fails(done, 1, "1 check of this machine failed")
-
     def test_device_auto_says_in_one_line_why_the_host_device_where_cuda_is_built_in(self):
         version = self.run_ballast("--version")
         self.assertEqual(version.stderr, "")
@@ -570,6 +514,25 @@ class CommandLine(RunTest):
                 done.stderr, "ballast: error: zero_optimization.offload_optimizer.nvme_path: "
                 f"{self.path}/no/where: no such directory; create it or choose another\n")
         self.assertFalse((self.path / "run").exists())
+
+    def test_a_swap_path_is_made_if_its_parent_exists(self):
+        new = [str(self.path / "new"), str(self.path / "other/")]
+        offload = {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": new}}
+        done = self.run_ballast("doctor", self.config(zero_optimization=offload))
+        self.assertRegex(done.stdout, f"(?m)^swap folder +ok +{new[0]}: will be made on ")
+        failed = self.train("--set", "ballast.device_bytes=100KiB", zero_optimization=offload)
+        self.assert_fails(failed, 1, "device budget")
+        broken = self.train(environment={"BALLAST_IO_FAULTS": "eio:on=write"},
+                            zero_optimization=offload)
+        self.assertEqual(broken.returncode, 1)
+        self.assertEqual({entry.name for entry in self.path.iterdir()}, {"config.json", "text.txt"})
+        done = self.train(zero_optimization=offload)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for name in ("new", "other"):
+            self.assertEqual(list((self.path / name).iterdir()), [])
+            self.assertRegex(done.stderr, f"nvme_path: made the folder {self.path / name} on ")
+        again = self.train("--overwrite", zero_optimization=offload)
+        self.assertNotIn("made the folder", again.stderr)
 
     def test_swap_path_is_a_file(self):
         self.assert_fails(self.train(zero_optimization=self.offload_to(self.path / "text.txt")), 1,

@@ -60,24 +60,15 @@ Finding check_instructions() {
 }
 
 Finding check_free_memory() {
-  return {.name = "memory",
-          .text = fmt::format("{} available", format_bytes(memory::available_memory()))};
-}
-
-/// io_uring registers the buffers of transfers, which the kernel counts as locked memory.
-Finding check_locked_memory() {
-  constexpr Bytes kEnough = 8 * kGiB;
+  Finding finding = {.name = "memory",
+                     .text = fmt::format("{} available", format_bytes(memory::available_memory()))};
   rlimit limit = {};
-  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return {.name = "locked memory", .text = "unknown"};
-  const bool unlimited = limit.rlim_cur == RLIM_INFINITY;
-  Finding finding = {
-      .name = "locked memory",
-      .text = unlimited ? "unlimited" : format_bytes(Bytes{limit.rlim_cur}) + " (ulimit -l)"};
-  if (unlimited || limit.rlim_cur >= kEnough) return finding;
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return finding;
   finding.severity = Severity::hint;
-  finding.text +=
-      "; transfers to and from NVMe are faster if their buffers may be locked: "
-      "ulimit -l unlimited, or memlock in /etc/security/limits.conf";
+  finding.text += fmt::format(
+      "; a process may map only {}, which its budgets, stacks and libraries share: ulimit -v "
+      "unlimited",
+      format_bytes(Bytes{limit.rlim_cur}));
   return finding;
 }
 
@@ -115,30 +106,6 @@ Finding check_io() {
                            io_uring_remedy(backend.reason));
   }
   return {Severity::fault, "file I/O", "no backend is usable" + refused};
-}
-
-Finding check_swap_folder(const fs::path& folder, bool any_file_system) {
-  constexpr Bytes kLittle = 10 * kGiB;
-  Finding finding = {.name = "swap folder"};
-  try {
-    const aio::FileSystem system = aio::inspect_file_system(folder);
-    finding.text = fmt::format("{}: {}, {} free", folder.string(), system.type,
-                               system.free ? format_bytes(*system.free) : "unknown space");
-    if (const std::string why = aio::unsuited_for_swap(system, folder); !why.empty()) {
-      finding.severity = any_file_system ? Severity::hint : Severity::fault;
-      finding.text = why;
-    } else if (system.free == Bytes{0}) {
-      finding.severity = Severity::fault;
-      finding.text += "; nothing can be swapped or saved there: free some space";
-    } else if (system.free && *system.free < kLittle) {
-      finding.severity = Severity::hint;
-      finding.text += "; optimizer states need 12 bytes per parameter";
-    }
-  } catch (const Error& error) {
-    finding.severity = Severity::fault;
-    finding.text = error.what();
-  }
-  return finding;
 }
 
 Finding check_mpi() {
@@ -200,13 +167,29 @@ std::string_view word_of(Severity severity) {
   return "fault";
 }
 
-MachineUse use_of(const config::Config& config) {
-  MachineUse use = {.device = inputs::device_options(config),
-                    .any_file_system = config.aio.any_file_system};
-  for (const auto& path : inputs::swap_options(config, {}).paths) {
-    if (!path.made_later) use.swap_folders.push_back(path.directory);
+/// Size of the largest file of a run of one rank: its weights, or the states in a swap file.
+Bytes largest_file(const config::Config& config) {
+  constexpr Bytes kWeight = 4;  // saved weights are fp32
+  const config::BallastSection& ballast = config.ballast;
+  const Elems trained = inputs::model_of(config).trained_parameters();
+  Bytes largest = ballast.save_weights ? kWeight * trained : 0;
+  if (config.zero.optimizer.tier == Tier::nvme) {
+    const Bytes states = ballast.optimizer_states == cpu_adam::Moments::Format::f32 ? 10 : 4;
+    const Bytes copies = ballast.writes_checkpoints() ? ballast.checkpoint_keep + 1 : 1;
+    largest = std::max(largest,
+                       copies * states * trained / inputs::swap_options(config, {}).paths.size());
   }
-  return use;
+  return largest;
+}
+
+MachineUse use_of(const config::Config& config) {
+  const auto number = [](int threads) { return threads > 0 ? threads : usable_cpus(); };
+  return {
+      .device = inputs::device_options(config),
+      .swap = inputs::swap_options(config, {}),
+      .run_directory = config.ballast.out,
+      .largest_file = largest_file(config),
+      .threads = number(config.ballast.compute_threads) + number(config.ballast.update_threads)};
 }
 
 void print(const std::vector<Finding>& findings, std::size_t& faults) {
@@ -221,7 +204,8 @@ void print(const std::vector<Finding>& findings, std::size_t& faults) {
 void run_doctor(const ConfigRequest& request) {
   std::size_t faults = 0;
   if (request.file.empty()) {
-    print(examine_machine({.swap_folders = {"."}, .any_file_system = true}), faults);
+    print(examine_machine({.swap = {.paths = {{.directory = "."}}, .any_file_system = true}}),
+          faults);
   } else {
     constexpr std::uint32_t kUnknownRanks = 0;
     const config::Config config = request.load(kUnknownRanks);
@@ -256,11 +240,14 @@ std::string cpu_flags(const std::vector<std::string_view>& wanted, const fs::pat
 }
 
 std::vector<Finding> examine_machine(const MachineUse& use) {
-  std::vector<Finding> findings = {check_cpu(),           check_instructions(), check_free_memory(),
-                                   check_locked_memory(), check_huge_pages(),   check_io()};
-  for (const fs::path& folder : use.swap_folders) {
-    findings.push_back(check_swap_folder(folder, use.any_file_system));
-  }
+  std::vector<Finding> findings = {check_cpu(), check_instructions(), check_free_memory()};
+  const auto add = [&](std::vector<Finding> more) {
+    findings.insert(findings.end(), more.begin(), more.end());
+  };
+  add(examine_limits(use));
+  findings.push_back(check_huge_pages());
+  findings.push_back(check_io());
+  add(examine_folders(use));
   findings.push_back(check_mpi());
   check_gpu(use.device, findings);
   return findings;

@@ -8,6 +8,7 @@
 #include "ballast/config/config.h"
 #include "ballast/core/units.h"
 #include "ballast/device/device.h"
+#include "ballast/state/swap_plan.h"
 
 namespace ballast::tools {
 
@@ -24,15 +25,24 @@ struct Finding {
 /// Parts of a machine that a run uses.
 struct MachineUse {
   device::DeviceOptions device;
-  /// Existing folders for states on NVMe.
-  std::vector<std::filesystem::path> swap_folders;
-  /// Whether unsuited file systems, such as tmpfs, are allowed (aio.any_file_system).
-  bool any_file_system = false;
+  state::SwapOptions swap;              ///< folders for states on NVMe
+  std::filesystem::path run_directory;  ///< "": a new one
+  Bytes largest_file = 0;               ///< about the size of the largest file of a run
+  int threads = 0;                      ///< threads for passes and updates; 0: two per CPU
 };
 
-/// Checks CPU, memory, limits, I/O backends, kind and free space of the folders, MPI, and the GPU
-/// with its libraries. Takes a second, or a few with a GPU, and changes nothing.
+/// Checks CPU, memory, limits, I/O backends, folders, MPI, and the GPU with its libraries. Takes a
+/// second, or a few with a GPU, and leaves nothing.
 std::vector<Finding> examine_machine(const MachineUse& use);
+
+// Parts of examine_machine().
+
+/// Checks limits of the process: locked memory, sizes and number of files, threads, and the memory
+/// that ranks share.
+std::vector<Finding> examine_limits(const MachineUse& use);
+/// Writes 1 MiB to every swap folder, as a run does, and reads it again. Checks that the run
+/// directory and the cache of measured rates can be written to. The files have no names.
+std::vector<Finding> examine_folders(const MachineUse& use);
 
 /// Effort of examine_gpu().
 struct GpuEffort {

@@ -21,6 +21,9 @@ struct SwapPath {
   /// True if the directory may be missing; it is then created below its nearest existing parent.
   bool made_later = false;
   std::string key;  ///< config key that sets the directory, for messages; "" if none
+
+  /// Returns the directory, or its nearest existing parent if it is created later.
+  [[nodiscard]] std::filesystem::path existing() const;
 };
 
 struct SwapOptions {

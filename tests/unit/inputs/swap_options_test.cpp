@@ -1,7 +1,11 @@
+#include <filesystem>
+
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "ballast/inputs/engine_inputs.h"
 
+#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 
 namespace ballast::inputs::swap_options_test {
@@ -32,7 +36,19 @@ TEST(SwapOptions, UniteThePathsOfBothSectionsInOrder) {
   const auto swap = options({"zero_optimization.offload_optimizer.nvme_path=[\"/b\", \"/a\"]",
                              "zero_optimization.offload_param.nvme_path=[\"/a\", \"/c\"]"});
   EXPECT_EQ(directories(swap), (std::vector<std::string>{"/b", "/a", "/c"}));
-  EXPECT_FALSE(swap.paths[0].made_later);
+}
+
+TEST(SwapOptions, AMissingPathIsMadeInAnExistingFolder) {
+  const test::TempDir folder;
+  const std::string here = folder.path().string();
+  std::filesystem::create_symlink("nowhere", folder.path() / "link");
+  const auto swap = options({fmt::format(
+      R"(zero_optimization.offload_optimizer.nvme_path=["{0}", "{0}/new", "{0}/no/new", "{0}/link"])",
+      here)});
+  std::vector<bool> made;
+  for (const auto& path : swap.paths) made.push_back(path.made_later);
+  EXPECT_EQ(made, (std::vector<bool>{false, true, false, false}));
+  EXPECT_EQ(swap.paths[1].existing(), folder.path());
 }
 
 TEST(SwapOptions, UseThePathsSettingsBeforeTheCommonOnes) {
