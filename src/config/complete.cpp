@@ -142,6 +142,17 @@ void note_warmup_rate(Config& c, const Document& document) {
                   c.optimizer.lr, decays ? "" : " before 0.17.2", kDeepSpeed));
 }
 
+/// DeepSpeed warms up for at least 2 steps. Its version 0.19.8 refuses 0.
+void note_short_warmup(Config& c, const Document& document) {
+  constexpr std::uint64_t kLeast = 2;
+  const std::uint64_t given = c.scheduler.warmup_num_steps;
+  if (c.scheduler.type == SchedulerSection::Type::constant || given >= kLeast) return;
+  if (find_path(document.root(), "scheduler.params.warmup_num_steps") == nullptr) return;
+  c.notes.push_back(
+      fmt::format("scheduler.params.warmup_num_steps: {} counts as {}, as in DeepSpeed{}; give {}",
+                  given, kLeast, given == 0 ? " before 0.19.8, which refuses 0" : "", kLeast));
+}
+
 void complete_placement(Config& c, const Document& document) {
   const std::uint64_t last = model::count_blocks(c.model, c.rank_split()) - 1;
   for (std::size_t i = 0; i < c.ballast.placement.size(); ++i) {
@@ -419,6 +430,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   check_scheduler(config.scheduler, document);
   note_optimizer_defaults(config, document);
   note_warmup_rate(config, document);
+  note_short_warmup(config, document);
   complete_placement(config, document);
   complete_quantized_base(config);
   check_router_biases(config, document);

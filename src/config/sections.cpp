@@ -80,7 +80,7 @@ Section model_keys(Config& c) {
   model::ModelConfig& m = c.model;
   Section keys = {
       family_key(m),
-      whole("vocab_size", m.vocab_size, {1, std::uint64_t{1} << 32U}),
+      whole("vocab_size", m.vocab_size, {1, 0x7fffffffU}),
       also_called(whole("hidden_size", m.hidden_size, {1, 1U << 20U}), {"n_embd", "d_model"}),
       also_called(whole("num_layers", m.num_layers, {1, 1U << 16U}),
                   {"num_hidden_layers", "n_layer", "layers"}),

@@ -323,7 +323,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "must be at least 256 for data.text, which is read byte by byte, got 255"},
         Refusal{"model.max_sequence", "16", "16 is shorter than data.sequence_length 32"},
         Refusal{"model.num_heads", "5", "5 does not divide hidden_size 64"},
-        Refusal{"model.vocab_size", "4294967296", "4294967296 does not fit 32-bit tokens"},
+        Refusal{"model.vocab_size", "2147483648", "must be at most 2147483647, got 2147483648"},
         Refusal{"model.num_kv_heads", "3", "3 does not divide num_heads 4"},
         Refusal{"model.num_kv_heads", "2", "gpt2 needs the value of num_heads (4), got 2"}));
 

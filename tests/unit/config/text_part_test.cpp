@@ -207,7 +207,7 @@ TEST(TextPart, OfGemma4IsRefusedIfBallastLacksAPart) {
   refused("hidden_size_per_layer_input", 1.5, "must be a whole number of at most 65536, got 1.5");
   refused("num_experts", nullptr, "must be a number of at least 1");
   refused("top_k_experts", 7, "7 is above num_experts (6)");
-  refused("global_head_dim", 31, "must be an even number of values, got 31");
+  refused("global_head_dim", 31, "must be an even number of at most 65536, got 31");
   refused("num_global_key_value_heads", 3, "must divide num_heads (8), got 3");
   json other = gemma4();
   other["text_config"].erase("hidden_size_per_layer_input");

@@ -128,15 +128,17 @@ TEST(LatentAttention, RefusesWhatItCannotCompute) {
   };
   EXPECT_EQ(refusal(small()), "");
   has(with("v_head_dim", std::uint64_t{17}), "v_head_dim: 17 is above qk_nope_head_dim + ");
-  has(with("kv_lora_rank", std::uint64_t{0}), "kv_lora_rank: must be a whole number of at least 1");
-  has(with("q_lora_rank", 0.5), "q_lora_rank: must be a whole number of at least 1, got 0.5");
+  has(with("kv_lora_rank", std::uint64_t{0}),
+      "kv_lora_rank: must be a whole number from 1 to 65536");
+  has(with("q_lora_rank", 0.5), "q_lora_rank: must be a whole number from 1 to 65536, got 0.5");
   has(with("qk_rope_head_dim", std::uint64_t{5}), "qk_rope_head_dim: must be even, got 5");
   has(with("first_k_dense_replace", std::uint64_t{0}), "n_routed_experts: must be a whole number");
   has(with("mlp_layer_types", text::parse_json(R"(["sparse"])", "types"), "glm4_moe_lite"),
       "n_routed_experts: must be a whole number");
   has(with("mlp_layer_types", text::parse_json(R"(["dense", "dense"])", "types"), "glm4_moe_lite"),
       "mlp_layer_types: must be a list of num_layers (1) words");
-  has(with("q_lora_rank", {}, "glm_moe_dsa"), "q_lora_rank: must be a whole number of at least 1");
+  has(with("q_lora_rank", {}, "glm_moe_dsa"),
+      "q_lora_rank: must be a whole number from 1 to 65536");
   has(with("index_topk", std::uint64_t{0}, "deepseek_v32"), "index_topk: must be a whole number");
   has(with("n_group", std::uint64_t{2}, "mistral4"),
       "n_group: must be 1 for a router with a softm");

@@ -119,9 +119,9 @@ void Gemma4::complete(ModelConfig& c, const Refuse& refuse) const {
   check_layer_inputs(c, refuse);
   check_experts(c, refuse);
   const std::uint64_t width = whole(c, "global_head_dim");
-  if (width == 0 || width % 2 != 0) {
-    refuse("global_head_dim", fmt::format("must be an even number of values, got {}",
-                                          c.detail("global_head_dim").described()));
+  if (width == 0 || width % 2 != 0 || width > kMostHeadWidth) {
+    refuse("global_head_dim", fmt::format("must be an even number of at most {}, got {}",
+                                          kMostHeadWidth, c.detail("global_head_dim").described()));
   }
   const text::Json& own = c.detail("num_global_key_value_heads");
   const std::uint64_t heads = own.is_null() ? c.num_kv_heads : own.whole().value_or(0);

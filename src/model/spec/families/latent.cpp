@@ -20,11 +20,11 @@ class Latent : public Llama {
  public:
   void complete(ModelConfig& c, const Refuse& refuse) const override {
     for (const char* key : {"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}) {
-      if (whole(c, key) == 0) refuse(key, must_be_positive(c.detail(key)));
+      if (!is_width(c.detail(key))) refuse(key, must_be_width(c.detail(key)));
     }
     const text::Json& query_rank = c.detail("q_lora_rank");
-    if (!query_rank.is_null() && query_rank.whole().value_or(0) == 0) {
-      refuse("q_lora_rank", must_be_positive(query_rank));
+    if (!query_rank.is_null() && !is_width(query_rank)) {
+      refuse("q_lora_rank", must_be_width(query_rank));
     }
     if (whole(c, "qk_rope_head_dim") % 2 != 0) {
       refuse("qk_rope_head_dim", fmt::format("must be even, got {}", whole(c, "qk_rope_head_dim")));
@@ -138,8 +138,13 @@ class Latent : public Llama {
                                "seq_aux", "output_router_logits"});
     return names;
   }
-  static std::string must_be_positive(const text::Json& value) {
-    return fmt::format("must be a whole number of at least 1, got {}", value.described());
+  static bool is_width(const text::Json& value) {
+    const std::uint64_t width = value.whole().value_or(0);
+    return width > 0 && width <= kMostHeadWidth;
+  }
+  static std::string must_be_width(const text::Json& value) {
+    return fmt::format("must be a whole number from 1 to {}, got {}", kMostHeadWidth,
+                       value.described());
   }
 };
 
@@ -218,7 +223,7 @@ class SparseLatent : public Latent {
     whole_number(c, "index_topk", 1, refuse);
     whole_number(c, "first_k_dense_replace", 0, refuse);
     if (whole(c, "q_lora_rank") == 0) {
-      refuse("q_lora_rank", must_be_positive(c.detail("q_lora_rank")));
+      refuse("q_lora_rank", must_be_width(c.detail("q_lora_rank")));
     }
     check_layer_types(c, refuse);
     Latent::complete(c, refuse);

@@ -13,6 +13,9 @@
 
 namespace ballast::model {
 
+/// Largest width of a head, and largest rank of a map of latent attention.
+constexpr std::uint64_t kMostHeadWidth = std::uint64_t{1} << 16U;
+
 /// Returns whether `number` is a multiple of `interval`, like % in Python, for intervals of any
 /// size.
 inline bool is_multiple(std::uint64_t number, double interval) {
