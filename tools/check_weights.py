@@ -13,10 +13,14 @@ import json
 import pathlib
 import sys
 
-import numpy
-import safetensors.numpy
-import torch
-import transformers
+try:
+    import numpy
+    import safetensors.numpy
+    import torch
+    import transformers
+except ImportError as error:
+    sys.exit(f"check_weights: {error}; this script needs the Python packages torch, transformers and "
+             "safetensors")
 
 
 def read_tokens(data, vocab_size):

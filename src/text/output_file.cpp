@@ -112,11 +112,23 @@ bool begins_with(const fs::path& path, std::string_view mark) {
   return head == mark;
 }
 
+void refuse_missing_folder(const fs::path& path) {
+  const fs::path folder = path.parent_path();
+  std::error_code error;
+  if (folder.empty() || fs::exists(folder, error) || error) return;
+  refuse(path,
+         fmt::format("cannot be written: there is no folder {}; make it or choose another file",
+                     printable(folder.string(), 4096)));
+}
+
 OutputKind place_of(const fs::path& path, const OutputRule& rule) {
   if (named_descriptor(path)) return OutputKind::stream;
   struct stat status = {};
   struct stat own = {};
-  if (::lstat(path.c_str(), &own) != 0) return OutputKind::free;
+  if (::lstat(path.c_str(), &own) != 0) {
+    refuse_missing_folder(path);
+    return OutputKind::free;
+  }
   const bool is_link = S_ISLNK(own.st_mode);
   const bool resolved = ::stat(path.c_str(), &status) == 0;
   if (resolved && (S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode))) return OutputKind::stream;

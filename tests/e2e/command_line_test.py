@@ -130,9 +130,22 @@ class CommandLine(RunTest):
         os.close(write)
         self.assertEqual((done.returncode, done.stderr), (141, ""))
 
+    def test_paths_of_the_command_line_that_cannot_be(self):
+        config = self.config()
+        for words, *arguments in (
+                ("--out: text.txt is a file", "train", config, "--out", "text.txt"),
+                ("text.txt is a file", "train", config, "--out", "text.txt/run"),
+                ("text.txt is a file", "export", "run", "--out", "text.txt/x"),
+                ("--resume: ", "train", config, "--resume=no"),
+                ("not a directory", "train", config, "--resume=text.txt"),
+                ("there is no folder no/such", "plan", config, "--html", "no/such/x.html"),
+                ("text.txt is a file", "bench", "adam", "--html", "text.txt/x.html")):
+            (self.path / "run").mkdir(exist_ok=True)
+            self.assert_fails(self.run_ballast(*arguments), 2, words)
+
     def test_names_of_files_cannot_break_the_line(self):
         for status, *arguments in ((2, "train", "no\nconfig.json"), (1, "inspect", "no\n\x1b[31mrun"),
-                                   (1, "tokenize", "text.txt", "--out", "no\nfolder/x")):
+                                   (2, "tokenize", "text.txt", "--out", "no\nfolder/x")):
             self.assert_fails(self.run_ballast(*arguments), status, "no\\u000a")
 
     def test_a_working_directory_that_was_deleted_is_named(self):

@@ -361,7 +361,7 @@ class Report(ReportTest):
         (self.path / "mine.html").write_text("mine")
         self.refused(["made", "--out", "mine.html"], 2, "mine.html exists", "not a page of ballast")
         self.assertEqual((self.path / "mine.html").read_text(), "mine")
-        self.refused(["made", "--out", "no/such/page.html"], 1, "no/such/page.html", "No such file")
+        self.refused(["made", "--out", "no/such/page.html"], 2, "no/such/page.html", "there is no folder no/such")
         self.refused(["made", "--out", "made"], 2, "made is a directory")
         (self.path / "rates.json").write_text(json.dumps(RATES))
         done = self.run_ballast("plan", self.config(), "--rates", "rates.json", "--html", "mine.html")

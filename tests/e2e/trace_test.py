@@ -159,7 +159,7 @@ class Trace(unittest.TestCase):
     def test_a_place_that_cannot_hold_a_trace_is_found_before_the_run(self):
         (self.path / "file").write_text("")
         (self.path / "notes").write_text("mine")
-        for place, status in (("missing/trace.json", 1), ("file/trace.json", 1), (".", 2),
+        for place, status in (("missing/trace.json", 2), ("file/trace.json", 2), (".", 2),
                               ("notes", 2), ("run/metrics.jsonl", 2), ("text.txt", 2)):
             done = self.train("--trace", place)
             assert_one_line(self, done, status, [place])
@@ -169,6 +169,9 @@ class Trace(unittest.TestCase):
             assert_one_line(self, self.train("--overwrite", "--trace", place), 2, [place])
             self.assertFalse((self.path / "run").exists(), place)
         self.assertEqual((self.path / "notes").read_text(), "mine")
+        # The run directory is made before.
+        self.assertEqual(self.train("--trace", "run/trace.json").returncode, 0)
+        self.assertTrue((self.path / "run/trace.json").exists())
 
     def test_traces_are_replaced_by_traces(self):
         for arguments in ([], ["--overwrite"]):

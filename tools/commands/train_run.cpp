@@ -16,6 +16,7 @@
 #include "tools/command_line.h"
 #include "tools/commands/run_directory.h"
 #include "tools/process.h"
+#include "tools/usage/paths.h"
 
 namespace ballast::tools {
 namespace {
@@ -76,6 +77,10 @@ void check_run(const TrainRequest& request, const config::Config& config) {
     throw Error(ErrorCategory::usage,
                 fmt::format("{}: ballast.steps is missing or 0: set it or give {}",
                             request.config.file.string(), option(caller, "steps", "N")));
+  }
+  const std::filesystem::path from = resumed_path(request);
+  if (const std::string wrong = path_mistake(Names::folder, from.string()); !wrong.empty()) {
+    throw Error(ErrorCategory::usage, fmt::format("{}: {}", option(caller, "resume"), wrong));
   }
   if (!request.allowed_changes.empty() && request.resume.empty()) {
     throw Error(

@@ -79,7 +79,24 @@ std::string file_for_folder(const std::string& text) {
   return fmt::format("{} is not a directory; give {}", text, of_run ? folder.string() : "one");
 }
 
+/// Missing folders are made, or refused by the command.
+std::string mistake_in_new(Names takes, const fs::path& path) {
+  std::error_code error;
+  if (takes == Names::new_folder && there(path) && !fs::is_directory(path, error)) {
+    return fmt::format("{} is a file, not a folder; choose another", path.string());
+  }
+  for (fs::path place = path.parent_path(); !place.empty(); place = place.parent_path()) {
+    const fs::file_status status = fs::status(place, error);
+    if (fs::is_directory(status) || status.type() == fs::file_type::none) return "";
+    if (fs::exists(status)) {
+      return fmt::format("{}: {} is a file, not a folder", path.string(), place.string());
+    }
+  }
+  return "";
+}
+
 std::string mistake(Names takes, const std::string& path) {
+  if (takes == Names::new_path || takes == Names::new_folder) return mistake_in_new(takes, path);
   const bool reads = takes == Names::file || takes == Names::folder || takes == Names::path ||
                      takes == Names::model;
   if (!reads || path.empty() || path.find_first_of("*?[") != std::string::npos) return "";

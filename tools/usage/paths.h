@@ -6,9 +6,10 @@
 
 namespace ballast::tools {
 
-/// Describes a mistake in a path of the command line that is read: it does not exist, or is a
-/// folder instead of a file or the reverse. Returns "" if it can be read, is a glob, or `takes` is
-/// not a path to read. Files with other content are refused by their readers.
+/// Describes a mistake in a path of the command line. One that is read does not exist, or is a
+/// folder instead of a file or the reverse. The folder of one that is written is a file. Returns ""
+/// if there is none, for globs, and if `takes` is not a path. Files with other content are refused
+/// by their readers.
 std::string path_mistake(Names takes, const std::string& path);
 
 }  // namespace ballast::tools

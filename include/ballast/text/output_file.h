@@ -26,8 +26,8 @@ struct OutputRule {
 /// targets of /dev/stdout and /dev/fd are written to. A new path and an empty file are free. A file
 /// is replaced if it begins like those of this kind, or with --overwrite; inputs are never
 /// replaced. A symbolic link to a file is replaced only with --overwrite: the link itself, not its
-/// target. Throws Error(usage) for a file that must not be replaced, Error(io) if `path` cannot be
-/// written. Leaves no file. Call before the work.
+/// target. Throws Error(usage) for a file that must not be replaced and for a missing folder,
+/// Error(io) if `path` cannot be written. Leaves no file. Call before the work.
 void check_output(const std::filesystem::path& path, const OutputRule& rule);
 
 /// Throws Error(usage) if two outputs of a command are the same file. "" is no file.
