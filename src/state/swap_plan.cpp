@@ -148,6 +148,10 @@ std::filesystem::path SwapPath::existing() const {
   return place;
 }
 
+std::string SwapPath::file_system() const {
+  return aio::inspect_file_system(existing()).type;
+}
+
 void check_paths(const SwapOptions& options) {
   for (const SwapPath& path : options.paths) {
     try {

@@ -27,7 +27,7 @@
 #include "src/train/initial_weights.h"
 #include "src/train/run_engine.h"
 #include "src/train/run_files.h"
-#include "src/train/swap_folders.h"
+#include "src/train/run_folders.h"
 
 namespace ballast::train {
 namespace {
@@ -206,8 +206,7 @@ ModelEvaluation evaluate_model(const config::Config& config,
                     data.sequence_length));
   }
   engine::Blueprint blueprint = planner::draw_evaluation(config);
-  std::optional<SwapFolders> swap;
-  if (blueprint.schedule.bytes(Tier::nvme) > 0) swap.emplace(inputs::swap_options(config));
+  const RunFolders folders(config, blueprint, nullptr);
   const data::EvaluationBatches batches(source, blueprint.shape.sequences, blueprint.shape.length);
   engine::Engine engine(std::move(blueprint), planner::engine_options(config), interrupted);
   start_from_weights(engine, config,

@@ -33,13 +33,13 @@
 #include "src/train/run_checkpoints.h"
 #include "src/train/run_engine.h"
 #include "src/train/run_files.h"
+#include "src/train/run_folders.h"
 #include "src/train/run_inputs.h"
 #include "src/train/run_measures.h"
 #include "src/train/run_trace.h"
 #include "src/train/saved_weights.h"
 #include "src/train/settled_tiles.h"
 #include "src/train/spikes.h"
-#include "src/train/swap_folders.h"
 
 namespace ballast::train {
 namespace {
@@ -77,8 +77,7 @@ class Trainer {
 
   /// Allocates everything before the first step.
   void prepare() {
-    if (!is_root()) run_directory_.emplace(config_.ballast.out);  // perhaps on another machine
-    make_swap_folders();
+    folders_.emplace(config_, engine_.blueprint(), ranks_);
     if (is_root()) observer_.planned(engine_.blueprint(), describe_devices(*engine_));
     prediction_ = calibrate::RunPrediction::find(asked_, engine_.blueprint(),
                                                  plan_.given_rates ? &*plan_.given_rates : nullptr);
@@ -133,14 +132,6 @@ class Trainer {
 
  private:
   [[nodiscard]] bool is_root() const { return rank_ == 0; }
-
-  void make_swap_folders() {
-    comm::collective_try(ranks_, [&] {
-      if (engine_.blueprint().schedule.bytes(Tier::nvme) == 0) return;
-      swap_folders_.emplace(
-          inputs::swap_options(config_, ranks_ == nullptr ? comm::Launch{} : ranks_->launch()));
-    });
-  }
 
   /// Ends the trace after its last step, when the updates of that step are done.
   void end_trace() {
@@ -318,7 +309,7 @@ class Trainer {
     const double rate = rates_.at(engine_->updates() + 1);
     const engine::StepResult result = as_step_failure(
         [&] { return engine_->train_step(of_engine(batch), rate, loss_scaler_.scale()); });
-    if (swap_folders_) swap_folders_->keep();
+    folders_->keep();
     StepMetrics metrics = measures_->step(batch, result, rate);
     metrics.skipped_batches = skipped_batches_;
     if (config_.type == DType::f16) metrics.loss_scale = loss_scaler_.scale();
@@ -444,7 +435,7 @@ class Trainer {
   std::uint64_t world_;
   std::uint32_t local_world_;  ///< ranks on this machine
   RunTrace trace_;
-  std::optional<SwapFolders> swap_folders_;
+  std::optional<RunFolders> folders_;
   RestartableEngine engine_;
   LrSchedule rates_;
   LossScaler loss_scaler_;
@@ -456,7 +447,6 @@ class Trainer {
   bool stopped_ = false;       ///< whether a signal stopped the run after a checkpoint
   std::unique_ptr<data::Loader> loader_;
   std::optional<data::IdCheck> id_check_;
-  std::optional<formats::MadeDirectory> run_directory_;  ///< on ranks other than 0
   double gemm_peak_ = 0.0;
   std::optional<RunMeasures> measures_;
   std::filesystem::path saved_;     ///< folder of the saved weights

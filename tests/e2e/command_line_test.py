@@ -94,7 +94,7 @@ class CommandLine(RunTest):
         self.assertEqual((self.path / "config.json").read_bytes(), tokens)
 
     def written_to_output(self, *arguments):
-        """What a command writes to standard output. Everything else is on standard error."""
+        """Returns the output of a command. Everything else is on standard error."""
         done = subprocess.run([self.ballast, *map(str, arguments)], cwd=self.path, check=True,
                               capture_output=True, timeout=240)
         return done.stdout

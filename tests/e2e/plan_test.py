@@ -377,7 +377,7 @@ class Plan(unittest.TestCase):
              ["train_batch_size", "3 ranks"]),
             (["plan", self.config, "--rates", self.rates, "--world", "0"], 2, ["--world"]),
             (["plan", self.config, "--world", "4"], 2, ["--rates"]),
-            (["plan", self.config, "--rates", self.rates, "--trace", self.path / "no/t.json"], 1,
+            (["plan", self.config, "--rates", self.rates, "--trace", self.path / "no/t.json"], 2,
              ["no/t.json"]),
             (["plan", self.config, "--rates", self.rates, "--save", self.config], 2,
              ["config.json is an input of this command"]),

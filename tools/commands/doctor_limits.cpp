@@ -64,7 +64,7 @@ Finding check_open_files() {
   return finding;
 }
 
-/// Starts as many threads as a run has, since limits of users, groups and sandboxes differ.
+/// Starts the number of threads of a run, since limits of users, groups and sandboxes differ.
 Finding check_threads(int wanted) {
   constexpr int kLanesAndQueues = 16;
   const int needed = wanted + kLanesAndQueues;

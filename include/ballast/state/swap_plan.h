@@ -24,6 +24,8 @@ struct SwapPath {
 
   /// Returns the directory, or its nearest existing parent if it is created later.
   [[nodiscard]] std::filesystem::path existing() const;
+  /// Returns the type of its file system: "ext4". Throws Error(io) if existing() is no directory.
+  [[nodiscard]] std::string file_system() const;
 };
 
 struct SwapOptions {

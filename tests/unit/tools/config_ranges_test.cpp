@@ -106,7 +106,7 @@ std::vector<std::string> bases() {
   return all;
 }
 
-/// What is wrong with setting `path` to `value`, "" if nothing or only something elsewhere.
+/// Returns the complaint about setting `path` to `value`, "" for none or one about another key.
 std::string refusal(const std::string& base, const std::string& path, const std::string& value) {
   std::string message;
   try {
