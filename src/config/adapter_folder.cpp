@@ -8,10 +8,12 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/model/family.h"
 #include "ballast/text/files.h"
 #include "ballast/text/words.h"
 
 #include "src/config/adapter_rules.h"
+#include "src/config/adapter_targets.h"
 #include "src/config/key.h"
 #include "src/config/stored_names.h"
 
@@ -43,12 +45,6 @@ constexpr std::array kPlainBeginnings = {"true", "false", "gaussian", "eva", "or
 template <class List>
 bool has_name(const List& list, std::string_view name) {
   return std::find(list.begin(), list.end(), name) != list.end();
-}
-
-bool has_no_value(const Json& value) {
-  return value.is_null() || (value.is_boolean() && !value.flag()) ||
-         (value.is_object() && value.members().empty()) ||
-         (value.is_array() && value.elements().empty());
 }
 
 /// Refuses a value of kSame whose type is not that of LoraConfig.
@@ -91,13 +87,45 @@ std::vector<std::string> adapted_modules(const model::Architecture& model) {
   return modules;
 }
 
+/// Whether the last parts of the adapted modules' names also name maps of experts.
+bool has_ambiguous_targets(const model::Architecture& model) {
+  const bool experts = std::ranges::any_of(model.blocks, [](const model::BlockSpec& block) {
+    return block.part == model::LayerPart::router;
+  });
+  return experts && std::ranges::any_of(adapted_modules(model), is_named_like_expert);
+}
+
+/// The model_type of the model at `base`, or the one of folders that Ballast writes.
+std::string type_over(const model::Architecture& model, const fs::path& base) {
+  std::string type = type_of_base(base);
+  if (!type.empty()) return type;
+  return std::string(model::family(model.config.family).checkpoint_type());
+}
+
 Json names_in_text_model(const Json& names) {
   Json list = Json::array();
   for (const Json& name : names.elements()) list.push_back(name_in_text_model(name.text()));
   return list;
 }
 
+/// Adds the modules that target_parameters names to the targets.
+void add_parameters(const std::string& file, const Json& json, Json& section) {
+  constexpr const char* kTargets = "targets";
+  const Json* const parameters = json.find(kTargetParameters);
+  if (parameters == nullptr || has_no_value(*parameters)) return;
+  if (section.find(kTargets) == nullptr) section.add(kTargets, Json::array());
+  for (const std::string& module : modules_of_parameters(file, *parameters)) {
+    section[kTargets].push_back(name_in_text_model(module));
+  }
+}
+
 }  // namespace
+
+bool has_no_value(const Json& value) {
+  return value.is_null() || (value.is_boolean() && !value.flag()) ||
+         (value.is_object() && value.members().empty()) ||
+         (value.is_array() && value.elements().empty());
+}
 
 void refuse_adapters(const std::string& file, std::string_view key, const Json& value,
                      std::string_view rule) {
@@ -146,7 +174,7 @@ void check_trained_key(const std::string& file, const std::string& key, const Js
     }
     return check_beginning(file, value);
   }
-  if (key == "bias" || has_no_value(value)) return;
+  if (key == "bias" || key == kTargetParameters || has_no_value(value)) return;
   if (has_name(kSelections, key)) {
     refuse_adapters(file, key, value,
                     "Ballast trains the maps that target_modules lists; list their full names "
@@ -190,6 +218,7 @@ Json read_adapter_folder(const fs::path& folder) {
                                   [&](const auto& pair) { return pair.first == member.key; });
     if (!same) check_trained_key(file, member.key, member.value);
   }
+  add_parameters(file, json, section);
   return section;
 }
 
@@ -204,25 +233,52 @@ Json make_adapter_config(const model::Architecture& model, const fs::path& base,
   const model::AdapterConfig& adapters = *model.adapters;
   std::vector<std::string> modules = trained_modules(model);
   std::vector<std::string> targets = adapters.targets;
-  if (prefix != kModulePrefix) {
-    targets = adapted_modules(model);
-    for (std::string& name : targets) name = name_in_class(name, prefix);
-    for (std::string& name : modules) name = name_in_class(name, prefix);
-  }
-  return Json::object({{"peft_type", "LORA"},
-                       {"task_type", "CAUSAL_LM"},
-                       {"base_model_name_or_path", base.empty() ? Json() : Json(base.string())},
-                       {"r", adapters.rank},
-                       {"lora_alpha", adapters.alpha},
-                       {"lora_dropout", adapters.dropout},
-                       {"use_rslora", adapters.rslora},
-                       {"use_dora", adapters.dora},
-                       {"target_modules", list_of(targets)},
-                       {"modules_to_save", modules.empty() ? Json() : list_of(modules)},
-                       {"fan_in_fan_out", adapters.input_first},
-                       {"bias", "none"},
-                       {"init_lora_weights", true},
-                       {"inference_mode", true}});
+  if (prefix != kModulePrefix || has_ambiguous_targets(model)) targets = adapted_modules(model);
+  for (std::string& name : targets) name = name_in_class(name, prefix);
+  for (std::string& name : modules) name = name_in_class(name, prefix);
+  Json json =
+      Json::object({{"peft_type", "LORA"},
+                    {"task_type", "CAUSAL_LM"},
+                    {"base_model_name_or_path", base.empty() ? Json() : Json(base.string())},
+                    {"r", adapters.rank},
+                    {"lora_alpha", adapters.alpha},
+                    {"lora_dropout", adapters.dropout},
+                    {"use_rslora", adapters.rslora},
+                    {"use_dora", adapters.dora},
+                    {"target_modules", list_of(targets)},
+                    {"modules_to_save", modules.empty() ? Json() : list_of(modules)},
+                    {"fan_in_fan_out", adapters.input_first},
+                    {"bias", "none"},
+                    {"init_lora_weights", true},
+                    {"inference_mode", true}});
+  const bool parameters = needs_parameters(type_over(model, base), targets);
+  if (parameters && !adapters.dora) set_targets(json, targets);
+  return json;
+}
+
+std::string note_about_peft(const model::Architecture& model, const fs::path& base) {
+  if (!model.adapters) return "";
+  return note_about_targets(type_over(model, base), adapted_modules(model), model.adapters->dora,
+                            model.adapters->dropout);
+}
+
+RespeltAdapters respell_adapters(const std::string& text, const std::vector<std::string>& modules) {
+  constexpr std::array kRules = {"alpha_pattern",  "exclude_modules",     "fan_in_fan_out",
+                                 "layers_pattern", "layers_to_transform", "lora_bias",
+                                 "rank_pattern",   kTargetParameters};
+  Json json = text::parse_json(text, kAdapterConfig, {.category = ErrorCategory::data});
+  const auto value_of = [&json](const char* key) {
+    const Json* const found = json.find(key);
+    return found == nullptr ? Json() : *found;
+  };
+  const std::string type = type_of_base(value_of("base_model_name_or_path").text());
+  const auto has_rule = [&](const char* key) { return !has_no_value(value_of(key)); };
+  if (!needs_parameters(type, modules) || std::ranges::any_of(kRules, has_rule)) return {text, ""};
+  const bool dora = value_of("use_dora").flag();
+  const Json dropout = value_of("lora_dropout");
+  const double rate = dropout.is_number() ? dropout.number() : 0.0;
+  if (!dora) set_targets(json, modules);
+  return {dora ? text : json.pretty() + "\n", note_about_targets(type, modules, dora, rate)};
 }
 
 }  // namespace ballast::config

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <array>
+#include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -8,9 +10,12 @@
 #include "ballast/config/adapter_folder.h"
 #include "ballast/config/model_source.h"
 #include "ballast/core/error.h"
+#include "ballast/model/family.h"
 
+#include "src/config/adapter_targets.h"
 #include "src/config/json_values.h"
 #include "src/config/sections.h"
+#include "src/config/stored_names.h"
 
 namespace ballast::config {
 namespace {
@@ -109,6 +114,38 @@ Key adapters_key(BallastSection& b) {
   return key;
 }
 
+namespace {
+
+/// Replaces targets such as "up_proj", which in a family with experts may also name their maps, by
+/// the modules that have adapters in the PEFT folder. `section`: keys of ballast.adapters.
+void name_dense_targets(Json& section, std::string_view family,
+                        const std::filesystem::path& folder) {
+  const auto details = model::family(family).details();
+  const bool experts = std::ranges::any_of(
+      details, [](const model::DetailKey& key) { return key.name == "num_experts_per_tok"; });
+  Json* const targets = section.find("targets");
+  if (!experts || targets == nullptr) return;
+  const auto names = stored_names(folder / kAdapterWeights);
+  Json named = Json::array();
+  for (const Json& target : targets->elements()) {
+    const bool ambiguous =
+        is_named_like_expert(target.text()) && target.text().find(".layers.") == std::string::npos;
+    const std::string end = "." + target.text() + ".lora_A.weight";
+    bool found = false;
+    for (const std::string& name : names.value_or(std::set<std::string>())) {
+      if (!ambiguous || !name.starts_with(kAdapterPrefix) || !name.ends_with(end)) continue;
+      const std::size_t begin = std::string_view(kAdapterPrefix).size();
+      const std::size_t size = name.rfind(".lora_A") - begin;
+      named.push_back(name_in_text_model(name.substr(begin, size)));
+      found = true;
+    }
+    if (!found) named.push_back(target);
+  }
+  *targets = std::move(named);
+}
+
+}  // namespace
+
 void expand_adapter_path(Document& document) {
   Json* const section = find_path(document.root(), "ballast.adapters");
   const Json* const given = section == nullptr ? nullptr : find_given(*section, "path");
@@ -120,6 +157,8 @@ void expand_adapter_path(Document& document) {
   Json found;
   try {
     found = read_adapter_folder(folder);
+    const Json* const family = find_given(document.root(), "model.family");
+    if (family != nullptr) name_dense_targets(found, family->text(), folder);
   } catch (const Error& error) {
     document.fail("ballast.adapters.path", error.what());
   }

@@ -14,6 +14,7 @@
 #include "ballast/text/files.h"
 
 #include "src/config/adapter_rules.h"
+#include "src/config/adapter_targets.h"
 
 namespace ballast::config {
 namespace {
@@ -174,6 +175,10 @@ MergeSettings read_merge_settings(const fs::path& folder) {
   for (const auto& [key, value, at] : json.members()) {
     if (key == "init_lora_weights" && !(value == kMica)) check_beginning(file, value);
     if (is_one_of(kRead, key) || is_one_of(kShownByTensors, key)) continue;
+    if (key == kTargetParameters) {
+      modules_of_parameters(file, value);
+      continue;
+    }
     check_adapter_key(file, key, value);
   }
   MergeSettings settings;

@@ -11,6 +11,9 @@ namespace ballast::config {
 [[noreturn]] void refuse_adapters(const std::string& file, std::string_view key,
                                   const text::Json& value, std::string_view rule);
 
+/// Whether a value of LoraConfig means the same as a missing key.
+bool has_no_value(const text::Json& value);
+
 /// Adapters that begin as parts of the base model, which does not change. B is never trained.
 inline constexpr const char* kMica = "mica";
 

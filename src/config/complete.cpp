@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/config/adapter_folder.h"
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/core/error.h"
 #include "ballast/model/correction_biases.h"
@@ -265,6 +266,8 @@ void check_trained(Config& c, const Document& document) {
   const model::Architecture model = model_of(
       c, [&](const std::string& path, const std::string& rule) { document.fail(path, rule); });
   check_pairs(c, model, document);
+  const std::string note = note_about_peft(model, c.initial_weights);
+  if (!note.empty()) c.notes.push_back("ballast.adapters: " + note);
 }
 
 void check_kernels(const BallastSection& b, const Document& document) {

@@ -127,6 +127,20 @@ ExportSummary write(const WeightFiles& weights, MergedAdapters* merged, const Ex
   return summary;
 }
 
+/// The modules with adapters in a PEFT folder.
+std::vector<std::string> adapted_modules(const WeightFiles& weights) {
+  constexpr std::string_view kEnd = ".lora_A.weight";
+  std::vector<std::string> modules;
+  for (const WeightPlace& place : weights.tensors()) {
+    std::string_view name = place.tensor->name;
+    if (!name.starts_with(config::kAdapterPrefix) || !name.ends_with(kEnd)) continue;
+    name.remove_prefix(std::string_view(config::kAdapterPrefix).size());
+    name.remove_suffix(kEnd.size());
+    modules.emplace_back(name);
+  }
+  return modules;
+}
+
 /// Exports adapters without merging.
 ExportSummary export_adapters(const fs::path& folder, const fs::path& out,
                               const ExportOptions& options, const ShowProgress& progress) {
@@ -135,8 +149,11 @@ ExportSummary export_adapters(const fs::path& folder, const fs::path& out,
   layout.files.front().name = config::kAdapterWeights;
   const ExportedFiles files(weights, nullptr, std::move(layout), {.type = options.type});
   ModelFolderWriter writer(out, files.files(), std::nullopt);
-  const ExportSummary summary = write(weights, nullptr, files, writer, progress);
-  writer.add(config::kAdapterConfig, read_small_file(folder / config::kAdapterConfig));
+  ExportSummary summary = write(weights, nullptr, files, writer, progress);
+  auto [text, note] = config::respell_adapters(read_small_file(folder / config::kAdapterConfig),
+                                               adapted_modules(weights));
+  writer.add(config::kAdapterConfig, text);
+  summary.note = std::move(note);
   writer.finish();
   return summary;
 }

@@ -65,6 +65,7 @@ void run_export(const ExportArguments& arguments) {
                     summary.quantized.tensors, 100.0 * summary.quantized.rms,
                     100.0 * summary.quantized.largest));
   }
+  if (!summary.note.empty()) terminal.show(summary.note);
 }
 
 }  // namespace

@@ -57,10 +57,27 @@ struct MergeSettings {
 MergeSettings read_merge_settings(const std::filesystem::path& folder);
 
 /// Makes adapter_config.json for the adapters of `model` over the model at `base` (empty: unknown).
-/// `prefix`: see module_prefix(). In a model of text and images the modules are listed one by one,
-/// since modules of other parts may have the same names.
+/// `prefix`: see module_prefix(). Modules are listed one by one if other modules of the class may
+/// have the same last names: in a model of text and images, and in dense layers of a model with
+/// experts. Where PEFT 0.21 would take the latter for experts, target_parameters names their
+/// weights (src/config/adapter_targets.h).
 text::Json make_adapter_config(const model::Architecture& model, const std::filesystem::path& base,
                                const std::string& prefix = kModulePrefix);
+
+/// Returns one line about what PEFT cannot load from the folder of these adapters, or what their
+/// adapter_config.json does not say; "" if there is nothing. `base`: as for make_adapter_config().
+std::string note_about_peft(const model::Architecture& model, const std::filesystem::path& base);
+
+/// An adapter_config.json, and a line like that of note_about_peft().
+struct RespeltAdapters {
+  std::string text;
+  std::string note;
+};
+/// Returns the adapter_config.json `text` of adapters of `modules`, whose names are those of the
+/// class, as make_adapter_config() names them. Earlier versions of Ballast, and of PEFT, named all
+/// in target_modules. The text is unchanged if its base model is not there, or if it has rules that
+/// depend on the names of modules, such as rank_pattern.
+RespeltAdapters respell_adapters(const std::string& text, const std::vector<std::string>& modules);
 
 /// The name of a module or tensor `name` of a text model in a class with this module_prefix().
 std::string name_in_class(const std::string& name, const std::string& prefix);

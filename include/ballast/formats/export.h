@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <string>
 
 #include "ballast/core/dtype.h"
 #include "ballast/core/units.h"
@@ -42,6 +43,7 @@ struct ExportSummary {
   std::size_t aligned = 0;  ///< tensors that start at a multiple of 4 KiB of their file
   Bytes bytes = 0;          ///< bytes of weights
   QuantizationError quantized;
+  std::string note;  ///< one line about adapters that PEFT cannot load; "": none
 };
 
 /// Writes the model at `from`, a run directory or a Hugging Face folder, to the new folder
