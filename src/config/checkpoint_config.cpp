@@ -121,16 +121,17 @@ bool is_leftover(const fs::path& folder, const std::string& file, std::vector<st
   return true;
 }
 
-/// Refuses FP8 without a scale for each block of 128 x 128 values.
+/// Refuses FP8 in blocks other than 128 x 128. Without blocks, the shapes of the stored scales show
+/// whether they are for rows or for matrices.
 void check_blocks(const Json& object, const std::string& file) {
   constexpr const char* kSize = "weight_block_size";
   const Json size = member_of(object, kSize);
-  if (size.compact() == "[128,128]") return;
-  refuse(
-      fmt::format("{}: {}.{} is {}, but Ballast reads FP8 only in blocks of [128,128]; give the "
-                  "folder of the original model, or load this one with transformers, "
-                  "dequantize() it and save it",
-                  file, kQuantization, kSize, shown(size)));
+  if (size.is_null() || size.compact() == "[128,128]") return;
+  refuse(fmt::format(
+      "{}: {}.{} is {}, but Ballast reads FP8 only in blocks of [128,128] or, with null, "
+      "with a scale for each row or matrix; give the folder of the original model, or load this "
+      "one with transformers, dequantize() it and save it",
+      file, kQuantization, kSize, shown(size)));
 }
 
 /// Refuses weights that WeightFiles cannot dequantise.

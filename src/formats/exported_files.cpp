@@ -31,6 +31,24 @@ bool is_convertible(const FolderLayout::Tensor& tensor) {
   return is_float && !tensor.name.ends_with("e_score_correction_bias");
 }
 
+/// Refuses to quantise in blocks other than those of fp8::encode().
+void check_blocks(const FolderLayout::Tensor& codes, const FolderLayout::Tensor& scales) {
+  const auto grid = fp8::grid_of(codes.shape, scales.shape);
+  const auto is_block = [](Elems block, Elems extent) {
+    return block == fp8::kBlock || (block == extent && extent <= fp8::kBlock);
+  };
+  if (codes.shape.size() == 2 && scales.shape.size() == 2 && grid &&
+      is_block(grid->block_rows, grid->rows) && is_block(grid->block_columns, grid->columns)) {
+    return;
+  }
+  throw Error(
+      ErrorCategory::usage,
+      fmt::format("--codes: '{}' has scales {}, but Ballast quantises FP8 only in blocks of "
+                  "{} x {}; leave it out to write trained matrices without codes",
+                  text::printable(codes.name), format_shape(scales.shape), fp8::kBlock,
+                  fp8::kBlock));
+}
+
 /// The module of a weight.
 std::string module_of(const std::string& weight) {
   return weight.substr(0, weight.rfind('.'));
@@ -71,12 +89,13 @@ void ExportedFiles::arrange() {
       if (!copied && rules_.codes && is_written(tensor.codes.format)) {
         written_.insert(tensor.codes.scales);
       }
+      if (copied || written_.contains(tensor.codes.scales)) stay_codes_.insert(tensor.name);
     }
   }
   for (const FolderLayout::File& file : layout_.files) {
     tensors_.emplace_back();
     for (const Tensor& tensor : file.tensors) {
-      if (tensor.role == Role::weight) add_weight(tensor);
+      if (tensor.role == Role::weight && !is_idle_scale(tensor)) add_weight(tensor);
       if (tensor.role == Role::codes) add_codes(tensor);
       if (tensor.role == Role::scales) add_scales(tensor);
       if (tensor.role == Role::description && is_as_stored(tensor)) {
@@ -132,6 +151,12 @@ CopiedTensor ExportedFiles::values_of(const std::string& name, const WeightPlace
           .merged = is_changed(name) ? name : ""};
 }
 
+bool ExportedFiles::is_idle_scale(const Tensor& tensor) const {
+  const std::string weight = fp8::scaled_by(tensor.name);
+  return !weight.empty() && !stay_codes_.contains(weight) &&
+         passing_part(weights_, tensor.name) == PassingPart::activation_scales;
+}
+
 void ExportedFiles::add_weight(const Tensor& tensor) {
   if (is_as_stored(tensor)) {
     tensors_.back().push_back(copy_of_bytes(*places_.find(tensor.name)));
@@ -150,12 +175,13 @@ EncodedTensor ExportedFiles::encoded(const Tensor& tensor, const WeightPlace& so
   const auto found = scales_.find(tensor.codes.scales);
   const bool fp8 = tensor.codes.format == Format::fp8;
   const bool fits =
-      fp8 ? shape == codes && shape.size() == 2
+      fp8 ? shape == codes
           : codes.size() == 4 && shape == std::vector{codes[0], codes[2] * mxfp4::kBlock, codes[1]};
   if (!fits || found == scales_.end()) {
     refuse_tensor(source, fmt::format("does not fit the codes '{}' in {}",
                                       text::printable(tensor.name), kImportedLayout));
   }
+  if (fp8) check_blocks(tensor, *found->second);
   const DType scales = weight_type(found->second->dtype).value_or(DType::f32);
   return {.format = tensor.codes.format,
           .codes = tensor.name,

@@ -54,6 +54,8 @@ class ExportedFiles {
   void add_codes(const Tensor& tensor);
   void add_scales(const Tensor& tensor);
   void add_merged();
+  /// Whether the tensor scales inputs of a matrix that is written without codes.
+  [[nodiscard]] bool is_idle_scale(const Tensor& tensor) const;
   void divide(Bytes largest);
   /// Whether the files have this stored tensor and nothing changes it.
   [[nodiscard]] bool is_as_stored(const Tensor& tensor) const;
@@ -70,7 +72,8 @@ class ExportedFiles {
   StoredPlaces places_;
   std::unordered_map<std::string, const Tensor*> scales_;  ///< scales in the layout, by name
   std::unordered_set<std::string> copied_;                 ///< names of scales that are copied
-  std::unordered_set<std::string> written_;  ///< names of scales that are written with codes
+  std::unordered_set<std::string> written_;     ///< names of scales that are written with codes
+  std::unordered_set<std::string> stay_codes_;  ///< names of codes that are copied or written
   std::vector<std::string> codes_;
   std::vector<std::string> dequantized_;
   std::vector<std::vector<CopiedTensor>> tensors_;

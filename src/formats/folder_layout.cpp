@@ -47,7 +47,8 @@ Roles roles_of(const WeightFiles& weights) {
     const QuantizedWeights& quantized = *place.quantized;
     FolderLayout::Tensor& codes = roles[quantized.codes.tensor->name];
     codes.role = Role::codes;
-    codes.codes = {quantized.format, place.tensor->name, place.tensor->dtype,
+    const std::string& type = quantized.plain_type;
+    codes.codes = {quantized.format, place.tensor->name, type.empty() ? place.tensor->dtype : type,
                    quantized.scales.tensor->name};
     roles[quantized.scales.tensor->name].role = Role::scales;
   }

@@ -28,16 +28,29 @@ Elems blocks_in(Elems extent) {
   return (extent + kBlock - 1) / kBlock;
 }
 
-/// Rows [first, end) of the scales.
-std::vector<float> read_scale_rows(const WeightPlace& place, Elems first, Elems end) {
+constexpr std::array<std::string_view, 2> kScaleSuffixes = {"_scale_inv", "_scale"};
+
+/// Scales [first, end).
+std::vector<float> read_scales(const WeightPlace& place, Elems first, Elems end) {
   const WeightPlace& scales = place.quantized->scales;
   const DType type = type_of(scales);
-  const Elems columns = scales.tensor->shape.back();
-  std::vector<std::byte> stored((end - first) * columns * size_of(type));
-  read_stored(scales, first * columns * size_of(type), stored);
-  std::vector<float> values((end - first) * columns);
+  std::vector<std::byte> stored((end - first) * size_of(type));
+  read_stored(scales, first * size_of(type), stored);
+  std::vector<float> values(end - first);
   decode(stored, type, values);
   return values;
+}
+
+/// Extent of `parts` equal blocks, or of 128 if that makes `parts` blocks; 0 if none fits.
+Elems block_extent(Elems extent, Elems parts) {
+  if (parts == blocks_in(extent)) return kBlock;
+  return parts > 0 && extent % parts == 0 ? extent / parts : 0;
+}
+
+/// Whether the scales are those of blocks of 128 x 128.
+bool are_of_blocks(const ScaleGrid& grid, const std::vector<std::uint64_t>& scales) {
+  return scales.size() >= 2 && scales[scales.size() - 2] == blocks_in(grid.rows) &&
+         scales.back() == blocks_in(grid.columns);
 }
 
 }  // namespace
@@ -114,32 +127,77 @@ float encode(std::span<const float> values, Elems columns, Elems block, ScaleFor
   return scale;
 }
 
+Elems ScaleGrid::scale_of(Elems row, Elems column) const {
+  const Elems in_row = (columns + block_columns - 1) / block_columns;
+  return row / rows * per_matrix + row % rows / block_rows * in_row + column / block_columns;
+}
+
+std::optional<ScaleGrid> grid_of(const std::vector<std::uint64_t>& codes,
+                                 const std::vector<std::uint64_t>& scales) {
+  if (codes.size() != 2 && codes.size() != 3) return {};
+  if (std::ranges::find(codes, 0U) != codes.end()) return {};
+  const Elems rows = codes[codes.size() - 2];
+  const Elems columns = codes.back();
+  const ScaleGrid one = {rows, columns, rows, columns, 0};
+  const bool single = std::ranges::all_of(scales, [](std::uint64_t extent) { return extent == 1; });
+  if (single) return one;
+  std::vector<std::uint64_t> of_matrix = scales;
+  if (codes.size() == 3) {
+    if (scales.front() != codes.front()) return {};
+    of_matrix.erase(of_matrix.begin());
+  }
+  of_matrix.resize(std::max<std::size_t>(of_matrix.size(), 2), 1);
+  if (of_matrix.size() > 2) return {};
+  const Elems block_rows = block_extent(rows, of_matrix[0]);
+  const Elems block_columns = block_extent(columns, of_matrix[1]);
+  if (block_rows == 0 || block_columns == 0) return {};
+  return ScaleGrid{rows, columns, block_rows, block_columns, of_matrix[0] * of_matrix[1]};
+}
+
+bool is_scales_name(std::string_view name) {
+  return std::ranges::any_of(kScaleSuffixes,
+                             [&](std::string_view suffix) { return name.ends_with(suffix); });
+}
+
+std::string scaled_by(std::string_view name) {
+  for (const std::string_view kind : {"activation_scale", "input_scale"}) {
+    if (!name.ends_with(kind) || name.size() <= kind.size()) continue;
+    const std::string_view before = name.substr(0, name.size() - kind.size() - 1);
+    const char between = name[before.size()];
+    if (between == '.') return std::string(before) + ".weight";
+    if (between == '_') return std::string(before);  // of a stack
+  }
+  return "";
+}
+
 std::optional<Pairing> pair(const WeightPlace& place, DType others, const FindPlace& find) {
   const StoredTensor& codes = *place.tensor;
   if (codes.dtype != kCodesType) return {};
-  const WeightPlace* const scales = find(codes.name + std::string(kScalesSuffix));
+  const WeightPlace* scales = nullptr;
+  for (const std::string_view suffix : kScaleSuffixes) {
+    if (scales == nullptr) scales = find(codes.name + std::string(suffix));
+  }
   if (scales == nullptr) return {};
-  const bool is_matrix = codes.shape.size() == 2 && codes.elements > 0;
-  const std::vector<std::uint64_t> needed =
-      is_matrix ? std::vector{blocks_in(codes.shape[0]), blocks_in(codes.shape[1])}
-                : std::vector<std::uint64_t>();
   const bool known = weight_type(scales->tensor->dtype).has_value();
-  if (!is_matrix || !known || scales->tensor->shape != needed) {
+  const std::optional<ScaleGrid> grid = grid_of(codes.shape, scales->tensor->shape);
+  if (!known || !grid) {
     refuse_tensor(
         *scales,
-        fmt::format("is {} {}, but '{}' with shape {} needs F32 or BF16, one for "
-                    "each block of {} x {}; give the folder of the original "
-                    "model, or load this one with transformers, dequantize() it "
-                    "and save it",
-                    scales->tensor->dtype, format_shape(scales->tensor->shape),
-                    text::printable(codes.name), format_shape(codes.shape), kBlock, kBlock));
+        fmt::format(
+            "is {} {}, but '{}' with shape {} needs F32 or BF16, one for each block of {} x "
+            "{}, for each row or for each matrix; give the folder of the original model, "
+            "or load this one with transformers, dequantize() it and save it",
+            scales->tensor->dtype, format_shape(scales->tensor->shape), text::printable(codes.name),
+            format_shape(codes.shape), kBlock, kBlock));
   }
   Pairing pairing = {
       .dequantized = codes,
       .quantized = {.format = QuantizedWeights::Format::fp8, .codes = place, .scales = *scales},
       .parts = {scales->tensor}};
-  pairing.dequantized.dtype = dtype_name(others);
-  pairing.dequantized.bytes = codes.elements * size_of(others);
+  const DType type = are_of_blocks(*grid, scales->tensor->shape) ? others : DType::f32;
+  pairing.quantized.plain_type = dtype_name(others);
+  pairing.dequantized.dtype = dtype_name(type);
+  pairing.dequantized.bytes = codes.elements * size_of(type);
   return pairing;
 }
 
@@ -148,17 +206,20 @@ void read(const WeightPlace& place, Elems first, HostBytes out, ReadAhead* ahead
   const DType type = type_of(place);
   const Elems count = out.size() / size_of(type);
   if (count == 0) return;
-  const Elems columns = place.tensor->shape.back();
-  const Elems begin = first / columns / kBlock;  // first row of blocks
-  const auto scales = read_scale_rows(place, begin, (first + count - 1) / columns / kBlock + 1);
+  const ScaleGrid grid = *grid_of(place.tensor->shape, place.quantized->scales.tensor->shape);
+  const Elems columns = grid.columns;
+  const Elems begin = grid.scale_of(first / columns, 0);
+  const auto scales =
+      read_scales(place, begin, grid.scale_of((first + count - 1) / columns, columns - 1) + 1);
   std::vector<std::byte> codes(count);
   read_stored(place.quantized->codes, first, codes, ahead);
   std::vector<float> values(count);
   for (Elems done = 0; done < count;) {
     const Elems row = (first + done) / columns;
     const Elems column = (first + done) % columns;
-    const Elems run = std::min({count - done, columns - column, kBlock - column % kBlock});
-    const float scale = scales[(row / kBlock - begin) * blocks_in(columns) + column / kBlock];
+    const Elems run = std::min(
+        {count - done, columns - column, grid.block_columns - column % grid.block_columns});
+    const float scale = scales[grid.scale_of(row, column) - begin];
     for (Elems i = done; i < done + run; ++i) {
       values[i] = table[std::to_integer<std::size_t>(codes[i])] * scale;
     }

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "ballast/core/dtype.h"
 #include "ballast/core/units.h"
@@ -17,17 +19,43 @@
 
 namespace ballast::formats::fp8 {
 
-// Matrices in FP8 with a scale for each block of 128 x 128 values, as DeepSeek-V3 and others are
-// released. Sources: DeepSeek-AI, arXiv 2412.19437, section 3.3.2; Micikevicius et al., "FP8
-// formats for deep learning", arXiv 2209.05433, for E4M3. A matrix NAME [rows, columns] has its
-// codes in NAME (F8_E4M3) and its scales in NAME_scale_inv [rows / 128, columns / 128], rounded up,
-// in F32 or BF16. Blocks at the end of a row or column are smaller.
+// Matrices in FP8 with a scale for each block of values. Sources: DeepSeek-AI, arXiv 2412.19437,
+// section 3.3.2; Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433, for E4M3.
+// A matrix NAME [rows, columns], or a stack of matrices, has its codes in NAME (F8_E4M3) and its
+// scales in NAME_scale_inv or NAME_scale, in F32, BF16 or F16. A weight is its code times its
+// scale. The shape of the scales determines the blocks (ScaleGrid).
 
+/// Rows and columns of the blocks in which Ballast quantises, as DeepSeek-V3 is released.
 inline constexpr Elems kBlock = 128;
-inline constexpr std::string_view kScalesSuffix = "_scale_inv";
+
+/// Blocks of equal size in each matrix of a tensor. Blocks at the end of a row or column may be
+/// smaller.
+struct ScaleGrid {
+  Elems rows = 0;  ///< rows of a matrix
+  Elems columns = 0;
+  Elems block_rows = 0;
+  Elems block_columns = 0;
+  Elems per_matrix = 0;  ///< scales of each matrix of a stack; 0: one scale for the whole stack
+
+  /// Index of the scale of an element, by its row among those of all matrices.
+  [[nodiscard]] Elems scale_of(Elems row, Elems column) const;
+};
+/// Returns the blocks for scales of this shape; nothing if they do not fit the codes. Scales are
+/// [rows / 128, columns / 128], rounded up; [r, c] with r and c that divide rows and columns, such
+/// as [1, 1] or [rows, 1]; or a single one ([] or [1]). Stacks have these for each matrix, or a
+/// list with one scale for each.
+std::optional<ScaleGrid> grid_of(const std::vector<std::uint64_t>& codes,
+                                 const std::vector<std::uint64_t>& scales);
+
+/// Whether a tensor with this name has scales of a matrix.
+bool is_scales_name(std::string_view name);
+/// The tensor whose inputs the tensor `name` scales when FP8 is computed: that of
+/// X.activation_scale and X.input_scale is X.weight. "" for other names.
+std::string scaled_by(std::string_view name);
 
 /// The matrix that is stored in quantised form at `place`, or nothing if `place` has no codes with
-/// scales. `others`: the type of weights that are not quantised, which the matrix gets. Throws
+/// scales. `others`: the type of weights that are not quantised. Matrices in blocks of 128 get it;
+/// others get F32, in which products of codes and scales in 16 bits are exact. Throws
 /// Error(data) naming file and tensor if the scales do not fit.
 std::optional<Pairing> pair(const WeightPlace& place, DType others, const FindPlace& find);
 

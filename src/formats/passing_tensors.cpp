@@ -15,6 +15,7 @@
 #include "ballast/text/words.h"
 
 #include "src/config/stored_names.h"
+#include "src/formats/fp8.h"
 
 namespace ballast::formats {
 namespace {
@@ -68,6 +69,13 @@ bool makes_unread_keys(const WeightFiles& files, const std::string& name) {
   return count > 0 && *layer + count >= layers->whole().value_or(0);
 }
 
+/// Whether the tensor scales the inputs of a matrix in FP8. In the weights of a run, the matrix may
+/// no longer be in FP8.
+bool scales_activations(const WeightFiles& files, const std::string& name) {
+  const std::string weight = fp8::scaled_by(name);
+  return !weight.empty() && files.find(weight) != nullptr;
+}
+
 /// The name of the eh_proj that marks the layer of tensor `name` as one for multi-token prediction:
 /// "model.layers.61.eh_proj.weight"; "" if the tensor is in no numbered layer.
 std::string mtp_mark(const std::string& name) {
@@ -95,9 +103,11 @@ std::string_view to_string(PassingPart part) {
     case PassingPart::indexer:
       return "indexers";
     case PassingPart::unread_keys:
+      return "unread keys and values";
+    case PassingPart::activation_scales:
       break;
   }
-  return "unread keys and values";
+  return "scales of activations";
 }
 
 std::optional<PassingPart> passing_part(const WeightFiles& files, const std::string& name) {
@@ -113,6 +123,7 @@ std::optional<PassingPart> passing_part(const WeightFiles& files, const std::str
   if (!mark.empty() && files.find(mark) != nullptr) return PassingPart::mtp;
   if (name.find(".self_attn.indexer.") != std::string::npos) return PassingPart::indexer;
   if (makes_unread_keys(files, in_text_model)) return PassingPart::unread_keys;
+  if (scales_activations(files, name)) return PassingPart::activation_scales;
   return {};
 }
 

@@ -25,10 +25,12 @@ enum class PassingPart : std::uint8_t {
   projector,  ///< maps from these encoders to the text model
   indexer,    ///< the choice of tokens for sparse attention (DeepSeek, "DeepSeek-V3.2", 2025)
   /// maps and norms of keys and values in layers that attend to those of other layers (Gemma 4)
-  unread_keys
+  unread_keys,
+  activation_scales  ///< scales of the inputs of matrices in FP8, for computing in FP8
 };
 
-/// Returns "MTP layers", "vision", "audio", "projector", "indexers" or "unread keys and values".
+/// Returns "MTP layers", "vision", "audio", "projector", "indexers", "unread keys and values" or
+/// "scales of activations".
 std::string_view to_string(PassingPart part);
 
 /// The part that tensor `name` of the files belongs to; nothing if it belongs to the text model, or

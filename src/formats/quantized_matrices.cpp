@@ -16,7 +16,7 @@ std::optional<Pairing> pair_quantized(const WeightPlace& place, DType others,
 }
 
 bool has_scales(const std::string& name) {
-  return name.ends_with(fp8::kScalesSuffix);
+  return fp8::is_scales_name(name);
 }
 
 void read_quantized(const WeightPlace& place, Elems first, HostBytes out, ReadAhead* ahead) {

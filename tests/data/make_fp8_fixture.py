@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a small Qwen3 model whose matrices are in FP8, and the loss that transformers computes.
+"""Writes small Qwen3 models whose matrices are in FP8, and the losses that transformers computes.
 
     python tests/data/make_fp8_fixture.py [OUTPUT_FOLDER]
 
@@ -11,6 +11,8 @@ to OUTPUT_FOLDER, or to fp8/ in the folder of this script:
                          values of all 256 codes
     tokens.u16           tokens of one sequence
     loss.json            cross-entropy of its tokens after the first, with bf16 weights in fp32
+    matrices/            a smaller folder with a scale for each matrix and scales of activations
+    matrices.json        the loss of that folder, whose dequantised matrices are in fp32
 """
 
 import json
@@ -29,23 +31,26 @@ CONFIG = {"vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256
           "eos_token_id": None, "pad_token_id": None}
 QUANTIZATION = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
                 "weight_block_size": [BLOCK, BLOCK]}
+SMALLER = {"hidden_size": 48, "intermediate_size": 80, "head_dim": 16}
+QUANTIZATION_OF_MATRICES = {"activation_scheme": "static", "dequantize": False,
+                            "modules_to_not_convert": ["lm_head"], "quant_method": "fp8",
+                            "weight_block_size": None}
 
 
-def quantize(weight, dtype):
-    """The codes of a matrix and the scales of its blocks."""
-    rows, columns = (extent // BLOCK for extent in weight.shape)
-    blocks = weight.float().reshape(rows, BLOCK, columns, BLOCK)
+def quantize(weight, dtype, block):
+    """The codes of a matrix and the scales of its blocks, which are `block` rows and columns."""
+    rows, columns = (extent // size for extent, size in zip(weight.shape, block))
+    blocks = weight.float().reshape(rows, block[0], columns, block[1])
     scales = (blocks.abs().amax(dim=(1, 3)) / torch.finfo(torch.float8_e4m3fn).max).to(dtype)
     codes = (blocks / scales.float()[:, None, :, None]).to(torch.float8_e4m3fn)
     return codes.reshape(weight.shape), scales
 
 
-def main():
-    torch.manual_seed(7)
-    here = pathlib.Path(__file__).resolve().parent
-    out = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else here / "fp8"
-    (out / "model").mkdir(parents=True, exist_ok=True)
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**CONFIG))
+def write_model(folder, config, quantization):
+    """Writes a model with random weights. Returns its dequantised weights and its loss."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**config))
+    blocks = quantization["weight_block_size"]
     stored, decoded = {}, {}
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight":
@@ -55,24 +60,41 @@ def main():
             stored[name] = decoded[name] = weight
             continue
         scale_type = torch.bfloat16 if "down" in name else torch.float32
-        codes, scales = quantize(weight, scale_type)
+        codes, scales = quantize(weight, scale_type, blocks or weight.shape)
+        if blocks is None:
+            scales = scales.reshape(())
+            stored[name.replace("weight", "activation_scale")] = torch.rand((), dtype=torch.bfloat16)
         stored[name], stored[name + "_scale_inv"] = codes, scales
-        decoded[name] = Fp8Dequantize(None)._dequantize_one(codes, scales, torch.bfloat16)
-    safetensors.torch.save_file(stored, out / "model/model.safetensors", {"format": "pt"})
-    config = json.loads(model.config.to_json_string())
-    config.update({"dtype": "bfloat16", "quantization_config": QUANTIZATION,
-                   "architectures": ["Qwen3ForCausalLM"]})
-    (out / "model/config.json").write_text(json.dumps(config, indent=1) + "\n")
+        exact = torch.bfloat16 if blocks else torch.float32
+        decoded[name] = Fp8Dequantize(None)._dequantize_one(codes, scales, exact)
+    safetensors.torch.save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    text = json.loads(model.config.to_json_string())
+    text.update({"dtype": "bfloat16", "quantization_config": quantization,
+                 "architectures": ["Qwen3ForCausalLM"]})
+    (folder / "config.json").write_text(json.dumps(text, indent=1) + "\n")
+    model.load_state_dict(decoded, strict=False)
+    return decoded, model.float()
+
+
+def loss_of(model, tokens):
+    with torch.no_grad():
+        logits = model(input_ids=tokens[None]).logits[0]
+    return torch.nn.functional.cross_entropy(logits[:-1].double(), tokens[1:]).item()
+
+
+def main():
+    torch.manual_seed(7)
+    here = pathlib.Path(__file__).resolve().parent
+    out = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else here / "fp8"
+    decoded, model = write_model(out / "model", CONFIG, QUANTIZATION)
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
     safetensors.torch.save_file({"gate": decoded["model.layers.0.mlp.gate_proj.weight"],
                                  "codes": codes.float()}, out / "decoded.safetensors")
-    model.load_state_dict(decoded, strict=False)
     tokens = torch.randint(0, VOCABULARY, (LENGTH + 1,))
-    with torch.no_grad():
-        logits = model.float()(input_ids=tokens[None]).logits[0]
-    loss = torch.nn.functional.cross_entropy(logits[:-1].double(), tokens[1:]).item()
     (out / "tokens.u16").write_bytes(tokens.to(torch.uint16).numpy().tobytes())
-    (out / "loss.json").write_text(json.dumps(loss) + "\n")
+    (out / "loss.json").write_text(json.dumps(loss_of(model, tokens)) + "\n")
+    _, model = write_model(out / "matrices", {**CONFIG, **SMALLER}, QUANTIZATION_OF_MATRICES)
+    (out / "matrices.json").write_text(json.dumps(loss_of(model, tokens)) + "\n")
 
 
 if __name__ == "__main__":

@@ -396,6 +396,32 @@ class Folder(RunTest):
         self.assertEqual(read_types(self.path / "codes"), read_types(folder / "model"))
         self.assertAlmostEqual(self.eval_loss("codes", "one.bin"), loss, delta=0.05)
 
+    def test_a_scale_for_each_matrix_in_fp8(self):
+        folder = FIXTURES.parent / "fp8"
+        shutil.copyfile(folder / "tokens.u16", self.path / "one.bin")
+        loss = json.loads((folder / "matrices.json").read_text())
+        self.assertAlmostEqual(self.eval_loss(folder / "matrices", "one.bin"), loss, delta=2e-6)
+        scale = "model.layers.0.mlp.up_proj.activation_scale"
+        codes = "model.layers.0.mlp.up_proj.weight"
+        # Trained matrices are dequantised, and their scales of activations go. Frozen ones keep both.
+        for name, patterns in {"all": "all", "frozen": ["*.self_attn.*"]}.items():
+            done = self.saving(model={"path": str(folder / "matrices")}, data=self.few_tokens(23),
+                               ballast={**TINY["ballast"], "steps": 2, "save_weights": True,
+                                        "train": patterns})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.run_well("export", "run", "--out", name)
+            types = {key: value[0] for key, value in read_folder(self.path / name).items()}
+            self.assertEqual(types[codes], "F8_E4M3" if name == "frozen" else "BF16")
+            self.assertEqual(scale in types, name == "frozen")
+            self.assertNotIn("model.layers.0.self_attn.q_proj.activation_scale", types)
+            self.assertAlmostEqual(self.eval_loss(name, "one.bin"), loss, delta=2e-4)  # rounded to bf16
+            shutil.rmtree(self.path / "run")
+        done = self.saving(model={"path": str(folder / "matrices")}, data=self.few_tokens(23))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        done = self.run_ballast("export", "run", "--out", "codes", "--codes")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("has scales [], but Ballast quantises FP8 only in blocks of 128 x 128", done.stderr)
+
     def test_halves_and_a_single_file_too(self):
         tensors = self.llama("F16", torch_dtype="float16")
         self.assertEqual(self.saving().returncode, 0)

@@ -42,6 +42,8 @@ struct QuantizedWeights {
   WeightPlace scales;
   WeightPlace nested;  ///< for nf4: the scales of quantised scales, otherwise no tensor
   float mean = 0.0F;   ///< mean to be added to the scales
+  /// Type of the weights if they are written without codes; "": that of the dequantised tensor.
+  std::string plain_type = {};
 };
 
 /// Size of the tensor as it is stored: of a quantised one, its codes and scales.

@@ -131,6 +131,87 @@ TEST(Fp8, BlocksAtTheEndsAreSmaller) {
   }
 }
 
+/// Codes and scales of one tensor, all of them random.
+struct RandomTensor {
+  std::vector<std::uint64_t> shape;
+  std::vector<std::uint64_t> of_scales;
+  std::string suffix = "_scale_inv";
+
+  [[nodiscard]] static Elems elements(const std::vector<std::uint64_t>& shape) {
+    Elems product = 1;
+    for (const std::uint64_t extent : shape) product *= extent;
+    return product;
+  }
+};
+
+TEST(Fp8, ScalesOfRowsAndMatricesAreAppliedToAnyRange) {
+  // Tensor, shape of its scales, and the scale of element [matrix, row, column].
+  using ScaleOf = Elems (*)(Elems matrix, Elems row, Elems column);
+  const ScaleOf one = [](Elems, Elems, Elems) -> Elems { return 0; };
+  const ScaleOf row = [](Elems, Elems r, Elems) { return r; };
+  const ScaleOf matrix = [](Elems m, Elems, Elems) { return m; };
+  const ScaleOf half = [](Elems m, Elems r, Elems) { return 2 * m + r / 20; };
+  const std::vector<std::pair<RandomTensor, ScaleOf>> cases = {
+      {{{130, 40}, {}}, one},           {{{130, 40}, {1}, "_scale"}, one},
+      {{{130, 200}, {1, 1}}, one},      {{{131, 40}, {131, 1}, "_scale"}, row},
+      {{{131, 40}, {131}}, row},        {{{3, 40, 50}, {}}, one},
+      {{{3, 40, 50}, {3}}, matrix},     {{{3, 40, 50}, {3, 1, 1}}, matrix},
+      {{{3, 40, 50}, {3, 2, 1}}, half},  // gate and up of stacked experts
+  };
+  std::mt19937 random(11);
+  for (const auto& [tensor, scale_of] : cases) {
+    SCOPED_TRACE(testing::PrintToString(tensor.of_scales));
+    const test::TempDir dir;
+    const Elems size = RandomTensor::elements(tensor.shape);
+    const std::string scales_name = "w" + tensor.suffix;
+    std::vector<std::byte> codes(size);
+    for (std::byte& code : codes) code = static_cast<std::byte>(random() % 120);
+    std::vector<float> scales(RandomTensor::elements(tensor.of_scales));
+    for (float& scale : scales) scale = static_cast<float>(1 + random() % 1000) / 64.0F;
+    SafetensorsWriter writer(
+        dir.path() / kSingleWeights,
+        {{.name = "w", .shape = tensor.shape, .copied_dtype = "F8_E4M3", .copied_bytes = size},
+         {scales_name, DType::f32, tensor.of_scales}});
+    writer.write_bytes("w", codes, 0);
+    writer.write(scales_name, scales);
+    writer.finish();
+    const WeightFiles files(dir.path());
+    ASSERT_EQ(files.tensors().size(), 1U);
+    const Elems columns = tensor.shape.back();
+    const Elems rows = tensor.shape[tensor.shape.size() - 2];
+    for (int round = 0; round < 20; ++round) {
+      const Elems first = round == 0 ? 0 : random() % size;
+      std::vector<float> found(round == 0 ? size : random() % (size - first) + 1);
+      files.read("w", found, first);
+      for (Elems i = 0; i < found.size(); ++i) {
+        const Elems at = first + i;
+        const Elems scale = scale_of(at / columns / rows, at / columns % rows, at % columns);
+        const float code = fp8::value_of(std::to_integer<std::uint8_t>(codes[at]));
+        ASSERT_EQ(found[i], code * scales[scale]) << first << " " << at;
+      }
+    }
+  }
+}
+
+TEST(Fp8, ScalesOfActivationsStayWithTheirCodes) {
+  const std::string gate = "model.layers.0.mlp.gate_proj.";
+  EXPECT_EQ(fp8::scaled_by(gate + "activation_scale"), gate + "weight");
+  EXPECT_EQ(fp8::scaled_by(gate + "input_scale"), gate + "weight");
+  EXPECT_EQ(fp8::scaled_by("x.experts.down_proj_activation_scale"), "x.experts.down_proj");
+  EXPECT_EQ(fp8::scaled_by("activation_scale"), "");
+  EXPECT_EQ(fp8::scaled_by(gate + "weight"), "");
+  const test::TempDir dir;
+  train::check_initial_weights(config_of(fixture("matrices")));
+  const auto exported = [&](const char* name, const ExportOptions& options) {
+    export_model(fixture("matrices"), dir.path() / name, options, [](Bytes, Bytes) {});
+    return WeightFiles(dir.path() / name).find(gate + "activation_scale") != nullptr;
+  };
+  EXPECT_TRUE(exported("copy", {}));
+  EXPECT_FALSE(exported("decoded", {.type = DType::bf16}));
+  train::check_initial_weights(config_of(dir.path() / "copy"));
+  train::check_initial_weights(config_of(dir.path() / "decoded"));
+}
+
 TEST(Fp8, ExportWritesDequantisedWeights) {
   const test::TempDir dir;
   export_model(fixture("model"), dir.path() / "out", {.type = DType::bf16}, [](Bytes, Bytes) {});
@@ -190,10 +271,12 @@ TEST(Fp8, ScalesThatDoNotFitAreNamed) {
     expect_error(ErrorCategory::data, parts, [&] { const WeightFiles files(dir.path()); });
   };
   const Stored codes = {"w", "F8_E4M3", {130, 4}, 520};
-  refused(codes, {"w_scale_inv", "F32", {1, 1}, 4},
-          {"model.safetensors: tensor 'w_scale_inv' is F32 [1, 1], but 'w' with shape [130, 4]",
+  refused(codes, {"w_scale_inv", "F32", {3, 1}, 12},
+          {"model.safetensors: tensor 'w_scale_inv' is F32 [3, 1], but 'w' with shape [130, 4]",
            "each block of 128 x 128"});
-  refused(codes, {"w_scale_inv", "F32", {}, 4}, {"is F32 [], but"});
+  refused(codes, {"w_scale_inv", "F32", {1, 3}, 12}, {"is F32 [1, 3], but"});
+  refused(codes, {"w_scale_inv", "F32", {2, 1, 1}, 8}, {"is F32 [2, 1, 1], but"});
+  refused({"w", "F8_E4M3", {2, 65, 4}, 520}, {"w_scale_inv", "F32", {3}, 12}, {"is F32 [3], but"});
   refused(codes, {"w_scale_inv", "U8", {2, 1}, 2}, {"is U8 [2, 1], but"});
   refused({"w", "F8_E4M3", {4}, 4}, {"w_scale_inv", "F32", {1}, 4}, {"'w' with shape [4]"});
   // Codes without scales are not weights.
