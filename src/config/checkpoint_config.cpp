@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdint>
 #include <string_view>
 #include <system_error>
 #include <unordered_set>
@@ -13,6 +15,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
 #include "ballast/model/family.h"
+#include "ballast/model/slots.h"
 #include "ballast/text/files.h"
 
 #include "src/config/checkpoint_unknown_keys.h"
@@ -235,6 +238,24 @@ bool is_plain_rope(const model::CheckpointKey& key, const Json& value) {
          (value.is_null() || are_equal(value, Json::object({{"rope_type", "default"}})));
 }
 
+/// Counts a negative pad token from the end of the vocabulary, like nn.Embedding, and drops one
+/// that no embedding has.
+void settle_pad_token(Json& section, const std::string& file, std::vector<std::string>& notes) {
+  Json* const found = section.find(model::kPadToken);
+  const Json* const size = section.find("vocab_size");
+  if (found == nullptr || size == nullptr || !found->is_number() || !size->whole()) return;
+  const auto vocabulary = static_cast<double>(*size->whole());
+  const double token = found->number();
+  if (token != std::floor(token)) return;
+  if (token < 0.0 && token >= -vocabulary) {
+    *found = Json(static_cast<std::uint64_t>(token + vocabulary));
+  } else if (token < 0.0 || token >= vocabulary) {
+    notes.push_back(fmt::format("model.path: {} has no token with the {} {}, so it has no effect",
+                                file, model::kPadToken, found->compact()));
+    *found = Json();
+  }
+}
+
 /// The effective model section, null values included.
 Json effective_section(const Config& config) {
   const Json whole = text::parse_json(print(config), "the config");
@@ -299,6 +320,7 @@ Json read_model_section(const fs::path& folder, std::vector<std::string>& notes)
     }
   }
   check_unknown_keys(json, keys, rules, file, notes);
+  settle_pad_token(section, file, notes);
   return section;
 }
 
@@ -321,6 +343,7 @@ void compare_with_checkpoint(const fs::path& path, const Config& config) {
   if (has_rope) file = with_rope_keys(std::move(file), family, name, notes);
   const Json section = with_separate_rope_keys(effective_section(config));
   for (const model::CheckpointKey& key : keys) {
+    if (key.own == model::kPadToken) continue;  // the model computes the same
     const Json* const theirs =
         has_rope && key.own == "rope_scaling" ? file.find(key.name) : find_given(file, key.name);
     if (theirs == nullptr) continue;

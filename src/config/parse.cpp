@@ -9,6 +9,7 @@
 #include "ballast/config/config.h"
 #include "ballast/config/model_source.h"
 #include "ballast/core/error.h"
+#include "ballast/model/slots.h"
 #include "ballast/text/files.h"
 
 #include "src/config/json_values.h"
@@ -21,8 +22,9 @@ void expand_model_path(Document& document, std::vector<std::string>& notes) {
   if (given == nullptr || *given == "") return;
   const Json* const model = document.root().find("model");
   const std::filesystem::path folder = Value(document, *given, "model.path").path_text();
-  // Keys that no config.json has.
-  constexpr std::array kOwn = {"vocabulary_tiles", "layer_tiles", "router_bias_update_speed"};
+  // Keys that no config.json has, and one that may be switched off.
+  constexpr std::array kOwn = {"vocabulary_tiles", "layer_tiles", "router_bias_update_speed",
+                               model::kPadToken};
   for (const auto& member : model->members()) {
     const bool own = std::find(kOwn.begin(), kOwn.end(), member.key) != kOwn.end();
     if (member.key == "path" || own || member.value.is_null()) continue;

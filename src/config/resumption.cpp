@@ -172,6 +172,7 @@ Settings settings_of(const Config& config) {
     if (std::find(kKinds.begin(), kKinds.end(), key) != kKinds.end()) return true;
     // Keys without effect.
     if (is_in(key, "fp16")) return config.type != DType::f16 && key != "fp16.enabled";
+    if (key == kPadTokenSetting) return setting.second == "null";
     if (is_in(key, "ballast.preference")) return config.data.pairs.empty();
     if (is_in(key, "ballast.spike") && key != "ballast.spike.action") {
       return config.ballast.spike.action == SpikeSection::Action::off;

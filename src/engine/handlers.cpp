@@ -9,6 +9,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/model/scatter_rows.h"
+#include "ballast/model/slots.h"
 #include "ballast/step/labels.h"
 
 #include "src/device/profiler_range.h"
@@ -148,7 +149,8 @@ void run_scatter(const CurrentOperation& at) {
   const std::size_t width = at.blueprint().own().blocks[block].tensors.front().shape.back();
   const GradientStats found =
       model::scatter_rows(at.blueprint().type, micro_batches, width,
-                          at.host(Role::target, at.sizes().padded_gradient(block)));
+                          at.host(Role::target, at.sizes().padded_gradient(block)),
+                          model::pad_token(at.blueprint().own().config));
   if (!at.has(Role::statistics)) return;
   std::memcpy(at.host(Role::statistics, sizeof found).data(), &found, sizeof found);
 }

@@ -14,6 +14,7 @@
 #include "ballast/config/config.h"
 #include "ballast/config/resumption.h"
 #include "ballast/engine/engine.h"
+#include "ballast/train/run_options.h"
 
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/writer.h"
@@ -45,6 +46,12 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
                    std::uint64_t before = std::numeric_limits<std::uint64_t>::max(),
                    const std::function<void(const Resumed&)>& found = {},
                    const SettingsCheck* check = nullptr);
+
+/// Returns the config of a run with these options. If the run resumes from a checkpoint without
+/// model.pad_token_id, as versions wrote that lack the key, it continues to train the row of that
+/// token, unless options.allowed_changes names the key. Logs this on rank 0. Collective.
+config::Config with_pad_token_of_checkpoint(const config::Config& config, const RunOptions& options,
+                                            comm::Ranks* ranks);
 
 /// Throws Error(io) if the file system of the run directory lacks space for its checkpoints and one
 /// that is being written. `new_swap_files`: the run has not created its swap files yet, so they

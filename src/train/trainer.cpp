@@ -489,7 +489,8 @@ void train(const config::Config& asked, Observer& observer, const std::atomic<bo
     const bool continues = chosen.directory == RunDirectory::continued;
     if (comm::decided_by_root(ranks, continues)) chosen.directory = RunDirectory::continued;
   }
-  const config::Config config = settle_tiles(asked, ranks, interrupted, chosen);
+  const config::Config config =
+      with_pad_token_of_checkpoint(settle_tiles(asked, ranks, interrupted, chosen), chosen, ranks);
   planner::RunPlan plan = planner::plan_run(config, ranks, interrupted, options.source);
   std::optional<Trainer> trainer;
   comm::collective_try(ranks, [&] {

@@ -75,7 +75,7 @@ inline const Model kGemma4 = {"gemma4 with experts",
                           "layer_types": ["sliding_attention", "full_attention", "full_attention"],
                           "enable_moe_block": true, "num_experts": 5, "top_k_experts": 2,
                           "moe_intermediate_size": 20, "final_logit_softcapping": 20.0)"};
-/// The last two layers attend to keys of the layers before them.
+/// The last two layers attend to keys of the layers before them. The pad token occurs.
 inline const Model kLinks = {"shared keys and layer inputs",
                              R"("family": "gemma4", "vocab_size": 131, "hidden_size": 48,
                          "num_layers": 4, "num_heads": 4, "num_kv_heads": 2, "head_dim": 12,
@@ -83,8 +83,10 @@ inline const Model kLinks = {"shared keys and layer inputs",
                          "layer_types": ["sliding_attention", "full_attention",
                                          "sliding_attention", "full_attention"],
                          "num_kv_shared_layers": 2, "use_double_wide_mlp": true,
-                         "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 131)"};
-inline const Model kTiedLlama = {"tied llama", kLlama.section + R"(, "tie_embeddings": true)"};
+                         "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": 131,
+                         "pad_token_id": 3)"};
+inline const Model kTiedLlama = {"tied llama",
+                                 kLlama.section + R"(, "tie_embeddings": true, "pad_token_id": 3)"};
 /// Rotary positions scaled for documents of more than 7 tokens.
 inline Model with_dynamic_scaling(Model model) {
   model.name += " with dynamic scaling";

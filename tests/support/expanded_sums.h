@@ -21,7 +21,7 @@ std::vector<Value> expanded_sums(const model::Architecture& model, const model::
   std::vector<Value> all(layout.table);
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     const std::uint64_t row = static_cast<std::uint64_t>(tokens[i]) - table.first_row;
-    if (row >= table.shape.front()) continue;
+    if (row >= table.shape.front() || slots[i] == model::kPadSlot) continue;
     const auto from = sums.begin() + slots[i] * width;
     std::copy(from, from + width, all.begin() + static_cast<std::ptrdiff_t>(row) * width);
   }

@@ -25,6 +25,9 @@ using Settings = std::map<std::string, std::string>;
 
 /// All keys of a config that are printed, with any role.
 Settings all_settings(const Config& config);
+/// Setting that checkpoints contain only if there is such a token. Versions without the key trained
+/// the token's row like every other.
+inline constexpr const char* kPadTokenSetting = "model.pad_token_id";
 /// The keys that affect results, except for the files of the training data. Their content matters,
 /// which the caller adds under the key that names them.
 Settings settings_of(const Config& config);

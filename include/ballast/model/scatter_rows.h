@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "ballast/core/dtype.h"
@@ -19,9 +20,11 @@ struct RowGradients {
 
 /// Packs the gradient of a table in host memory: adds up the gradients of each row of the table in
 /// the order of micro-batches and tokens, in fp32, and rounds the sums to `type` (nearest even).
-/// Rows without a token become zero. `packed`: the table's rows [size, width] in `type`; each token
-/// is below `size`. Returns the statistics of the packed values, summed in the order of rows.
+/// Rows without a token become zero, and the row of the token `pad`. `packed`: the table's rows
+/// [size, width] in `type`; each token is below `size`. Returns the statistics of the packed
+/// values, summed in the order of rows.
 GradientStats scatter_rows(DType type, std::span<const RowGradients> micro_batches,
-                           std::size_t width, HostBytes packed);
+                           std::size_t width, HostBytes packed,
+                           std::optional<std::int32_t> pad = {});
 
 }  // namespace ballast::model

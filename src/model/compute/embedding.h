@@ -6,7 +6,7 @@
 namespace ballast::model {
 
 /// Tokens of a micro-batch [N], the position of each in its document (null: in its sequence), and
-/// for gradients its slot.
+/// for gradients its slot, or kNoSlot as -1 for a token that adds nothing.
 struct Ids {
   const std::int32_t* tokens = nullptr;
   const std::int32_t* positions = nullptr;

@@ -114,13 +114,13 @@ void embed_backward(const RowKernels<T>& kernels, const Ids& ids, std::size_t co
   split(KernelGroup::embedding, width, kColumns, [&](Range columns) {
     for (std::size_t i = 0; i < count; ++i) {
       const T* const from = dy + i * width + columns.begin;
-      const std::size_t row = row_of(gradients, ids, i);
-      const bool here = gradients.tokens != nullptr && row < gradients.size;
-      const std::size_t slot = here ? static_cast<std::size_t>(ids.slots[i]) : 0;
-      float* const to = here ? gradients.tokens + slot * width + columns.begin : nullptr;
-      if (here && gradients.scale == 1.0F) {
+      const bool here = gradients.tokens != nullptr && row_of(gradients, ids, i) < gradients.size;
+      const auto slot = here ? static_cast<std::uint32_t>(ids.slots[i]) : kNoSlot;
+      const std::size_t first = slot * width + columns.begin;
+      float* const to = slot == kNoSlot ? nullptr : gradients.tokens + first;
+      if (to != nullptr && gradients.scale == 1.0F) {
         kernels.accumulate(to, from, columns.size());
-      } else if (here) {
+      } else if (to != nullptr) {
         kernels.accumulate_scaled(to, from, gradients.scale, columns.size());
       }
       if (gradients.positions == nullptr) continue;

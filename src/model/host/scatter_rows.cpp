@@ -16,12 +16,14 @@ struct TokenGradient {
   const float* row = nullptr;
 };
 
-/// Returns the gradients by token, those of equal tokens in the order of micro-batches and tokens.
-std::vector<TokenGradient> by_token(std::span<const RowGradients> micro_batches,
-                                    std::size_t width) {
+/// Returns the gradients by token, without those of `pad`, those of equal tokens in the order of
+/// micro-batches and tokens.
+std::vector<TokenGradient> by_token(std::span<const RowGradients> micro_batches, std::size_t width,
+                                    std::optional<std::int32_t> pad) {
   std::vector<TokenGradient> sorted;
   for (const RowGradients& one : micro_batches) {
     for (std::size_t i = 0; i < one.tokens.size(); ++i) {
+      if (one.tokens[i] == pad) continue;
       sorted.push_back({one.tokens[i], one.rows.data() + i * width});
     }
   }
@@ -50,9 +52,9 @@ GradientStats scatter(const std::vector<TokenGradient>& sorted, std::size_t widt
 }  // namespace
 
 GradientStats scatter_rows(DType type, std::span<const RowGradients> micro_batches,
-                           std::size_t width, HostBytes packed) {
+                           std::size_t width, HostBytes packed, std::optional<std::int32_t> pad) {
   std::memset(packed.data(), 0, packed.size());
-  const std::vector<TokenGradient> sorted = by_token(micro_batches, width);
+  const std::vector<TokenGradient> sorted = by_token(micro_batches, width, pad);
   switch (type) {
     case DType::f32:
       return scatter(sorted, width, reinterpret_cast<float*>(packed.data()));

@@ -11,6 +11,7 @@
 #include "ballast/core/error.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
+#include "ballast/model/slots.h"
 
 #include "src/model/spec/families/decoder.h"
 #include "src/model/spec/tiles.h"
@@ -113,6 +114,15 @@ void number_blocks(std::vector<BlockSpec>& blocks) {
   }
 }
 
+void check_pad_token(const ModelConfig& c, const Refuse& refuse) {
+  const auto found = c.details.find(kPadToken);
+  if (found == c.details.end() || found->second.is_null()) return;
+  const auto token = found->second.whole();
+  if (token && *token < c.vocab_size) return;
+  refuse(kPadToken, fmt::format("must be a token below vocab_size ({}) or null, got {}",
+                                c.vocab_size, found->second.described()));
+}
+
 }  // namespace
 
 void complete(ModelConfig& c, const Refuse& refuse, const RankSplit& split) {
@@ -130,6 +140,7 @@ void complete(ModelConfig& c, const Refuse& refuse, const RankSplit& split) {
   if (!(c.init_stddev >= 0.0) || std::isinf(c.init_stddev)) {
     refuse("init_stddev", "must be a finite number, at least 0");
   }
+  check_pad_token(c, refuse);
   described.complete(c, refuse);
   require(c.intermediate_size, refuse, "intermediate_size", "the width of the MLP");
   if (!described.outer().positions.empty()) {

@@ -46,6 +46,13 @@ Elems elements_of_sum(const Architecture& model, const BlockSpec& block, std::ui
   return largest;
 }
 
+std::optional<std::int32_t> pad_token(const ModelConfig& config) {
+  const auto found = config.details.find(kPadToken);
+  if (found == config.details.end()) return {};
+  const auto token = found->second.whole();
+  return token ? std::optional(static_cast<std::int32_t>(*token)) : std::nullopt;
+}
+
 std::vector<std::int32_t> number_slots(const Architecture& own,
                                        std::span<const std::int32_t> tokens) {
   struct Tile {
@@ -59,10 +66,15 @@ std::vector<std::int32_t> number_slots(const Architecture& own,
   }
   const std::uint64_t first = own.tile(0).first;
   std::vector<std::int32_t> slot_of_row(tiles.back().end - first, -1);
+  const std::optional<std::int32_t> pad = pad_token(own.config);
   std::vector<std::int32_t> slots;
   slots.reserve(tokens.size());
   for (const std::int32_t token : tokens) {
     const std::uint64_t row = static_cast<std::uint64_t>(token) - first;
+    if (token == pad) {
+      slots.push_back(kPadSlot);
+      continue;
+    }
     if (row >= slot_of_row.size()) {
       slots.push_back(0);
       continue;

@@ -42,7 +42,10 @@ class Folder {
     try {
       const Config parsed = parse(config);
       json section = json::parse(print(parsed)).at("model");
-      for (const char* key : {"weights", "router_bias_update_speed"}) section.erase(key);
+      // The pad token changes no loss.
+      for (const char* key : {"weights", "router_bias_update_speed", "pad_token_id"}) {
+        section.erase(key);
+      }
       return {std::move(section), "", parsed.notes};
     } catch (const Error& error) {
       return {nullptr, error.what(), {}};

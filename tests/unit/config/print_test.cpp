@@ -64,23 +64,25 @@ AioSection unusual_aio() {
 /// No field has its default, so that a field that print() or parse() omits is detected.
 Config unusual() {
   Config c;
-  c.model = {
-      .family = "llama",
-      .vocab_size = 300,
-      .hidden_size = 64,
-      .num_layers = 5,
-      .num_heads = 8,
-      .num_kv_heads = 4,
-      .head_dim = 24,
-      .intermediate_size = 100,
-      .max_sequence = 64,
-      .norm_epsilon = 1e-6,
-      .tie_embeddings = true,
-      .vocabulary_tiles = 1,
-      .layer_tiles = 1,
-      .init_stddev = 0.01,
-      .details = {
-          {"rope_theta", 5e5}, {"rope_scaling", {}}, {"attention_bias", true}, {"mlp_bias", true}}};
+  c.model = {.family = "llama",
+             .vocab_size = 300,
+             .hidden_size = 64,
+             .num_layers = 5,
+             .num_heads = 8,
+             .num_kv_heads = 4,
+             .head_dim = 24,
+             .intermediate_size = 100,
+             .max_sequence = 64,
+             .norm_epsilon = 1e-6,
+             .tie_embeddings = true,
+             .vocabulary_tiles = 1,
+             .layer_tiles = 1,
+             .init_stddev = 0.01,
+             .details = {{"rope_theta", 5e5},
+                         {"rope_scaling", {}},
+                         {"attention_bias", true},
+                         {"mlp_bias", true},
+                         {"pad_token_id", 7}}};
   c.initial_weights = "/w";
   c.data = {.text = {},
             .tokens = {"/t"},

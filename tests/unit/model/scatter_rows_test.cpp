@@ -76,6 +76,16 @@ TEST(ScatterRows, AddsInTheOrderOfMicroBatchesAndTokens) {
   expect_sums<Bf16>();
 }
 
+TEST(ScatterRows, LeavesOutThePadToken) {
+  const Gradients of;
+  std::vector<float> packed(kRows * kWidth, 7.0F);
+  scatter_rows(DType::f32, of.views(), kWidth, std::as_writable_bytes(std::span(packed)), 4);
+  const std::vector<float> sums = of.sums();
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    EXPECT_EQ(packed[i], i / kWidth == 4 ? 0.0F : sums[i]) << i;
+  }
+}
+
 TEST(ScatterRows, CountsValuesThatAreNotFinite) {
   Gradients of;
   of.rows[0][0] = std::numeric_limits<float>::infinity();

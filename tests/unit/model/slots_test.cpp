@@ -30,6 +30,16 @@ TEST(Slots, AreNumberedByTileInTheOrderOfTheTokens) {
   EXPECT_EQ(number_slots(model, tokens), (std::vector<std::int32_t>{0, 0, 0, 1, 1, 0, 0, 0}));
 }
 
+TEST(Slots, APadTokenHasNone) {
+  ModelConfig config = test::small_llama();
+  EXPECT_EQ(pad_token(config), std::nullopt);
+  config.details[kPadToken] = 7;
+  const Architecture model = build_architecture(config);
+  EXPECT_EQ(pad_token(model.config), 7);
+  EXPECT_EQ(number_slots(model, std::vector<std::int32_t>{3, 7, 5, 3, 7}),
+            (std::vector<std::int32_t>{0, kPadSlot, 1, 0, kPadSlot}));
+}
+
 TEST(Slots, AreAtMostTheRowsOfATile) {
   const Architecture model = build_architecture(test::small_gpt2());
   const BlockSpec& block = model.blocks.front();
@@ -41,11 +51,14 @@ TEST(Slots, AreAtMostTheRowsOfATile) {
   EXPECT_EQ(elements_of_sum(model, model.blocks[1], 5), model.blocks[1].elements);
 }
 
+constexpr std::int32_t kPad = 2;
+
 struct Case {
   std::string family;
   bool tied = false;
   std::uint64_t tiles = 1;
   std::uint64_t vocabulary = 61;
+  bool pads = false;  ///< token 2, which is in all micro-batches, is the pad token
 };
 
 class PackedSlots : public testing::TestWithParam<std::tuple<Case, DType>> {
@@ -54,7 +67,7 @@ class PackedSlots : public testing::TestWithParam<std::tuple<Case, DType>> {
     // Tokens repeat in a micro-batch and between micro-batches, and most rows have none.
     for (std::uint64_t m = 0; m < kMicroBatches; ++m) {
       std::vector<std::int32_t> tokens = b_.tokens(3 + m);
-      tokens[1] = tokens[5] = 2;
+      tokens[1] = tokens[5] = kPad;
       tokens[3] = static_cast<std::int32_t>(b_.architecture.config.vocab_size - 1);
       tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
     }
@@ -71,6 +84,7 @@ class PackedSlots : public testing::TestWithParam<std::tuple<Case, DType>> {
     config.tie_embeddings = wanted.tied;
     config.vocabulary_tiles = wanted.tiles;
     config.vocab_size = wanted.vocabulary;
+    if (wanted.pads) config.details[kPadToken] = kPad;
     return config;
   }
   DeviceView<const std::int32_t> part(const std::vector<std::int32_t>& ids, std::size_t micro) {
@@ -102,7 +116,8 @@ class PackedSlots : public testing::TestWithParam<std::tuple<Case, DType>> {
         for (std::size_t c = 0; c < width; ++c) sums[to + c] += static_cast<float>(row[c]);
       };
       const std::uint64_t at = static_cast<std::uint64_t>(tokens_[i]) - table.first_row;
-      if (at < table.shape.front()) add(at * width);
+      const bool pads = tokens_[i] == pad_token(b_.architecture.config);
+      if (at < table.shape.front() && !pads) add(at * width);
       if (about.tensors.size() > 1) {
         add(about.tensors[1].offset + i % kShape.length * width);
       }
@@ -155,12 +170,14 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(testing::Values(Case{"gpt2", true}, Case{"gpt2", false, 2},
                                      Case{"gpt2", true, 3, 200}, Case{"llama", true, 2},
                                      Case{"llama", false}, Case{"gpt2", true, 1, 9000},
-                                     Case{"llama", false, 1, 9000}),
+                                     Case{"llama", false, 1, 9000},
+                                     Case{"llama", true, 2, 61, true},
+                                     Case{"llama", false, 1, 9000, true}),
                      testing::Values(DType::f32, DType::bf16, DType::f16)),
     [](const auto& info) {
       const Case& of = std::get<Case>(info.param);
       return of.family + (of.tied ? "_tied_" : "_") + std::to_string(of.tiles) + "_of_" +
-             std::to_string(of.vocabulary) + "_" +
+             std::to_string(of.vocabulary) + (of.pads ? "_padded_" : "_") +
              std::string(to_string(std::get<DType>(info.param)));
     });
 

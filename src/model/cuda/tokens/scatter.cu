@@ -90,7 +90,7 @@ __global__ void add_to_rows(Scatter<T> sums, const std::uint32_t* next,
   const std::size_t column = own_column<T>();
   std::uint32_t at = blockIdx.x;
   const std::int32_t id = sums.ids[at];
-  if (is_first[at] == 0 || !is_in(id, sums.first, sums.size)) return;
+  if (is_first[at] == 0 || !is_in(id, sums.first, sums.size) || sums.places[at] < 0) return;
   if (column >= sums.width) return;
   const auto row = static_cast<std::size_t>(sums.places[at]);
   float* const gradient = sums.table + row * sums.width + column;

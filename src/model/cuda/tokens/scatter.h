@@ -28,7 +28,7 @@ __device__ void add_piece(float (&sum)[kOneAccess<T>], const Piece<T>& row, floa
 }
 
 /// A sum of rows: dy[i] * scale is added to row places[i] of `table`, if ids[i] - first is below
-/// `size`. Other ids add nothing. Equal ids have equal places.
+/// `size` and places[i] is not negative. Other ids add nothing. Equal ids have equal places.
 template <class T>
 struct Scatter {
   const std::int32_t* ids;

@@ -258,8 +258,10 @@ class Olmoe final : public Llama {
                                        "num_experts", 8, 0.01),
                .rules = {.rope = {.longest = 4096},
                          .aliases = {{"num_local_experts", "num_experts"}}},
-               .standards = {
-                   {"rms_norm_eps", 1e-5}, {"intermediate_size", 2048}, {"num_experts", 64}}}) {}
+               .standards = {{"rms_norm_eps", 1e-5},
+                             {"intermediate_size", 2048},
+                             {"num_experts", 64},
+                             {kPadToken, 1, true}}}) {}
   void complete(ModelConfig& c, const Refuse& refuse) const override {
     Llama::complete(c, refuse);
     check_experts(c, "num_experts", refuse);

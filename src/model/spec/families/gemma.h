@@ -99,7 +99,8 @@ class Gemma4 final : public Gemma {
                .standards = {{"num_key_value_heads", 4},
                              {"head_dim", 256},
                              {"intermediate_size", 9216},
-                             {"hidden_size_per_layer_input", 256}}}) {}
+                             {"hidden_size_per_layer_input", 256},
+                             {kPadToken, 0, true}}}) {}
   std::string_view checkpoint_type() const override { return "gemma4_text"; }
   void complete(ModelConfig& c, const Refuse& refuse) const override;
   std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
@@ -174,7 +175,8 @@ class Gemma2 final : public Gemma {
                              {"head_dim", 256},
                              {"intermediate_size", 9216},
                              {"attn_logit_softcapping", 50.0, true},
-                             {"final_logit_softcapping", 30.0, true}}}) {}
+                             {"final_logit_softcapping", 30.0, true},
+                             {kPadToken, 0, true}}}) {}
   void complete(ModelConfig& c, const Refuse& refuse) const override {
     Llama::complete(c, refuse);
     check_above_zero(c, "query_pre_attn_scalar", refuse);
@@ -214,8 +216,10 @@ class Gemma3 final : public Gemma {
                            {"query_pre_attn_scalar", 256}},
                .rules = {.rope = {.longest = 131072, .by_layer_type = true},
                          .without_effect = {"_sliding_window_pattern", "hidden_act"}},
-               .standards = {
-                   {"num_key_value_heads", 4}, {"head_dim", 256}, {"intermediate_size", 9216}}}) {}
+               .standards = {{"num_key_value_heads", 4},
+                             {"head_dim", 256},
+                             {"intermediate_size", 9216},
+                             {kPadToken, 0, true}}}) {}
   std::string_view checkpoint_type() const override { return "gemma3_text"; }
   void complete(ModelConfig& c, const Refuse& refuse) const override {
     Llama::complete(c, refuse);

@@ -330,7 +330,8 @@ class Mistral4 final : public Latent {
                               {"kv_lora_rank", 256},
                               {"qk_nope_head_dim", 64},
                               {"n_routed_experts", 128},
-                              {"intermediate_size", 12288}}}) {}
+                              {"intermediate_size", 12288},
+                              {kPadToken, 11, true}}}) {}
   void complete(ModelConfig& c, const Refuse& refuse) const override {
     whole_number(c, "first_k_dense_replace", 0, refuse);
     if (whole(c, "n_group") != 1) {

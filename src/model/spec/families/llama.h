@@ -9,6 +9,8 @@
 
 #include <fmt/format.h>
 
+#include "ballast/model/slots.h"
+
 #include "src/model/spec/families/decoder.h"
 
 namespace ballast::model {
@@ -39,7 +41,11 @@ class Llama : public DecoderFamily {
                .standards = {{"intermediate_size", 11008}}}) {}
   std::string_view name() const override { return facts_.name; }
   std::string_view checkpoint_class() const override { return facts_.checkpoint_class; }
-  std::vector<DetailKey> details() const override { return facts_.details; }
+  std::vector<DetailKey> details() const override {
+    std::vector<DetailKey> keys = facts_.details;
+    keys.push_back({kPadToken, {}});
+    return keys;
+  }
   CheckpointRules checkpoint_rules() const override { return facts_.rules; }
   void complete(ModelConfig& c, const Refuse& refuse) const override {
     if (c.intermediate_size == 0) {

@@ -47,7 +47,8 @@ class Ministral3 final : public Llama {
                .standards = {{"num_key_value_heads", 8},
                              {"head_dim", 128},
                              {"intermediate_size", 14336},
-                             {"rms_norm_eps", 1e-5}}}) {}
+                             {"rms_norm_eps", 1e-5},
+                             {kPadToken, 11, true}}}) {}
   void complete(ModelConfig& c, const Refuse& refuse) const override {
     Llama::complete(c, refuse);
     // transformers scales positions if config.json does not mention them, and reads these keys.
@@ -149,7 +150,8 @@ class SmolLm3 final : public Llama {
                          .without_effect = {"max_window_layers", "pretraining_tp"}},
                .standards = {{"num_key_value_heads", 4, true},
                              {"intermediate_size", 11008},
-                             {"tie_word_embeddings", true}}}) {}
+                             {"tie_word_embeddings", true},
+                             {kPadToken, 128004, true}}}) {}
   void complete(ModelConfig& c, const Refuse& refuse) const override {
     Llama::complete(c, refuse);
     const text::Json& layers = c.detail("no_rope_layers");
@@ -202,7 +204,8 @@ class Phi3 final : public Llama {
                          {"sliding_window", {}}},
              .rules = {.rope = {.longest = 4096, .part = "partial_rotary_factor", .trained = 4096},
                        .without_effect = {"full_attn_mod", "interpolate_factor"}},
-             .standards = {{"rms_norm_eps", 1e-5}, {"intermediate_size", 8192}}}) {}
+             .standards = {
+                 {"rms_norm_eps", 1e-5}, {"intermediate_size", 8192}, {kPadToken, 32000, true}}}) {}
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
     DecoderSpec spec = Llama::decoder(c, index);
     spec.qkv = {"self_attn.qkv_proj"};
@@ -220,7 +223,8 @@ class Olmo2 : public Llama {
              .checkpoint_class = "Olmo2ForCausalLM",
              .details = {{"rope_theta", 10000.0}, {"rope_scaling", {}}, {"attention_bias", false}},
              .rules = {.rope = {.longest = 2048}},
-             .standards = {{"rms_norm_eps", 1e-5}, {"intermediate_size", 11008}}}) {}
+             .standards = {
+                 {"rms_norm_eps", 1e-5}, {"intermediate_size", 11008}, {kPadToken, 1, true}}}) {}
   DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
     DecoderSpec spec = Llama::decoder(c, index);
     spec.norm_before_attention = "";
@@ -251,7 +255,8 @@ class Olmo3 final : public Olmo2 {
                            {"sliding_window", 4096},
                            {"layer_types", {}}},
                .rules = {.rope = {.longest = 2048, .by_layer_type = true, .local_theta = ""}},
-               .standards = {{"rms_norm_eps", 1e-5}, {"intermediate_size", 11008}}}) {}
+               .standards = {
+                   {"rms_norm_eps", 1e-5}, {"intermediate_size", 11008}, {kPadToken, 1, true}}}) {}
   std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
     return {rotary_positions(c, refuse), plain_rotary_positions(c, "rope_local_base_freq", refuse)};
   }

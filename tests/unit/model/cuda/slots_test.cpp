@@ -1,4 +1,7 @@
 // Slots of the rows of the embedding on a GPU.
+#include "ballast/model/slots.h"
+
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -19,7 +22,10 @@ class CudaSlots : public test::Kernels {};
 TEST_F(CudaSlots, AreFoundForTheRowsOfATile) {
   constexpr std::size_t kFirst = 16;
   constexpr std::size_t kRows = 16;
-  const auto slot_of = [](std::int32_t token) { return (7 * token + 3) % 16; };
+  constexpr std::int32_t kPad = 17;
+  const auto slot_of = [](std::int32_t token) {
+    return token == kPad ? kPadSlot : (7 * token + 3) % 16;
+  };
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> slots;
   std::vector<std::uint32_t> expected(kRows, kNoSlot);
@@ -39,7 +45,31 @@ TEST_F(CudaSlots, AreFoundForTheRowsOfATile) {
     return rows.get();
   });
   EXPECT_EQ(found, expected);
+  EXPECT_EQ(found[kPad - kFirst], kNoSlot);
+  EXPECT_NE(std::ranges::find(tokens, kPad), tokens.end());
   test::must(find_slots(nullptr, ids, 0, {}));
+}
+
+TEST_F(CudaSlots, APadTokenAddsNothingToItsRow) {
+  constexpr std::size_t kWidth = 8;
+  constexpr std::size_t kRows = 4;
+  const std::vector<std::int32_t> tokens = {1, 2, 1, 0, 2};
+  const std::vector<std::int32_t> slots = {kPadSlot, 0, kPadSlot, 1, 0};
+  const DeviceArray<std::int32_t> of_tokens(tokens);
+  const DeviceArray<std::int32_t> of_slots(slots);
+  const DeviceArray<float> dy(tokens.size() * kWidth, 1.0F);
+  const Ids ids = {.tokens = of_tokens.data(), .slots = of_slots.data()};
+  const auto found = test::in_every_order([&] {
+    const DeviceArray<float> sums(2 * kWidth, 0.0F);
+    const DeviceArray<std::uint32_t> links(2 * tokens.size(), 0xdeadbeefU);
+    const EmbeddingExtents extents = {tokens.size(), tokens.size(), kWidth};
+    const Embedding<float> gradients = {.tokens = sums.data(), .size = kRows};
+    test::must(embed_backward<float>(nullptr, ids, dy.data(), extents, gradients, links.data()));
+    return sums.get();
+  });
+  std::vector<float> expected(kWidth, 2.0F);  // of token 2, then of token 0
+  expected.resize(2 * kWidth, 1.0F);
+  EXPECT_EQ(found, expected);
 }
 
 }  // namespace
