@@ -47,8 +47,11 @@ Elems block_extent(Elems extent, Elems parts) {
   return parts > 0 && extent % parts == 0 ? extent / parts : 0;
 }
 
-/// Whether the scales are those of blocks of 128 x 128.
+/// Whether the scales are those of blocks of 128 x 128. One scale for a small matrix may be either;
+/// in a stack it is the matrix's.
 bool are_of_blocks(const ScaleGrid& grid, const std::vector<std::uint64_t>& scales) {
+  const bool stacked = scales.size() == 3;
+  if (stacked && scales[1] * scales[2] == 1) return false;
   return scales.size() >= 2 && scales[scales.size() - 2] == blocks_in(grid.rows) &&
          scales.back() == blocks_in(grid.columns);
 }

@@ -35,6 +35,7 @@ GPT_OSS = {"model_type": "gpt_oss", "vocab_size": 61, "hidden_size": 24, "num_hi
            "tie_word_embeddings": False}
 # A learning rate so small that no weight changes, not even one that is 0.
 STILL = {"type": "AdamW", "params": {"lr": 1e-60, "weight_decay": 0}}
+MOVING = {"type": "AdamW", "params": {"lr": 0.01}}
 INDEX = "model.safetensors.index.json"
 
 
@@ -421,6 +422,34 @@ class Folder(RunTest):
         done = self.run_ballast("export", "run", "--out", "codes", "--codes")
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("has scales [], but Ballast quantises FP8 only in blocks of 128 x 128", done.stderr)
+
+    def test_a_run_that_trained_the_pad_token_continues_to(self):
+        self.llama(pad_token_id=2)
+        data = self.few_tokens(23)
+        losses = lambda name: [json.loads(row)["loss"] for row
+                               in (self.path / name / "metrics.jsonl").read_text().splitlines()]
+
+        def train(name, *arguments, steps, model=None):
+            done = self.saving(*arguments, "--out", name, model=model, data=data, optimizer=MOVING,
+                               ballast={**TINY["ballast"], "steps": steps, "checkpoint_every": 2})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stdout + done.stderr
+
+        off = {"path": "model", "pad_token_id": None}
+        train("off", steps=4, model=off)
+        train("on", steps=4)
+        self.assertNotEqual(losses("off")[2:], losses("on")[2:])
+        train("part", steps=2, model=off)
+        shutil.copytree(self.path / "part", self.path / "changed")
+        line = "was written without model.pad_token_id, so the run continues to train the row of token 2"
+        self.assertIn(line, train("part", "--resume", steps=4))
+        self.assertEqual(losses("part"), losses("off"))
+        allowed = train("changed", "--resume", "--allow-change", "model.pad_token_id", steps=4)
+        self.assertNotIn(line, allowed)
+        self.assertNotEqual(losses("changed"), losses("off"))
+        refused = self.saving("--out", "on", "--resume", model=off, data=data, steps=6,
+                              optimizer=MOVING)
+        self.assertIn("model.pad_token_id 2 -> none", refused.stderr)
 
     def test_halves_and_a_single_file_too(self):
         tensors = self.llama("F16", torch_dtype="float16")
