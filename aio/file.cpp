@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -119,6 +122,23 @@ Anonymous start_anonymous(const std::filesystem::path& directory, Bytes size, bo
   return result;
 }
 
+/// Locks a swap file. The kernel may free the lock of a killed process, or of one that has
+/// io_uring, some time after its end.
+void lock_swap(const Descriptor& file, const std::string& place) {
+  constexpr auto kPatience = std::chrono::seconds(10);
+  constexpr auto kPause = std::chrono::milliseconds(10);
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!try_lock(file)) {
+    if (errno != EWOULDBLOCK) return;  // the file system has no locks
+    if (std::chrono::steady_clock::now() >= end) {
+      throw Error(
+          ErrorCategory::io,
+          place + ": another process uses the swap file of this run; end that process first");
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 void sync_name(const std::filesystem::path& path) {
   const std::filesystem::path folder = path.parent_path();
   const char* const place = folder.empty() ? "." : folder.c_str();
@@ -135,6 +155,11 @@ File::File(Descriptor descriptor, std::string name, Bytes size, Bytes alignment)
       size_(size),
       alignment_(alignment) {}
 
+/// A registration with io_uring may keep the open file, and thereby its lock, for some time.
+File::~File() {
+  if (descriptor_.is_open()) flock(descriptor_.number(), LOCK_UN);
+}
+
 void File::check_anonymous(const std::filesystem::path& directory, Bytes size, Access access) {
   static_cast<void>(start_anonymous(directory, size, access == Access::direct));
 }
@@ -143,6 +168,7 @@ File File::create_anonymous(const std::filesystem::path& directory, Bytes size, 
   const std::string place = directory.string();
   auto [file, free, alignment] = start_anonymous(directory, size, access == Access::direct);
   if (access == Access::buffered) warn_of_buffering(place);
+  static_cast<void>(try_lock(file));  // nobody else knows the file
   forbid_copy_on_write(file);
   switch (const int error_number = allocate_blocks(file.number(), size, alignment)) {
     case 0:
@@ -177,6 +203,7 @@ File File::open(const std::filesystem::path& path, bool writable, Access access)
 File File::open_swap(const std::filesystem::path& path, const std::filesystem::path& directory,
                      Bytes size, Access access) {
   File file = open_as(path.string(), directory.string(), true, access);
+  lock_swap(file.descriptor_, file.name());
   if (file.size() >= size) return file;
   require_size_limit(file.name(), size);
   const std::optional<Bytes> free = inspect_file_system(directory).free;

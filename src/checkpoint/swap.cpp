@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdio>
 #include <limits>
+#include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -17,6 +18,7 @@
 
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/format.h"
+#include "src/checkpoint/swap_owner.h"
 
 namespace ballast::checkpoint {
 namespace {
@@ -30,7 +32,7 @@ using text::Json;
 constexpr std::string_view kIncomplete = ".incomplete-";
 constexpr std::string_view kRemoved = ".removed-";
 constexpr std::string_view kDamaged = "damaged-";
-constexpr std::string_view kElsewhere = "ballast-";
+constexpr std::string_view kElsewhere = "ballast-";  // also in the names of older versions
 
 static_assert(state::kChunk == kCheckpointChunk);
 
@@ -106,25 +108,18 @@ KeptHome home_of(const Json& json, const state::SwapImage& image, const fs::path
   return home;
 }
 
-/// The swap files that checkpoint `folder` has named outside of it.
-std::vector<fs::path> files_elsewhere(const fs::path& folder) {
-  std::vector<fs::path> found;
-  for (std::uint32_t rank = 0;; ++rank) {
-    const fs::path path = ranges_file(folder, rank);
-    std::error_code error;
-    if (!fs::exists(path, error)) return found;
-    try {
-      const Json json = read_sealed(path);
-      const Json* const swap = json.find("swap");
-      if (swap == nullptr) continue;
-      for (const fs::path& file : kept_states_of(*swap, path).image.files) {
-        const bool ours = file.filename().string().starts_with(kElsewhere);
-        if (ours && file.parent_path() != folder) found.push_back(file);
-      }
-    } catch (const Error&) {
-      // A damaged file refers to nothing.
-    }
-  }
+/// Returns the swap files elsewhere that were named for the checkpoint `folder`. A copy of a run
+/// lists the files of the original, and a copy of a checkpoint those of another checkpoint.
+std::vector<fs::path> owned_elsewhere(const fs::path& folder) {
+  std::vector<fs::path> files = files_elsewhere(folder);
+  if (files.empty()) return files;
+  const auto owner = owner_of(run_of(folder));
+  const auto step = step_in_name(folder);
+  std::erase_if(files, [&](const fs::path& file) {
+    const auto name = parse_swap_name(file.filename().string());
+    return !owner || !name || name->step != step || !is_owned(file, *owner);
+  });
+  return files;
 }
 
 fs::path renamed(std::string_view prefix, const fs::path& folder) {
@@ -135,7 +130,7 @@ fs::path renamed(std::string_view prefix, const fs::path& folder) {
 /// because nothing looks for remains of a run that has ended.
 void remove_with_files(const fs::path& folder) {
   std::error_code error;
-  for (const fs::path& file : files_elsewhere(folder)) {
+  for (const fs::path& file : owned_elsewhere(folder)) {
     if (fs::remove(file, error)) text::try_to_sync_name(file);
   }
   const auto removed = fs::remove_all(folder, error);
@@ -148,9 +143,24 @@ std::string swap_name(std::uint32_t rank) {
   return fmt::format("rank-{}.swap", rank);
 }
 
-std::string swap_name_elsewhere(const fs::path& folder, std::uint32_t rank) {
-  return fmt::format("{}{}-{}", kElsewhere, checksum_text(fs::absolute(folder).string()),
-                     swap_name(rank));
+std::vector<fs::path> files_elsewhere(const fs::path& folder) {
+  std::vector<fs::path> found;
+  for (std::uint32_t rank = 0;; ++rank) {
+    const fs::path path = ranges_file(folder, rank);
+    std::error_code error;
+    if (!fs::exists(path, error)) return found;
+    try {
+      const Json json = read_sealed(path);
+      const Json* const swap = json.find("swap");
+      if (swap == nullptr) continue;
+      for (const fs::path& file : kept_states_of(*swap, path).image.files) {
+        const bool named = file.filename().string().starts_with(kElsewhere);
+        if (named && file.parent_path() != folder) found.push_back(file);
+      }
+    } catch (const Error&) {
+      // A damaged file refers to nothing.
+    }
+  }
 }
 
 Json json_of(const KeptStates& kept) {
@@ -229,7 +239,7 @@ fs::path set_aside(const fs::path& folder) {
   text::sync_folder(folder.parent_path());
   if (!fs::is_directory(fs::symlink_status(aside, error))) return aside;
   // The run reuses their extents, and a name would keep the space of all of them.
-  std::vector<fs::path> swap_files = files_elsewhere(aside);
+  std::vector<fs::path> swap_files = owned_elsewhere(aside);
   for (fs::directory_iterator entry(aside, error); !error && entry != fs::directory_iterator();
        entry.increment(error)) {
     const std::string name = entry->path().filename().string();
@@ -260,10 +270,38 @@ void remove_older(const fs::path& run, const fs::path& newest, std::uint64_t kee
 }
 
 void remove_checkpoints(const fs::path& run) {
-  for (const fs::path& folder : checkpoints_of(run)) remove_with_files(folder);
-  remove_incomplete(run / kCheckpoints);
+  for (const fs::path& folder : all_folders(run)) remove_with_files(folder);
   std::error_code ignored;
   fs::remove_all(run / kCheckpoints, ignored);
+}
+
+std::vector<fs::path> all_folders(const fs::path& run) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (fs::directory_iterator entry(run / kCheckpoints, error);
+       !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    if (step_in_name(entry->path())) found.push_back(entry->path());
+  }
+  return found;
+}
+
+void remove_unreferenced(const fs::path& run, const fs::path& directory) {
+  const auto owner = owner_of(run);
+  std::error_code error;
+  if (!owner) return;
+  std::set<fs::path> referenced;
+  for (const fs::path& folder : all_folders(run)) {
+    for (const fs::path& file : files_elsewhere(folder)) referenced.insert(file.filename());
+  }
+  std::vector<fs::path> left;
+  for (fs::directory_iterator entry(directory, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    const fs::path& file = entry->path();
+    if (!referenced.contains(file.filename()) && is_owned(file, *owner)) left.push_back(file);
+  }
+  for (const fs::path& file : left) {
+    if (fs::remove(file, error)) text::try_to_sync_name(file);
+  }
 }
 
 bool is_leftover(const fs::path& path) {

@@ -12,12 +12,10 @@ namespace ballast::checkpoint {
 
 // States on NVMe are not copied into a checkpoint. They stay in the swap files of the run, which
 // get an additional name: rank-R.swap-P in the folder of the checkpoint or, if that is on another
-// file system, ballast-ID-rank-R.swap-P next to them.
+// file system, the name of swap_owner.h next to them.
 
 /// Returns the name of a rank's swap files in the folder of a checkpoint, without -P.
 std::string swap_name(std::uint32_t rank);
-/// Returns their name next to the swap files. `folder`: the checkpoint's final name.
-std::string swap_name_elsewhere(const std::filesystem::path& folder, std::uint32_t rank);
 
 /// Converts `kept` to JSON. Names of files in the folder of the checkpoint are stored without that
 /// folder.
@@ -27,8 +25,8 @@ text::Json json_of(const engine::KeptStates& kept);
 engine::KeptStates kept_states_of(const text::Json& json, const std::filesystem::path& path);
 
 /// Removes a checkpoint atomically: first its name, so that no part of it is found, then its files,
-/// including those elsewhere. Does nothing if it does not exist. Throws Error(io) if it keeps its
-/// name.
+/// including those elsewhere that belong to its run. Does nothing if it does not exist. Throws
+/// Error(io) if it keeps its name.
 void remove_checkpoint(const std::filesystem::path& folder);
 /// Renames the damaged checkpoint `folder` of a run to damaged-step-N, so that it neither counts as
 /// a checkpoint of the run nor is removed like one. Its states on NVMe become free. Returns the new
@@ -48,6 +46,13 @@ void remove_checkpoints(const std::filesystem::path& run);
 bool is_leftover(const std::filesystem::path& path);
 /// Removes what killed processes have left while writing or removing checkpoints.
 void remove_incomplete(const std::filesystem::path& checkpoints);
+/// Removes the swap files of `run` in `directory` to which none of its checkpoints refers: a killed
+/// process has left them. Call it while no checkpoint is being written.
+void remove_unreferenced(const std::filesystem::path& run, const std::filesystem::path& directory);
+/// Returns the swap files to which the checkpoint `folder` refers outside of it.
+std::vector<std::filesystem::path> files_elsewhere(const std::filesystem::path& folder);
+/// Returns the folders of checkpoints of `run`, including incomplete, removed and damaged ones.
+std::vector<std::filesystem::path> all_folders(const std::filesystem::path& run);
 /// Returns the folder in which a checkpoint is written.
 std::filesystem::path incomplete(const std::filesystem::path& folder);
 

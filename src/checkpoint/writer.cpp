@@ -21,6 +21,7 @@
 #include "src/checkpoint/format.h"
 #include "src/checkpoint/identity.h"
 #include "src/checkpoint/swap.h"
+#include "src/checkpoint/swap_owner.h"
 
 namespace ballast::checkpoint {
 namespace {
@@ -65,8 +66,12 @@ engine::KeptStates keep_on_nvme(engine::Engine& engine, const fs::path& folder,
   engine::KeptStates kept = engine.snapshot().keep(step);
   if (kept.homes.empty()) return kept;
   const std::uint32_t rank = engine.blueprint().mesh.rank;
-  kept.image.files = engine.snapshot().link(incomplete(folder), swap_name(rank),
-                                            swap_name_elsewhere(folder, rank));
+  // Each rank looks for itself, because a host may have another number for the same device.
+  const auto owner = owner_of(run_of(folder));
+  if (!owner) fail_to_write(folder, ENOENT);
+  kept.image.files = engine.snapshot().link(
+      {incomplete(folder), swap_name(rank), swap_name_elsewhere(*owner, folder, rank),
+       [&](const fs::path& directory) { record_owner(directory, *owner); }});
   if (!kept.image.files.empty()) return kept;
   engine.snapshot().release(step);
   return {};
@@ -206,7 +211,12 @@ void CheckpointWriter::give_up() noexcept {
     if (saving_) saving_->cancel();
     states_.reset();
     std::error_code ignored;
-    if (!fs::exists(folder_, ignored)) engine_.snapshot().release(facts_.step);
+    if (!fs::exists(folder_, ignored)) {
+      engine_.snapshot().release(facts_.step);
+      for (const fs::path& file : kept_.image.files) {
+        if (parse_swap_name(file.filename().string())) fs::remove(file, ignored);
+      }
+    }
     if (first_) remove_incomplete(folder_.parent_path());
   } catch (...) {  // for example without memory; the next checkpoint removes the remains
   }

@@ -82,11 +82,9 @@ std::vector<std::uint64_t> Snapshot::kept() const {
   return store_.kept();
 }
 
-std::vector<std::filesystem::path> Snapshot::link(const std::filesystem::path& folder,
-                                                  const std::string& name,
-                                                  const std::string& elsewhere) const {
+std::vector<std::filesystem::path> Snapshot::link(const state::SwapNames& names) const {
   expects(store_.swap_space() != nullptr, "engine: nothing is on NVMe");
-  return store_.swap_space()->link(folder, name, elsewhere);
+  return store_.swap_space()->link(names);
 }
 
 void Snapshot::restore(const StateSource& source, bool reused, const KeptStates& here,

@@ -289,22 +289,36 @@ void SwapSpace::sync() const {
   for (const auto& device : devices_) device->file.sync();
 }
 
-std::vector<std::filesystem::path> SwapSpace::link(const std::filesystem::path& folder,
-                                                   const std::string& name,
-                                                   const std::string& elsewhere) const {
-  std::vector<std::filesystem::path> names;
-  for (std::size_t p = 0; p < devices_.size(); ++p) {
-    const auto named = [&](const std::filesystem::path& path) {
-      std::error_code ignored;
-      std::filesystem::remove(path, ignored);
-      const bool linked = devices_[p]->file.link(path);
-      if (linked) names.push_back(path);
-      return linked;
-    };
-    if (named(folder / fmt::format("{}-{}", name, p))) continue;
-    if (!named(devices_[p]->directory / fmt::format("{}-{}", elsewhere, p))) return {};
+std::vector<std::filesystem::path> SwapSpace::link(const SwapNames& names) const {
+  std::vector<std::filesystem::path> paths;
+  std::error_code ignored;
+  try {
+    for (std::size_t p = 0; p < devices_.size(); ++p) {
+      if (!link_one(p, names, paths)) break;
+    }
+  } catch (const Error&) {
+    for (const auto& path : paths) std::filesystem::remove(path, ignored);
+    throw;
   }
-  return names;
+  if (paths.size() == devices_.size()) return paths;
+  for (const auto& path : paths) std::filesystem::remove(path, ignored);
+  return {};
+}
+
+bool SwapSpace::link_one(std::size_t number, const SwapNames& names,
+                         std::vector<std::filesystem::path>& paths) const {
+  const SwapDevice& device = *devices_[number];
+  const auto named = [&](const std::filesystem::path& path) {
+    std::error_code ignored;
+    std::filesystem::remove(path, ignored);
+    if (!device.file.link(path)) return false;
+    paths.push_back(path);
+    return true;
+  };
+  if (named(names.folder / fmt::format("{}-{}", names.inside, number))) return true;
+  if (!named(device.directory / fmt::format("{}-{}", names.elsewhere, number))) return false;
+  if (names.record) names.record(device.directory);
+  return true;
 }
 
 std::span<const SwapSpace::Seal> SwapSpace::seals(std::size_t extent) const {

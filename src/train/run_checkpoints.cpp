@@ -20,6 +20,7 @@
 
 #include "src/checkpoint/format.h"
 #include "src/checkpoint/swap.h"
+#include "src/checkpoint/swap_owner.h"
 #include "src/train/finite_values.h"
 
 namespace ballast::train {
@@ -115,6 +116,9 @@ void tidy_checkpoints(const checkpoint::Checkpoint& from, const config::Config& 
   // A killed run may have left one checkpoint more than there are extents for.
   checkpoint::remove_older(run, checkpoint::checkpoint_folder(run, step),
                            config.ballast.checkpoint_keep);
+  for (const auto& path : planner::engine_options(config, {}).swap.paths) {
+    checkpoint::remove_unreferenced(run, path.directory);
+  }
 }
 
 /// Tidies up if this is the `own` run. Returns the extents that its checkpoints keep in the swap
@@ -136,6 +140,34 @@ state::KeptExtents tidy_up(const checkpoint::Checkpoint& from, const config::Con
     throw comm::JointError(ErrorCategory::io, error.what());
   }
   return beside;
+}
+
+/// Returns whether the swap files of the checkpoint belong to this run, on all ranks. Those of
+/// another run stay unchanged. Collective.
+bool all_may_write(const checkpoint::Checkpoint& from, const config::Config& config,
+                   comm::Ranks* ranks) {
+  const std::uint32_t rank = ranks == nullptr ? 0 : ranks->rank();
+  const bool may = checkpoint::may_write_to(from.kept_by(rank), config.ballast.out);
+  if (ranks == nullptr) return may;
+  const std::array own = {static_cast<std::byte>(may)};
+  std::vector<std::byte> all(ranks->world());
+  ranks->all_gather(own, all);
+  return std::find(all.begin(), all.end(), std::byte{0}) == all.end();
+}
+
+/// Compares the states in swap files with their checksums after they were copied, because a run to
+/// which these files belong may have overwritten them in the meantime. Collective.
+void verify_again(const checkpoint::Checkpoint& from, comm::Ranks* ranks) {
+  bool in_swap_files = false;
+  for (std::uint32_t r = 0; r < from.ranks() && !from.portable(); ++r) {
+    in_swap_files = in_swap_files || !from.kept_by(r).homes.empty();
+  }
+  if (!in_swap_files) return;
+  comm::collective_try(ranks, [&] {
+    checkpoint::with_restart_advice(from.folder(), [&] {
+      from.verify(ranks == nullptr ? 0 : ranks->rank(), ranks == nullptr ? 1 : ranks->world());
+    });
+  });
 }
 
 /// Refuses the weights of a run that has diverged.
@@ -177,8 +209,8 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
   Resumed resumed = {states.facts(), states.folder(), std::move(changes)};
   if (found) found(resumed);
   const std::uint32_t rank = engine.blueprint().mesh.rank;
-  // Swap files of another run stay unchanged.
-  const bool reusable = own && states.ranks() == engine.blueprint().mesh.ranks();
+  const bool fits = own && states.ranks() == engine.blueprint().mesh.ranks();
+  const bool reusable = fits && all_may_write(states, config, ranks);
   const state::KeptExtents beside = tidy_up(states, config, ranks, own, reusable);
   const bool reused = engine.resume(
       [&](const engine::StateRange& range, HostBytes bytes) {
@@ -189,13 +221,17 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
       },
       states.facts().updates, reusable ? states.kept_by(rank) : engine::KeptStates{}, beside,
       states.facts().correction_biases);
+  if (!reused) verify_again(states, ranks);
   // The warm-up has settled the kernels.
   note_other_arithmetic(states, engine);
   if (rank == 0 && own && !reused && !states.kept_by(0).homes.empty()) {
     log(LogLevel::info,
-        fmt::format("{}: its states on NVMe were copied to new swap files, since ranks, placement, "
-                    "nvme_path or ballast.checkpoint_keep differ",
-                    states.folder().string()));
+        fmt::format("{}: its states on NVMe were copied to new swap files, since {}",
+                    states.folder().string(),
+                    reusable || !fits
+                        ? "ranks, placement, nvme_path or "
+                          "ballast.checkpoint_keep differ"
+                        : checkpoint::why_not_own(states.kept_by(0), config.ballast.out)));
   }
   return resumed;
 }

@@ -18,10 +18,10 @@ class File {
 
   /// A nameless file of exactly `size` bytes in `directory` (O_TMPFILE, or created and unlinked at
   /// once where the file system has none), its blocks allocated. It vanishes with its last
-  /// descriptor, also after SIGKILL. Removes leftovers and checks free space first. Logs a warning
-  /// for the first buffered file.
-  /// Throws Error(io) that names the directory and says what to do: missing, not writable, not
-  /// enough space (with both numbers), file-size limit, file system without O_DIRECT.
+  /// descriptor, also after SIGKILL. It is locked (flock) as long as this object exists. Removes
+  /// leftovers and checks free space first. Logs a warning for the first buffered file. Throws
+  /// Error(io) that names the directory and says what to do: missing, not writable, not enough
+  /// space (with both numbers), file-size limit, file system without O_DIRECT.
   static File create_anonymous(const std::filesystem::path& directory, Bytes size,
                                Access access = Access::direct);
 
@@ -36,9 +36,13 @@ class File {
   /// Opens an existing file for reading and, if `writable`, writing. Throws Error(io).
   static File open(const std::filesystem::path& path, bool writable,
                    Access access = Access::direct);
-  /// Opens a swap file that create_anonymous() made in `directory` and link() named `path`. Makes
-  /// it `size` bytes long, with its blocks allocated, if it is shorter. Messages name `directory`,
-  /// because `path` belongs to a checkpoint that may be removed. Throws Error(io).
+  ~File();
+  File(File&& other) noexcept = default;
+  File& operator=(File&& other) noexcept = default;
+  /// Opens a swap file that create_anonymous() made in `directory` and link() named `path`. Locks
+  /// it, and makes it `size` bytes long, with its blocks allocated, if it is shorter. Messages name
+  /// `directory`, because `path` belongs to a checkpoint that may be removed. Throws Error(io),
+  /// also if another process has locked it.
   static File open_swap(const std::filesystem::path& path, const std::filesystem::path& directory,
                         Bytes size, Access access);
   /// Opens like open(): direct if the file system allows it for whole pages, otherwise buffered.

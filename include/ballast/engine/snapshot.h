@@ -15,6 +15,7 @@
 #include "ballast/model/architecture.h"
 #include "ballast/plan/plan.h"
 #include "ballast/state/store.h"
+#include "ballast/state/swap_space.h"
 
 namespace ballast::engine {
 
@@ -57,9 +58,7 @@ class Snapshot {
   /// Returns the checkpoints for which states are kept.
   [[nodiscard]] std::vector<std::uint64_t> kept() const;
   /// Names the swap files: state::SwapSpace::link(). Call it only if keep() has kept something.
-  [[nodiscard]] std::vector<std::filesystem::path> link(const std::filesystem::path& folder,
-                                                        const std::string& name,
-                                                        const std::string& elsewhere) const;
+  [[nodiscard]] std::vector<std::filesystem::path> link(const state::SwapNames& names) const;
 
   /// Writes weights and states to their homes, before any step, from `source`, in parts, for this
   /// rank's entries of every array. With `reused` swap files, the states `here` are already on

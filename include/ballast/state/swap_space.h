@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -26,6 +27,16 @@ class SwapTransfer {
   /// abandon_seconds. Call it once. Throws Error(io) or Error(state) with stage, file, offset and
   /// length.
   virtual void finish() = 0;
+};
+
+/// Names for swap files that outlive their process. The file of path P is called `inside`-P in
+/// `folder` or, if that is on another file system, `elsewhere`-P in its own directory.
+struct SwapNames {
+  std::filesystem::path folder;
+  std::string inside;
+  std::string elsewhere;  ///< no other run uses this name
+  /// Is called for the directory of each file that is called `elsewhere`-P. It may throw.
+  std::function<void(const std::filesystem::path& directory)> record = {};
 };
 
 /// The file of one path and its I/O queue.
@@ -76,12 +87,10 @@ class SwapSpace {
 
   /// Waits until all finished writes are on the disks. Throws Error(io).
   void sync() const;
-  /// Names the file of path P `folder`/`name`-P, so that it outlives this object, or `elsewhere`-P
-  /// in its own directory if that is on another file system. Replaces files with that name. Returns
-  /// the names by path, or none if the files cannot be named. Throws Error(io).
-  [[nodiscard]] std::vector<std::filesystem::path> link(const std::filesystem::path& folder,
-                                                        const std::string& name,
-                                                        const std::string& elsewhere) const;
+  /// Names the files, so that they outlive this object. Replaces files with these names. Returns
+  /// the names by path, or none if the files cannot be named. On failure, none keeps its new name.
+  /// Throws Error(io) and the errors of SwapNames::record.
+  [[nodiscard]] std::vector<std::filesystem::path> link(const SwapNames& names) const;
 
   [[nodiscard]] const Stripe& stripe() const { return stripe_; }
   /// Returns the layout of the files, without their names.
@@ -102,6 +111,9 @@ class SwapSpace {
   class Reading;
   class Writing;
 
+  /// Names one file and adds its name to `paths`. Returns false if it cannot be named.
+  bool link_one(std::size_t number, const SwapNames& names,
+                std::vector<std::filesystem::path>& paths) const;
   [[nodiscard]] std::span<Seal> seals(std::size_t extent, const Segment& segment);
   [[nodiscard]] std::span<const Seal> seals(std::size_t extent) const;
 

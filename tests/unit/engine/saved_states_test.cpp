@@ -157,7 +157,7 @@ void SavedStatesOnNvme::go_on_from_nvme(const std::string& train) {
   const std::uint64_t hash = before.snapshot().hash();
   const std::uint64_t updates = before.updates();
   const test::TempDir folder;
-  kept.image.files = before.snapshot().link(folder.path(), "swap", "swap");
+  kept.image.files = before.snapshot().link({folder.path(), "swap", "swap"});
   ASSERT_EQ(kept.image.files.size(), 1U);
   ASSERT_TRUE(saved_ranges(before.blueprint(), step::kHomesInMemory).empty());
   std::vector<double> losses;
