@@ -16,6 +16,7 @@
 #include "ballast/state/checksum.h"
 
 #include "src/checkpoint/checkpoint.h"
+#include "src/checkpoint/swap_owner.h"
 
 namespace ballast::checkpoint {
 namespace {
@@ -336,6 +337,7 @@ void check_names_states(const fs::path& path) {
 
 std::string advice_after_damage(const fs::path& folder) {
   const fs::path whole = absolute_of(folder);
+  if (const std::string advice = advice_for_copy(whole); !advice.empty()) return advice;
   if (!step_of(whole)) return "; write it again with ballast export --states";
   try {
     for (const fs::path& other : checkpoints_of(whole.parent_path().parent_path())) {

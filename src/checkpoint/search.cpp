@@ -14,6 +14,7 @@
 
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/format.h"
+#include "src/checkpoint/swap_owner.h"
 
 // Finds the latest complete checkpoint of a run, and what the others keep.
 
@@ -36,8 +37,8 @@ std::vector<fs::path> checkpoints_for_all(const fs::path& run, comm::Ranks* rank
   return folders;
 }
 
-/// `damaged`: the problem of each checkpoint.
-[[noreturn]] void refuse_without_whole(const fs::path& run,
+/// `latest`: the latest checkpoint. `damaged`: the problem of each.
+[[noreturn]] void refuse_without_whole(const fs::path& run, const fs::path& latest,
                                        const std::vector<std::string>& damaged) {
   if (damaged.empty()) {
     throw Error(ErrorCategory::data,
@@ -50,8 +51,8 @@ std::vector<fs::path> checkpoints_for_all(const fs::path& run, comm::Ranks* rank
   throw Error(
       ErrorCategory::data,
       fmt::format("{} has no complete checkpoint to resume from; {}, and nothing was changed; "
-                  "the latest: {}",
-                  run.string(), which, damaged.front()));
+                  "the latest: {}{}",
+                  run.string(), which, damaged.front(), advice_for_copy(latest)));
 }
 
 }  // namespace
@@ -146,7 +147,7 @@ Checkpoint Checkpoint::find(const fs::path& run, const engine::Blueprint& bluepr
     found->skipped_ = std::move(skipped);
     return std::move(*found);
   }
-  refuse_without_whole(run, damaged);
+  refuse_without_whole(run, skipped.empty() ? fs::path() : skipped.front(), damaged);
 }
 
 }  // namespace ballast::checkpoint

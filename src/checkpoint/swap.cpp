@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cstdio>
 #include <limits>
-#include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -285,19 +284,21 @@ std::vector<fs::path> all_folders(const fs::path& run) {
   return found;
 }
 
-void remove_unreferenced(const fs::path& run, const fs::path& directory) {
+void remove_left_names(const fs::path& run, const fs::path& directory) {
   const auto owner = owner_of(run);
   std::error_code error;
   if (!owner) return;
-  std::set<fs::path> referenced;
-  for (const fs::path& folder : all_folders(run)) {
-    for (const fs::path& file : files_elsewhere(folder)) referenced.insert(file.filename());
-  }
+  const auto has_checkpoint = [&](const fs::path& file) {
+    const auto name = parse_swap_name(file.filename().string());
+    std::error_code ignored;
+    return !name || fs::symlink_status(checkpoint_folder(run, name->step), ignored).type() !=
+                        fs::file_type::not_found;
+  };
   std::vector<fs::path> left;
   for (fs::directory_iterator entry(directory, error); !error && entry != fs::directory_iterator();
        entry.increment(error)) {
     const fs::path& file = entry->path();
-    if (!referenced.contains(file.filename()) && is_owned(file, *owner)) left.push_back(file);
+    if (!has_checkpoint(file) && is_owned(file, *owner)) left.push_back(file);
   }
   for (const fs::path& file : left) {
     if (fs::remove(file, error)) text::try_to_sync_name(file);

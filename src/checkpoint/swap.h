@@ -46,9 +46,9 @@ void remove_checkpoints(const std::filesystem::path& run);
 bool is_leftover(const std::filesystem::path& path);
 /// Removes what killed processes have left while writing or removing checkpoints.
 void remove_incomplete(const std::filesystem::path& checkpoints);
-/// Removes the swap files of `run` in `directory` to which none of its checkpoints refers: a killed
-/// process has left them. Call it while no checkpoint is being written.
-void remove_unreferenced(const std::filesystem::path& run, const std::filesystem::path& directory);
+/// Removes the swap files of `run` in `directory` with the step of a checkpoint that does not
+/// exist: a killed process has left them. Call it while no checkpoint is being written.
+void remove_left_names(const std::filesystem::path& run, const std::filesystem::path& directory);
 /// Returns the swap files to which the checkpoint `folder` refers outside of it.
 std::vector<std::filesystem::path> files_elsewhere(const std::filesystem::path& folder);
 /// Returns the folders of checkpoints of `run`, including incomplete, removed and damaged ones.

@@ -92,8 +92,20 @@ std::uint64_t names_in_checkpoints(const fs::path& run, const struct stat& statu
   return found;
 }
 
-/// Returns whether `folder` is a folder of checkpoints of `run` itself, not of another place to
-/// which a symbolic link leads.
+/// Returns whether the checkpoint records that this run has written it.
+bool is_written_by(const fs::path& folder, const RunOwner& owner) {
+  try {
+    const Json json = read_sealed(facts_file(folder));
+    const Json* const run = json.find("run");
+    const auto recorded = run == nullptr ? std::nullopt : owner_from(*run);
+    return recorded && recorded->is_same(owner);
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// Returns whether `folder` is the folder of a checkpoint in the run directory `owner` itself, not
+/// in another place to which a symbolic link leads.
 bool is_inside(const fs::path& folder, const RunOwner& owner) {
   std::error_code error;
   const fs::path place = fs::canonical(folder, error);
@@ -199,6 +211,43 @@ std::string why_not_own(const engine::KeptStates& kept, const fs::path& run) {
                        other->path.string(), list);
   }
   return "their swap files have names outside of this run directory, such as those of 'cp -al'";
+}
+
+std::string advice_for_copy(const fs::path& folder) {
+  const auto owner = owner_of(run_of(folder));
+  for (const fs::path& file : files_elsewhere(folder)) {
+    const auto name = parse_swap_name(file.filename().string());
+    if (!owner || !name || is_owned(file, *owner)) continue;
+    const auto other = recorded_owner(file.parent_path(), name->id);
+    const Whereabouts found = other ? find_owner(*other) : Whereabouts();
+    if (other && other->is_same(*owner)) continue;
+    if (found.state != Whereabouts::State::there) {
+      return fmt::format("; its states were in swap files of the run of which {} is a copy",
+                         owner->path.string());
+    }
+    return fmt::format(
+        "; {} is a copy of the run {}, in whose swap files its states were; copy them with "
+        "'ballast "
+        "export {} --states --out FOLDER', and continue with --resume=FOLDER and another --out",
+        owner->path.string(), found.path.string(), found.path.string());
+  }
+  return "";
+}
+
+void refuse_foreign_checkpoints(const fs::path& run) {
+  const auto owner = owner_of(run);
+  std::error_code error;
+  const fs::path place = fs::canonical(run / kCheckpoints, error);
+  if (!owner || error || place == owner->path / kCheckpoints) return;
+  for (const fs::path& folder : checkpoints_of(run)) {
+    if (is_written_by(folder, *owner)) continue;
+    throw Error(
+        ErrorCategory::usage,
+        fmt::format("{} is a symbolic link to {}, and {} there is not known to be of this run, "
+                    "which would remove it; give this run its own: rm {} && cp -a {} {}",
+                    (run / kCheckpoints).string(), place.string(), folder.filename().string(),
+                    (run / kCheckpoints).string(), place.string(), (run / kCheckpoints).string()));
+  }
 }
 
 fs::path run_of(const fs::path& folder) {

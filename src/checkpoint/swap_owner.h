@@ -58,6 +58,14 @@ bool may_write_to(const engine::KeptStates& kept, const std::filesystem::path& r
 /// files of the run DIR".
 std::string why_not_own(const engine::KeptStates& kept, const std::filesystem::path& run);
 
+/// Returns the end of a message about the damaged checkpoint `folder` of a copied run: where its
+/// states were, and how to copy them. "" if it has no states in the swap files of another run.
+std::string advice_for_copy(const std::filesystem::path& folder);
+
+/// Throws Error(usage) if the folder of checkpoints of `run` is elsewhere (a symbolic link) and has
+/// checkpoints that are not proven to be of this run, which would remove them.
+void refuse_foreign_checkpoints(const std::filesystem::path& run);
+
 /// Returns the run directory of the checkpoint `folder`, which is or was called step-N.
 std::filesystem::path run_of(const std::filesystem::path& folder);
 /// Returns N of a folder called step-N, or the same with a prefix or suffix.

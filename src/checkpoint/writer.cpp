@@ -78,7 +78,8 @@ engine::KeptStates keep_on_nvme(engine::Engine& engine, const fs::path& folder,
 }
 
 std::string facts_text(const CheckpointFacts& facts, const engine::Blueprint& blueprint,
-                       std::span<const std::uint64_t> checksums) {
+                       std::span<const std::uint64_t> checksums,
+                       const std::optional<RunOwner>& owner) {
   Json ranks = Json::array();
   for (const std::uint64_t checksum : checksums) ranks.push_back(fmt::format("{:016x}", checksum));
   Json content = json_of(facts);
@@ -88,6 +89,7 @@ std::string facts_text(const CheckpointFacts& facts, const engine::Blueprint& bl
     content["quantized_base"] = identity_of(blueprint.model.quantization);
   }
   content["ranks"] = ranks;
+  if (owner) content["run"] = json_of(*owner);
   return seal(content);
 }
 
@@ -196,7 +198,8 @@ fs::path CheckpointWriter::publish() {
   comm::collective_try(ranks_, [&] {
     if (!first_) return;
     const fs::path temporary = incomplete(folder_);
-    write_small(facts_file(temporary), facts_text(facts_, engine_.blueprint(), all));
+    write_small(facts_file(temporary),
+                facts_text(facts_, engine_.blueprint(), all, owner_of(run_)));
     checkpoint::publish(temporary, folder_);
     remove_later(run_, facts_.step);
     remove_older(run_, folder_, keep_);

@@ -90,6 +90,11 @@ double weight(const SwapPath& path) {
   return 2.0 / (1.0 / path.read_gbps + 1.0 / path.write_gbps);
 }
 
+bool are_on_one_file_system(const std::filesystem::path& one, const std::filesystem::path& other) {
+  return aio::inspect_file_system(one.empty() ? "." : one).device ==
+         aio::inspect_file_system(other).device;
+}
+
 void require_suited(const SwapPath& path, const SwapOptions& options) {
   const auto place = path.existing();
   const std::string why = aio::unsuited_for_swap(aio::inspect_file_system(place), place);
@@ -200,6 +205,11 @@ std::optional<SwapPlan> reuse_swap(SwapOptions options, std::span<const Bytes> e
       !image.extents.empty() && options.paths.size() == image.files.size();
   if (!begins_with_them) return std::nullopt;
   check_paths(options);
+  for (std::size_t p = 0; p < options.paths.size(); ++p) {
+    if (!are_on_one_file_system(image.files[p].parent_path(), existing(options.paths[p]))) {
+      return std::nullopt;
+    }
+  }
   // Additional extents do not move those before them.
   return SwapPlan{std::move(options), Stripe(extents, image.weights, image.segment_bytes),
                   image.files};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <fstream>
@@ -10,6 +11,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,6 +25,8 @@ namespace {
 constexpr std::size_t kLargestTransfer = std::size_t{1} << 30;
 
 constexpr std::string_view kTemporary = ".tmp-";
+/// Numbers of processes are smaller.
+constexpr std::uint64_t kPids = std::uint64_t{1} << 22U;
 
 /// Appends to the name, which is shortened if it would be too long for a file.
 std::filesystem::path with_suffix(const std::filesystem::path& path, std::string_view suffix) {
@@ -32,11 +36,25 @@ std::filesystem::path with_suffix(const std::filesystem::path& path, std::string
   return path.parent_path() / name.append(suffix);
 }
 
-/// Creates a new file at `path`. Removes what a killed process with the same number has left.
-/// Follows no symbolic link.
+/// Returns whether a process has locked the file at `path`. Another container may have a process
+/// with the same number.
+bool is_in_use(const std::filesystem::path& path) {
+  const Descriptor file(
+      ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
+  return file.is_open() && ::flock(file.number(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+}
+
+/// Creates a new file at `path` and locks it. Removes what a killed process with the same number
+/// has left. None if a process with the same number uses it. Follows no symbolic link.
 Descriptor create_temporary(const std::filesystem::path& path, unsigned mode) {
+  if (is_in_use(path)) return {};
   ::unlink(path.c_str());
-  return open_file(path, O_WRONLY | O_CREAT | O_EXCL, ErrorCategory::io, mode);
+  Descriptor file = open_file(path, O_WRONLY | O_CREAT | O_EXCL, ErrorCategory::io, mode);
+  struct stat status = {};
+  while (::flock(file.number(), LOCK_EX | LOCK_NB) != 0 && errno == EINTR) {
+  }
+  const bool there = ::fstat(file.number(), &status) == 0 && status.st_nlink > 0;
+  return there ? std::move(file) : Descriptor();
 }
 
 /// Whether a rename cannot replace the file at `path`, which is in a folder like /tmp (sticky bit)
@@ -184,6 +202,25 @@ void try_to_sync_name(const std::filesystem::path& path) {
   }
 }
 
+bool make_separate(const std::filesystem::path& path) {
+  struct stat own = {};
+  struct stat target = {};
+  if (::lstat(path.c_str(), &own) != 0 || ::stat(path.c_str(), &target) != 0) return false;
+  const bool shared = S_ISLNK(own.st_mode) || own.st_nlink > 1;
+  if (!shared || !S_ISREG(target.st_mode)) return false;
+  const Descriptor file = open_file(path, O_RDONLY, ErrorCategory::io);
+  ReplacedFile copy(path);
+  std::vector<std::byte> part(std::size_t{1} << 20);
+  const Bytes size = regular_file_size(file, path, ErrorCategory::io);
+  for (Bytes at = 0; at < size; at += part.size()) {
+    part.resize(std::min<Bytes>(part.size(), size - at));
+    read_fully(file, path, at, part);
+    copy.write(part);
+  }
+  copy.commit();
+  return true;
+}
+
 std::string read_settings(const std::filesystem::path& path, std::string_view kind) {
   constexpr Bytes kLongest = kMiB;
   const auto refuse = [&](const std::string& reason, int error_number = 0) {
@@ -248,7 +285,11 @@ ReplacedFile::ReplacedFile(std::filesystem::path path)
   if (is_of_another_user(path_)) refuse("it belongs to another user, who alone may replace it");
   constexpr unsigned kPermissions = 07777;
   naming(path_, [&] {
-    descriptor_ = create_temporary(temporary_, exists ? old.st_mode & kPermissions : 0666);
+    const unsigned mode = exists ? old.st_mode & kPermissions : 0666;
+    for (std::uint64_t time = 0; !descriptor_.is_open(); ++time) {
+      temporary_ = with_suffix(path_, fmt::format("{}{}", kTemporary, ::getpid() + time * kPids));
+      descriptor_ = create_temporary(temporary_, mode);
+    }
   });
   // Restores mode bits that the umask cleared.
   if (exists && ::fchmod(descriptor_.number(), old.st_mode & kPermissions) != 0) {

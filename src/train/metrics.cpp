@@ -104,23 +104,24 @@ std::string to_json_line(const StepMetrics& metrics) {
 }
 
 MetricsWriter::MetricsWriter(std::filesystem::path path, Existing existing) {
-  const auto open = [&](int flags) {
-    const auto claim = [](const text::AppendedFile& file) {
-      if (is_locked_by_another(file)) {
-        throw Error(
-            ErrorCategory::usage,
-            fmt::format("{} was deleted, and another process writes it now", file.path().string()));
-      }
-    };
-    file_ = std::make_unique<WaitingFile>(text::AppendedFile(path, flags), "", claim);
-  };
   try {
-    open(O_EXCL);
+    open(path, O_EXCL);
   } catch (const Error& error) {
     if (error.error_number() != EEXIST || existing == Existing::refused) throw;
     created_ = false;
-    open(0);
+    open(path, 0);
   }
+}
+
+void MetricsWriter::open(const std::filesystem::path& path, int flags) {
+  const auto claim = [](const text::AppendedFile& file) {
+    if (is_locked_by_another(file)) {
+      throw Error(
+          ErrorCategory::usage,
+          fmt::format("{} was deleted, and another process writes it now", file.path().string()));
+    }
+  };
+  file_ = std::make_unique<WaitingFile>(text::AppendedFile(path, flags), "", claim);
 }
 
 MetricsWriter::~MetricsWriter() {
@@ -128,9 +129,17 @@ MetricsWriter::~MetricsWriter() {
 }
 
 bool MetricsWriter::lock() {
-  if (!is_locked_by_another(file_->file())) return true;
-  created_ = false;  // the other process writes to it
-  return false;
+  if (is_locked_by_another(file_->file())) {
+    created_ = false;  // the other process writes to it
+    return false;
+  }
+  const std::filesystem::path path = file_->path();
+  if (created_ || !text::make_separate(path)) return true;
+  log(LogLevel::info, fmt::format("{} was a link to a file with another name, perhaps of another "
+                                  "run; it is a copy now",
+                                  path.string()));
+  open(path, 0);
+  return !is_locked_by_another(file_->file());
 }
 
 void MetricsWriter::continue_after(std::uint64_t step) {

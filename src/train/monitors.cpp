@@ -197,6 +197,7 @@ void Monitors::cut_csv(std::int64_t samples) {
   for (const fs::path& path : csv_files(*csv_folder_)) {
     WaitingFile& file = csv_file(path.filename().string());
     if (!file.file().descriptor().is_open()) {
+      text::make_separate(path);
       file = WaitingFile(text::AppendedFile(path, 0), csv_head(path.filename().string()));
     }
     file.file().cut(own_rows_ ? bytes_to_keep(content_of(path), samples - 1) : 0);

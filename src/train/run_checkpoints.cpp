@@ -117,7 +117,7 @@ void tidy_checkpoints(const checkpoint::Checkpoint& from, const config::Config& 
   checkpoint::remove_older(run, checkpoint::checkpoint_folder(run, step),
                            config.ballast.checkpoint_keep);
   for (const auto& path : planner::engine_options(config, {}).swap.paths) {
-    checkpoint::remove_unreferenced(run, path.directory);
+    checkpoint::remove_left_names(run, path.directory);
   }
 }
 
@@ -202,6 +202,10 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
       changes = compare_settings(one, *check, engine.blueprint().mesh.rank == 0);
     };
   }
+  comm::collective_try(ranks, [&] {
+    if (engine.blueprint().mesh.rank == 0)
+      checkpoint::refuse_foreign_checkpoints(config.ballast.out);
+  });
   const checkpoint::Checkpoint states =
       checkpoint::Checkpoint::open(from, engine.blueprint(), ranks, before, compare);
   const bool own = checkpoint::is_of_run(states.folder(), config.ballast.out);

@@ -99,10 +99,13 @@ RunFiles::RunFiles(const config::Config& config, RunDirectory use)
       made_(directory_),
       metrics_(take(directory_ / kMetrics, use)) {
   if (!metrics_.lock()) {
+    std::error_code ignored;
+    const bool linked = fs::hard_link_count(directory_ / kMetrics, ignored) > 1 && !ignored;
     throw Error(ErrorCategory::usage,
-                fmt::format("another process trains in {} now; wait for its end, or choose another "
-                            "run directory with --out",
-                            directory_.string()));
+                fmt::format("another process trains in {}{} now; wait for its end, or choose "
+                            "another run directory with --out",
+                            directory_.string(),
+                            linked ? ", or in a directory with the same metrics.jsonl," : ""));
   }
   if (use != RunDirectory::automatic) open_others(config);
 }

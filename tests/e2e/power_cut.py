@@ -162,12 +162,12 @@ class Disk:
 
 
 def write_tree(tree, folder, names=None):
-    """Makes the files of a tree in an existing `folder`, with hard links."""
+    """Makes the files of a tree in an existing `folder`, with hard links. Folders may exist."""
     names = {} if names is None else names
     for name, below in tree.items():
         path = os.path.join(folder, name)
         if isinstance(below, dict):
-            os.mkdir(path)
+            os.makedirs(path, exist_ok=True)
             write_tree(below, path, names)
         elif id(below) in names:
             os.link(names[id(below)], path)

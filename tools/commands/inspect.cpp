@@ -25,6 +25,7 @@
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/commands/checkpoints.h"
+#include "tools/commands/inspect_swap.h"
 
 namespace ballast::tools {
 namespace {
@@ -35,6 +36,8 @@ struct InspectArguments {
   std::filesystem::path path;
   checkpoint::CheckpointQuestions questions;
   bool json = false;
+  bool swap = false;
+  bool remove = false;
 };
 
 struct Totals {
@@ -227,6 +230,10 @@ void inspect_run(const InspectArguments& arguments,
 }
 
 void run_inspect(const InspectArguments& arguments) {
+  if (arguments.swap) return inspect_swap(arguments.path, arguments.remove, arguments.json);
+  if (arguments.remove) {
+    throw Error(ErrorCategory::usage, "--remove removes swap files; give it with --swap");
+  }
   if (checkpoint::names_checkpoint(arguments.path)) return inspect_checkpoint(arguments);
   const auto checkpoints = checkpoint::checkpoints_of(arguments.path);
   if (!checkpoints.empty()) return inspect_run(arguments, checkpoints);
@@ -249,11 +256,12 @@ void run_inspect(const InspectArguments& arguments) {
 
 void add_inspect(Command program) {
   auto arguments = std::make_shared<InspectArguments>();
-  Command command =
-      program.add_command("inspect", "List the tensors of a model, or the content of checkpoints");
+  Command command = program.add_command(
+      "inspect", "List the tensors of a model, the content of checkpoints, or swap files");
   command.add_option(
       "PATH", &arguments->path,
-      "Run directory, checkpoint, Hugging Face folder, index or safetensors file",
+      "Run directory, checkpoint, Hugging Face folder, index or safetensors file; with --swap a "
+      "folder of swap files",
       {.required = true, .takes = Names::model, .extensions = {".safetensors", ".json"}});
   command.add_flag("--verify", &arguments->questions.whole,
                    "Read all of each checkpoint and compare it with its checksums");
@@ -261,6 +269,11 @@ void add_inspect(Command program) {
                    "Print an XXH3 of all weights and states of a checkpoint: the same for every "
                    "number of ranks that can write it");
   command.add_flag("--json", &arguments->json, "Print a JSON object");
+  command.add_flag("--swap", &arguments->swap,
+                   "List the swap files of checkpoints in a folder (an nvme_path), and the runs to "
+                   "which they belong");
+  command.add_flag("--remove", &arguments->remove,
+                   "With --swap: remove the files that no run owns and no process uses");
   command.set_action([arguments] { run_inspect(*arguments); });
 }
 

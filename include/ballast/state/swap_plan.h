@@ -70,7 +70,7 @@ Bytes swap_bytes_on(const std::filesystem::path& place, const SwapOptions& optio
                     std::span<const Bytes> extents);
 
 /// Plans to reuse the files of `image`, which may have to grow for the last of `extents`. Empty if
-/// its extents or paths differ. Throws like check_paths().
+/// its extents, the number of paths, or their file systems differ. Throws like check_paths().
 std::optional<SwapPlan> reuse_swap(SwapOptions options, std::span<const Bytes> extents,
                                    const SwapImage& image);
 

@@ -48,6 +48,11 @@ std::filesystem::path temporary_of(const std::filesystem::path& path);
 /// The files and folders that any process has under such names for `path`.
 std::vector<std::filesystem::path> unfinished_of(const std::filesystem::path& path);
 
+/// Replaces `path` by a copy if it is a symbolic link, or if its file has another name, so that
+/// appending to it changes nothing elsewhere. Returns whether it did. Does nothing if it is not a
+/// regular file. Throws Error(io).
+bool make_separate(const std::filesystem::path& path);
+
 /// The content of a settings file or pipe, at most 1 MiB. `kind` ("config") is its name in
 /// messages. Throws Error(config).
 std::string read_settings(const std::filesystem::path& path, std::string_view kind);

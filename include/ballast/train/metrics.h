@@ -92,7 +92,8 @@ class MetricsWriter {
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
   /// Locks the file against other processes that call this, until the object or the process ends.
-  /// Returns false if another process has the lock, and true on a file system without locks.
+  /// Returns false if another process has the lock, and true on a file system without locks. Then
+  /// replaces the file by a copy if it is a link to the file of another run. Throws Error(io).
   [[nodiscard]] bool lock();
   /// Returns whether there was no file before.
   [[nodiscard]] bool is_new() const { return created_; }
@@ -110,6 +111,8 @@ class MetricsWriter {
   [[nodiscard]] WaitingFile& file() { return *file_; }
 
  private:
+  void open(const std::filesystem::path& path, int flags);
+
   bool created_ = true;
   std::unique_ptr<WaitingFile> file_;
   std::uint64_t rows_ = 0;
