@@ -16,7 +16,6 @@
 #include "ballast/state/checksum.h"
 
 #include "src/checkpoint/checkpoint.h"
-#include "src/checkpoint/swap_owner.h"
 
 namespace ballast::checkpoint {
 namespace {
@@ -26,24 +25,6 @@ using engine::StateRange;
 using text::Json;
 
 constexpr std::string_view kPrefix = "step-";
-
-/// Returns `path` without "." and without a trailing slash, so that it ends in a name.
-fs::path absolute_of(const fs::path& path) {
-  std::error_code ignored;
-  fs::path whole = fs::weakly_canonical(path, ignored);
-  if (ignored) whole = path.lexically_normal();
-  return whole.has_filename() ? whole : whole.parent_path();
-}
-
-/// Returns whether everything but the states of a checkpoint can be read.
-bool has_readable_head(const fs::path& folder) {
-  try {
-    const Checkpoint readable(folder);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
 
 /// Suggests a remedy if a program cannot read an existing file.
 std::string_view remedy_for(int error_number) {
@@ -88,6 +69,13 @@ bool is_damage(const Error& error) {
 }
 
 }  // namespace
+
+fs::path absolute_of(const fs::path& path) {
+  std::error_code ignored;
+  fs::path whole = fs::weakly_canonical(path, ignored);
+  if (ignored) whole = path.lexically_normal();
+  return whole.has_filename() ? whole : whole.parent_path();
+}
 
 void refuse_unreadable(const fs::path& path, const std::string& what) {
   throw Error(ErrorCategory::io, fmt::format("{}: {}", path.string(), what));
@@ -333,21 +321,6 @@ void check_names_states(const fs::path& path) {
                 ? "neither a checkpoint nor a run directory with checkpoints; a run writes them "
                   "with ballast.checkpoint_every"
                 : "there is no such checkpoint or run directory");
-}
-
-std::string advice_after_damage(const fs::path& folder) {
-  const fs::path whole = absolute_of(folder);
-  if (const std::string advice = advice_for_copy(whole); !advice.empty()) return advice;
-  if (!step_of(whole)) return "; write it again with ballast export --states";
-  try {
-    for (const fs::path& other : checkpoints_of(whole.parent_path().parent_path())) {
-      if (other == whole || !has_readable_head(other)) continue;
-      return fmt::format("; another checkpoint of this run is {}", other.string());
-    }
-  } catch (const Error&) {
-    return "";  // the folder of checkpoints cannot be listed
-  }
-  return "; its run has no other checkpoint";
 }
 
 }  // namespace ballast::checkpoint

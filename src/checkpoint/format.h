@@ -20,6 +20,9 @@ inline constexpr Bytes kCheckpointChunk = 1 * kMiB;
 /// Throws Error(data) with `path` and the problem `what`.
 [[noreturn]] void refuse_checkpoint(const std::filesystem::path& path, const std::string& what);
 
+/// Returns `path` without "." and without a trailing slash, so that it ends in a name.
+std::filesystem::path absolute_of(const std::filesystem::path& path);
+
 /// Throws Error(io) with the reason why the undamaged `path` cannot be used, and a remedy.
 [[noreturn]] void refuse_unreadable(const std::filesystem::path& path, const std::string& what);
 /// Calls `work`, which reads files of a checkpoint. A missing or truncated file is damage. Other

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -12,7 +14,7 @@ class RunSearch {
  public:
   struct Reference {
     std::filesystem::path run;
-    std::filesystem::path folder;  ///< of the checkpoint
+    std::filesystem::path folder;  ///< folder of the checkpoint
   };
 
   /// Adds the references of the run directory `run`.

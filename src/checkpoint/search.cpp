@@ -12,9 +12,9 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 
+#include "src/checkpoint/advice.h"
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/format.h"
-#include "src/checkpoint/swap_owner.h"
 
 // Finds the latest complete checkpoint of a run, and what the others keep.
 

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdio>
 #include <limits>
+#include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -138,10 +139,6 @@ void remove_with_files(const fs::path& folder) {
 
 }  // namespace
 
-std::string swap_name(std::uint32_t rank) {
-  return fmt::format("rank-{}.swap", rank);
-}
-
 std::vector<fs::path> files_elsewhere(const fs::path& folder) {
   std::vector<fs::path> found;
   for (std::uint32_t rank = 0;; ++rank) {
@@ -269,7 +266,13 @@ void remove_older(const fs::path& run, const fs::path& newest, std::uint64_t kee
 }
 
 void remove_checkpoints(const fs::path& run) {
-  for (const fs::path& folder : all_folders(run)) remove_with_files(folder);
+  std::set<fs::path> directories;
+  for (const fs::path& folder : all_folders(run)) {
+    for (const fs::path& file : owned_elsewhere(folder)) directories.insert(file.parent_path());
+    remove_with_files(folder);
+  }
+  const auto owner = owner_of(run);
+  for (const fs::path& directory : directories) remove_unused_record(directory, *owner);
   std::error_code ignored;
   fs::remove_all(run / kCheckpoints, ignored);
 }
@@ -303,6 +306,7 @@ void remove_left_names(const fs::path& run, const fs::path& directory) {
   for (const fs::path& file : left) {
     if (fs::remove(file, error)) text::try_to_sync_name(file);
   }
+  if (!left.empty()) remove_unused_record(directory, *owner);
 }
 
 bool is_leftover(const fs::path& path) {

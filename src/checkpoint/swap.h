@@ -14,9 +14,6 @@ namespace ballast::checkpoint {
 // get an additional name: rank-R.swap-P in the folder of the checkpoint or, if that is on another
 // file system, the name of swap_owner.h next to them.
 
-/// Returns the name of a rank's swap files in the folder of a checkpoint, without -P.
-std::string swap_name(std::uint32_t rank);
-
 /// Converts `kept` to JSON. Names of files in the folder of the checkpoint are stored without that
 /// folder.
 text::Json json_of(const engine::KeptStates& kept);

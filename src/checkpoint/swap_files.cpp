@@ -47,9 +47,9 @@ std::vector<fs::path> names_in(const fs::path& directory) {
 }
 
 /// An open swap file, and whether no process uses it. The lock is held until the end of the object.
-class Probe {
+class LockProbe {
  public:
-  explicit Probe(const fs::path& file)
+  explicit LockProbe(const fs::path& file)
       : descriptor_(::open(file.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)) {
     if (!descriptor_.is_open() || ::fstat(descriptor_.number(), &status_) != 0) return;
     is_file_ = S_ISREG(status_.st_mode);
@@ -70,13 +70,13 @@ class Probe {
 };
 
 /// Owners of the runs with records in a directory, and the checkpoints that refer to files there.
-struct Known {
+struct KnownRuns {
   std::map<std::string, std::pair<RunOwner, Whereabouts>> runs;  ///< by id
   RunSearch search;
 };
 
-Known find_runs(const fs::path& directory, const std::vector<fs::path>& names) {
-  Known known;
+KnownRuns find_runs(const fs::path& directory, const std::vector<fs::path>& names) {
+  KnownRuns known;
   std::set<fs::path> places = {fs::weakly_canonical(directory).parent_path()};
   std::error_code error;
   places.insert(fs::current_path(error));
@@ -94,7 +94,7 @@ Known find_runs(const fs::path& directory, const std::vector<fs::path>& names) {
 }
 
 /// Describes a file that no checkpoint refers to.
-void describe_unreferenced(const Known& known, const std::string& id, SwapFile& file) {
+void describe_unreferenced(const KnownRuns& known, const std::string& id, SwapFile& file) {
   const auto run = known.runs.find(id);
   if (run == known.runs.end()) {
     file.note = "nothing records its run";
@@ -114,13 +114,13 @@ void describe_unreferenced(const Known& known, const std::string& id, SwapFile& 
 }
 
 /// Returns the description of the file `path`; none if it is not a swap file.
-std::optional<SwapFile> describe(const Known& known, const fs::path& path) {
+std::optional<SwapFile> describe(const KnownRuns& known, const fs::path& path) {
   const std::string name = path.filename().string();
   const auto parts = parse_swap_name(name);
   const bool crashed = name.starts_with(kCrashed);
   const bool old = is_old_swap_name(name);
   if (!parts && !crashed && !old) return std::nullopt;
-  const Probe probe(path);
+  const LockProbe probe(path);
   if (!probe.is_file()) return std::nullopt;
   SwapFile file = {.path = path,
                    .bytes = static_cast<Bytes>(probe.status().st_size),
@@ -153,7 +153,7 @@ std::optional<SwapFile> describe(const Known& known, const fs::path& path) {
 /// Removes the file unless a process uses it. Returns whether it is removed. The lock is held from
 /// the check to the unlink.
 bool remove_one(const fs::path& path) {
-  const Probe probe(path);
+  const LockProbe probe(path);
   struct stat now {};
   if (!probe.is_locked() || ::lstat(path.c_str(), &now) != 0) return false;
   if (now.st_ino != probe.status().st_ino || now.st_dev != probe.status().st_dev) return false;
@@ -197,7 +197,7 @@ std::string_view to_string(SwapUse use) {
 
 std::vector<SwapFile> list_swap_files(const fs::path& directory) {
   const std::vector<fs::path> names = names_in(directory);
-  const Known known = find_runs(directory, names);
+  const KnownRuns known = find_runs(directory, names);
   std::vector<SwapFile> files;
   for (const fs::path& name : names) {
     if (auto file = describe(known, name)) files.push_back(std::move(*file));

@@ -14,7 +14,6 @@
 
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/format.h"
-#include "src/checkpoint/swap.h"
 
 namespace ballast::checkpoint {
 namespace {
@@ -132,6 +131,10 @@ bool is_old_swap_name(const std::string& name) {
          parts.take(number) && parts.skip(".swap-") && parts.take(number) && parts.ended();
 }
 
+std::string swap_name(std::uint32_t rank) {
+  return fmt::format("rank-{}.swap", rank);
+}
+
 std::string swap_name_elsewhere(const RunOwner& owner, const fs::path& folder, std::uint32_t rank) {
   return fmt::format("{}{}-{}-{}", kPrefix, owner.id(), folder.filename().string(),
                      swap_name(rank));
@@ -167,6 +170,17 @@ void record_owner(const fs::path& directory, const RunOwner& owner) {
   text::ReplacedFile file(owner_record(directory, owner.id()));
   file.write(seal(Json::object({{"version", kCheckpointVersion}, {"run", json_of(owner)}})));
   file.commit();
+}
+
+void remove_unused_record(const fs::path& directory, const RunOwner& owner) {
+  std::error_code error;
+  for (fs::directory_iterator entry(directory, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    const auto name = parse_swap_name(entry->path().filename().string());
+    if (name && name->id == owner.id()) return;
+  }
+  std::error_code ignored;
+  if (!error) fs::remove(owner_record(directory, owner.id()), ignored);
 }
 
 bool is_owned(const fs::path& file, const RunOwner& owner) {
@@ -211,27 +225,6 @@ std::string why_not_own(const engine::KeptStates& kept, const fs::path& run) {
                        other->path.string(), list);
   }
   return "their swap files have names outside of this run directory, such as those of 'cp -al'";
-}
-
-std::string advice_for_copy(const fs::path& folder) {
-  const auto owner = owner_of(run_of(folder));
-  for (const fs::path& file : files_elsewhere(folder)) {
-    const auto name = parse_swap_name(file.filename().string());
-    if (!owner || !name || is_owned(file, *owner)) continue;
-    const auto other = recorded_owner(file.parent_path(), name->id);
-    const Whereabouts found = other ? find_owner(*other) : Whereabouts();
-    if (other && other->is_same(*owner)) continue;
-    if (found.state != Whereabouts::State::there) {
-      return fmt::format("; its states were in swap files of the run of which {} is a copy",
-                         owner->path.string());
-    }
-    return fmt::format(
-        "; {} is a copy of the run {}, in whose swap files its states were; copy them with "
-        "'ballast "
-        "export {} --states --out FOLDER', and continue with --resume=FOLDER and another --out",
-        owner->path.string(), found.path.string(), found.path.string());
-  }
-  return "";
 }
 
 void refuse_foreign_checkpoints(const fs::path& run) {

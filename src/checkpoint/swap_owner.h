@@ -31,6 +31,8 @@ std::optional<SwapName> parse_swap_name(const std::string& name);
 /// Returns whether `name` has the form ballast-ID-rank-R.swap-P of older versions, which does not
 /// tell a copy of a run from the original.
 bool is_old_swap_name(const std::string& name);
+/// Returns the name of a rank's swap files in the folder of a checkpoint, without -P.
+std::string swap_name(std::uint32_t rank);
 /// Returns the name of a rank's swap files for the checkpoint `folder` of `owner`, without -P.
 std::string swap_name_elsewhere(const RunOwner& owner, const std::filesystem::path& folder,
                                 std::uint32_t rank);
@@ -41,6 +43,8 @@ void record_owner(const std::filesystem::path& directory, const RunOwner& owner)
 /// Returns the record of the run `id` in `directory`. None if it is missing or damaged.
 std::optional<RunOwner> recorded_owner(const std::filesystem::path& directory,
                                        const std::string& id);
+/// Removes the record of `owner` in `directory` if no file there has its id.
+void remove_unused_record(const std::filesystem::path& directory, const RunOwner& owner);
 /// Returns the path of this record.
 std::filesystem::path owner_record(const std::filesystem::path& directory, const std::string& id);
 /// Returns the id in the name of a record; "" for other names.
@@ -57,10 +61,6 @@ bool may_write_to(const engine::KeptStates& kept, const std::filesystem::path& r
 /// Returns the reason why may_write_to() is false, for the end of a sentence: "they are in swap
 /// files of the run DIR".
 std::string why_not_own(const engine::KeptStates& kept, const std::filesystem::path& run);
-
-/// Returns the end of a message about the damaged checkpoint `folder` of a copied run: where its
-/// states were, and how to copy them. "" if it has no states in the swap files of another run.
-std::string advice_for_copy(const std::filesystem::path& folder);
 
 /// Throws Error(usage) if the folder of checkpoints of `run` is elsewhere (a symbolic link) and has
 /// checkpoints that are not proven to be of this run, which would remove them.

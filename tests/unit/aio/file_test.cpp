@@ -2,14 +2,17 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <string>
+#include <thread>
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -111,6 +114,33 @@ TEST(File, ASwapFileGrowsWithItsBlocksAndKeepsItsContent) {
   std::ifstream again(path);
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(again), {}),
             content + std::string(kPage, '\0'));
+}
+
+/// Returns whether the file can be locked through another descriptor.
+bool is_free(const std::filesystem::path& path) {
+  const Descriptor other(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  return flock(other.number(), LOCK_SH | LOCK_NB) == 0;
+}
+
+TEST(File, ASwapFileIsLockedWhileItIsOpen) {
+  const TempDir dir;
+  const auto path = dir.path() / "swap";
+  {
+    const File file = File::create_anonymous(dir.path(), kPage, Access::buffered);
+    if (!file.link(path)) GTEST_SKIP() << "the file system cannot name nameless files";
+    EXPECT_FALSE(is_free(path));
+  }
+  EXPECT_TRUE(is_free(path));
+  Descriptor other(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  ASSERT_EQ(flock(other.number(), LOCK_EX | LOCK_NB), 0);
+  // The kernel frees locks of a killed process late, so opening the file waits.
+  std::thread late([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    flock(other.number(), LOCK_UN);
+  });
+  const File file = File::open_swap(path, dir.path(), kPage, Access::buffered);
+  late.join();
+  EXPECT_FALSE(is_free(path));
 }
 
 TEST(File, RefusesMissingAndIrregularFiles) {

@@ -150,7 +150,8 @@ void SavedStatesOnNvme::go_on_from_nvme(const std::string& train) {
                                 "ballast.checkpoint_every=1"});
     return planner::make_engine(config);
   };
-  Engine before = engine_of();
+  std::unique_ptr<Engine> first(new Engine(engine_of()));
+  Engine& before = *first;
   before.start();
   before.train_step({ids(before, 1), ids(before, 2)}, 0.1);
   KeptStates kept = before.snapshot().keep(1);
@@ -169,6 +170,7 @@ void SavedStatesOnNvme::go_on_from_nvme(const std::string& train) {
 
   std::vector<std::size_t> extents;
   for (const KeptHome& home : kept.homes) extents.push_back(home.content.extent);
+  first.reset();  // frees the locks of the swap files
   // Starts twice from the same files: the first engine has not changed what the checkpoint keeps.
   for (int time = 0; time < 2; ++time) {
     Engine after = engine_of();

@@ -166,6 +166,9 @@ TEST(SwapPlan, FilesAreUsedAgainIfTheirExtentsComeFirst) {
   EXPECT_FALSE(reuse_swap(options, std::vector{3 * kMiB, 2 * kMiB}, image).has_value());
   EXPECT_FALSE(reuse_swap(options, std::vector{2 * kMiB, 2 * kMiB, 3 * kMiB}, image).has_value());
   EXPECT_FALSE(reuse_swap(options, all, SwapImage{}).has_value());
+  SwapImage elsewhere = image;
+  elsewhere.files = {"/proc/file"};
+  EXPECT_FALSE(reuse_swap(options, all, elsewhere).has_value());
   EXPECT_EQ(swap_bytes_on(dir.path(), options, all), 10 * kMiB);
   EXPECT_EQ(swap_bytes_on("/proc", options, all), 0U);
 }

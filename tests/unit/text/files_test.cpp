@@ -56,6 +56,44 @@ TEST(ReplacedFile, AppearsWholeOrNotAtAll) {
   EXPECT_EQ(entries(dir), 1);
 }
 
+/// Two containers may have processes with the same number and a folder in common.
+TEST(ReplacedFile, LeavesTheFileOfAnotherProcessWithTheSameNumber) {
+  const TempDir dir;
+  const auto file = dir.path() / "a";
+  ReplacedFile one(file);
+  one.write("one");
+  ReplacedFile other(file);
+  other.write("other");
+  EXPECT_NE(one.temporary(), other.temporary());
+  EXPECT_EQ(unfinished_of(file).size(), 2U);
+  one.commit();
+  EXPECT_EQ(text_of(file), "one");
+  other.commit();
+  EXPECT_EQ(text_of(file), "other");
+  dir.write(temporary_of(file).filename().string(), "of a killed process");
+  ReplacedFile again(file);
+  EXPECT_EQ(again.temporary(), temporary_of(file));
+}
+
+TEST(MakeSeparate, CopiesFilesWithAnotherName) {
+  const TempDir dir;
+  const auto original = dir.write("original", "text");
+  const auto hard = dir.path() / "hard";
+  const auto symbolic = dir.path() / "symbolic";
+  EXPECT_FALSE(make_separate(original));
+  std::filesystem::create_hard_link(original, hard);
+  std::filesystem::create_symlink(original, symbolic);
+  for (const auto& link : {hard, symbolic}) {
+    EXPECT_TRUE(make_separate(link));
+    EXPECT_FALSE(make_separate(link));
+    std::ofstream(link, std::ios::app) << " and more";
+    EXPECT_EQ(text_of(link), "text and more");
+    EXPECT_EQ(text_of(original), "text");
+  }
+  EXPECT_FALSE(make_separate(dir.path() / "missing"));
+  EXPECT_FALSE(make_separate("/dev/null"));
+}
+
 TEST(ReplacedFile, KeepsTheModeOfTheOldOne) {
   const TempDir dir;
   const auto file = dir.write("a", "before");
