@@ -15,6 +15,8 @@
 #include <unistd.h>
 
 #include "ballast/core/descriptor.h"
+#include "ballast/core/error.h"
+#include "ballast/text/files.h"
 
 #include "src/checkpoint/format.h"
 
@@ -165,6 +167,24 @@ std::optional<RunOwner> owner_from(const Json& json) {
   const auto [rest, error] = std::from_chars(birth->data(), end, owner.birth);
   if (error != std::errc() || rest != end) return std::nullopt;
   return owner;
+}
+
+void write_owner(const fs::path& file, const RunOwner& owner) {
+  const auto before = read_owner(file);
+  if (before && json_of(*before).compact() == json_of(owner).compact()) return;
+  text::ReplacedFile record(file);
+  record.write(seal(Json::object({{"version", kCheckpointVersion}, {"run", json_of(owner)}})));
+  record.commit();
+}
+
+std::optional<RunOwner> read_owner(const fs::path& file) {
+  try {
+    const Json json = read_sealed(file);
+    const Json* const run = json.find("run");
+    return run == nullptr ? std::nullopt : owner_from(*run);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
 }
 
 Whereabouts find_owner(const RunOwner& owner) {

@@ -33,6 +33,12 @@ text::Json json_of(const RunOwner& owner);
 /// Reads the result of json_of(). None if it is malformed.
 std::optional<RunOwner> owner_from(const text::Json& json);
 
+/// Writes a record of `owner` to `file`, unless it is there. It is on the disk when this returns.
+/// Throws Error(io).
+void write_owner(const std::filesystem::path& file, const RunOwner& owner);
+/// Returns the owner in such a record. None if it is missing or damaged.
+std::optional<RunOwner> read_owner(const std::filesystem::path& file);
+
 /// The present state of a recorded run directory.
 struct Whereabouts {
   enum class State : std::uint8_t {

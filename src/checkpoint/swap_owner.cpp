@@ -93,14 +93,8 @@ std::uint64_t names_in_checkpoints(const fs::path& run, const struct stat& statu
 
 /// Returns whether the checkpoint records that this run has written it.
 bool is_written_by(const fs::path& folder, const RunOwner& owner) {
-  try {
-    const Json json = read_sealed(facts_file(folder));
-    const Json* const run = json.find("run");
-    const auto recorded = run == nullptr ? std::nullopt : owner_from(*run);
-    return recorded && recorded->is_same(owner);
-  } catch (const Error&) {
-    return false;
-  }
+  const auto recorded = read_owner(facts_file(folder));
+  return recorded && recorded->is_same(owner);
 }
 
 /// Returns whether `folder` is the folder of a checkpoint in the run directory `owner` itself, not
@@ -153,23 +147,12 @@ std::string record_id(const std::string& name) {
 }
 
 std::optional<RunOwner> recorded_owner(const fs::path& directory, const std::string& id) {
-  try {
-    const Json json = read_sealed(owner_record(directory, id));
-    const Json* const run = json.find("run");
-    std::optional<RunOwner> owner = run == nullptr ? std::nullopt : owner_from(*run);
-    if (owner && owner->id() == id) return owner;
-  } catch (const Error&) {
-    // Without a record, only the id in the names of the files describes their run.
-  }
-  return std::nullopt;
+  const auto owner = read_owner(owner_record(directory, id));
+  return owner && owner->id() == id ? owner : std::nullopt;
 }
 
 void record_owner(const fs::path& directory, const RunOwner& owner) {
-  const auto before = recorded_owner(directory, owner.id());
-  if (before && json_of(*before).compact() == json_of(owner).compact()) return;
-  text::ReplacedFile file(owner_record(directory, owner.id()));
-  file.write(seal(Json::object({{"version", kCheckpointVersion}, {"run", json_of(owner)}})));
-  file.commit();
+  write_owner(owner_record(directory, owner.id()), owner);
 }
 
 void remove_unused_record(const fs::path& directory, const RunOwner& owner) {

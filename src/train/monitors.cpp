@@ -16,6 +16,8 @@
 #include "ballast/core/log.h"
 #include "ballast/text/files.h"
 
+#include "src/checkpoint/owner.h"
+
 namespace ballast::train {
 namespace {
 
@@ -24,6 +26,8 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "Train_Samples_";
 constexpr std::string_view kSuffix = ".csv";
 constexpr std::string_view kLoss = "Train/Samples/train_loss";
+/// Describes the run directory in a folder outside of it.
+constexpr const char* kOwner = ".ballast-run.json";
 
 double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -83,6 +87,26 @@ void refuse_links(const std::vector<fs::path>& files) {
   }
 }
 
+/// Returns whether `folder` is below the run directory.
+bool is_inside(const fs::path& folder, const fs::path& run) {
+  std::error_code error;
+  const fs::path inside =
+      fs::weakly_canonical(folder, error).lexically_relative(fs::weakly_canonical(run, error));
+  return !inside.empty() && *inside.begin() != "..";
+}
+
+/// Refuses a folder outside of the run directory `run` with the files of another run, of which this
+/// one may be a copy: rows after its step would be cut off.
+void refuse_files_of_another_run(const fs::path& folder, const fs::path& run) {
+  const auto owner = checkpoint::owner_of(run);
+  const auto recorded = checkpoint::read_owner(folder / kOwner);
+  if (is_inside(folder, run) || !owner || !recorded || recorded->is_same(*owner)) return;
+  throw Error(ErrorCategory::usage,
+              fmt::format("{} has the files of the run {}; choose another csv_monitor.output_path "
+                          "or csv_monitor.job_name, or remove {} if this run is to continue them",
+                          folder.string(), recorded->path.string(), (folder / kOwner).string()));
+}
+
 std::string content_of(const fs::path& path) {
   const Descriptor file = text::open_file(path, O_RDONLY, ErrorCategory::io);
   std::string content(text::regular_file_size(file, path, ErrorCategory::io), '\0');
@@ -134,7 +158,12 @@ Monitors::Monitors(const config::Config& config, RunDirectory use)
   };
   events_folder_ = open(config.tensorboard, "tensorboard");
   csv_folder_ = open(config.csv_monitor, "csv_monitor");
-  if (!csv_folder_ || use == RunDirectory::continued) return;
+  if (!csv_folder_) return;
+  if (!is_inside(*csv_folder_, config.ballast.out)) run_ = config.ballast.out;
+  if (use == RunDirectory::continued) {
+    refuse_files_of_another_run(*csv_folder_, config.ballast.out);
+    return;
+  }
   const auto used = csv_files(*csv_folder_);
   if (use == RunDirectory::overwritten) refuse_links(used);
   if (used.empty() || use == RunDirectory::overwritten) return;
@@ -181,7 +210,11 @@ void Monitors::write_events(std::int64_t samples, const std::vector<formats::Sca
 
 void Monitors::write_csv(std::int64_t samples, const std::vector<formats::Scalar>& scalars,
                          bool has_loss) {
-  if (begins_) cut_csv(samples);
+  if (begins_) {
+    cut_csv(samples);
+    const auto owner = run_.empty() ? std::nullopt : checkpoint::owner_of(run_);
+    if (owner) checkpoint::write_owner(*csv_folder_ / kOwner, *owner);
+  }
   if (!has_loss) {
     csv_file(csv_name(kLoss))
         .append(static_cast<std::uint64_t>(samples), fmt::format("{},\n", samples));

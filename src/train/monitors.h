@@ -61,6 +61,7 @@ class Monitors {
 
   const std::int64_t batch_;  ///< samples per step
   std::optional<std::filesystem::path> events_folder_;
+  std::filesystem::path run_;  ///< the run directory, if the CSV files are elsewhere
   std::optional<std::filesystem::path> csv_folder_;
   std::deque<formats::MadeDirectory> made_;
   WaitingFile events_;

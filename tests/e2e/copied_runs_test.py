@@ -195,6 +195,21 @@ class KnownCasesTest(CopyTest):
         self.assertEqual(self.hashes(self.run_a), before)
         self.assertEqual((self.run_a / "metrics.jsonl").read_text(), rows)
 
+    def test_monitor_files_outside_of_the_run(self):
+        logs = self.path / "logs"
+        monitor = ["--set", "csv_monitor.enabled=true", "--set", f"csv_monitor.output_path={logs}",
+                   "--set", "csv_monitor.job_name=one"]
+        self.train(self.run_a, None, 4, *monitor)
+        self.copy(self.run_a, self.run_b)
+        self.train(self.run_a, None, 8, "--resume", *monitor)
+        before = {file: file.read_text() for file in logs.glob("one/*.csv")}
+        self.assertTrue(before)
+        self.fails([f"{logs}/one has the files of the run {self.run_a}", "csv_monitor.job_name"],
+                   "train", self.config(None), "--out", self.run_b, "--resume", "--steps", 8,
+                   *monitor)
+        self.assertEqual({file: file.read_text() for file in logs.glob("one/*.csv")}, before)
+        self.train(self.run_b, None, 8, "--resume", *monitor, "--set", "csv_monitor.job_name=two")
+
     def test_a_copied_link_to_the_folder_of_checkpoints(self):
         self.train(self.run_a, None, 4)
         elsewhere = self.path / "elsewhere"

@@ -69,9 +69,13 @@ Json json_of(const std::vector<SwapFile>& files) {
 void print_list(const std::filesystem::path& directory, const std::vector<SwapFile>& files) {
   if (files.empty()) return fmt::print("no swap files in {}\n", directory.string());
   fmt::print("swap files in {}\n", directory.string());
+  std::size_t width = 0;
   for (const SwapFile& file : files) {
-    fmt::print("  {}  {:>10}  {:<8}  {}\n", file.path.filename().string(), format_bytes(file.bytes),
-               to_string(file.use), explain(file));
+    width = std::max(width, file.path.filename().string().size());
+  }
+  for (const SwapFile& file : files) {
+    fmt::print("  {:<{}}  {:>10}  {:<8}  {}\n", file.path.filename().string(), width,
+               format_bytes(file.bytes), to_string(file.use), explain(file));
   }
   fmt::print("{} in {}\n", format_bytes(space_of(files)), counted(files.size()));
 }
