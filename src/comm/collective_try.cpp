@@ -12,14 +12,15 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "src/comm/gathered_texts.h"
+
 namespace ballast::comm {
 namespace {
 
-/// Result of one rank's work; gathered first because its size is fixed.
+/// Result of one rank's work, gathered first because its size is fixed.
 struct RankOutcome {
   std::uint64_t category = 0;
-  std::uint64_t message_bytes = 0;  ///< 0: it succeeded
-  std::uint64_t host_bytes = 0;
+  std::uint64_t failed = 0;  ///< 1 if it failed
 };
 
 /// Returns the error that `work` throws, if any. Errors that ranks cannot compare are rethrown.
@@ -40,35 +41,38 @@ std::optional<Error> error_of(const std::function<void()>& work) {
   return std::nullopt;
 }
 
-/// Returns message and host name of every rank, concatenated and padded to `width` bytes.
-std::vector<std::string> gather_texts(Ranks& ranks, const std::string& text, std::size_t width) {
+/// Throws the JointError for `outcomes`, which contain at least one failure. Collective.
+void throw_joint(Ranks& ranks, const std::vector<RankOutcome>& outcomes, const std::string& mine) {
+  const std::vector<std::string> messages = gather_texts(ranks, mine);
+  const std::vector<std::string> hosts = gather_texts(ranks, host_name());
+  const auto failed = std::find_if(outcomes.begin(), outcomes.end(),
+                                   [](const RankOutcome& o) { return o.failed != 0; });
+  const auto first = static_cast<std::size_t>(failed - outcomes.begin());
+  const auto category = static_cast<ErrorCategory>(failed->category);
+  const std::string& message = messages[first];
+  const bool common = std::all_of(messages.begin(), messages.end(),
+                                  [&](const std::string& other) { return other == message; });
+  if (common) throw JointError(category, message);
+  throw JointError(category, fmt::format("rank {} on {}: {}", first, hosts[first], message));
+}
+
+}  // namespace
+
+std::vector<std::string> gather_texts(Ranks& ranks, const std::string& text) {
+  const std::uint64_t own = text.size();
+  std::vector<std::uint64_t> sizes(ranks.world());
+  ranks.all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(sizes)));
+  const std::uint64_t width = *std::max_element(sizes.begin(), sizes.end());
   std::string part = text;
   part.resize(width);
   std::string whole(width * ranks.world(), '\0');
   ranks.all_gather(std::as_bytes(std::span(part)), std::as_writable_bytes(std::span(whole)));
   std::vector<std::string> texts;
-  for (std::size_t r = 0; r < ranks.world(); ++r) texts.push_back(whole.substr(r * width, width));
+  for (std::size_t r = 0; r < ranks.world(); ++r) {
+    texts.push_back(whole.substr(r * width, sizes[r]));
+  }
   return texts;
 }
-
-/// Throws the JointError for `outcomes`, which contain at least one failure. Collective.
-void throw_joint(Ranks& ranks, const std::vector<RankOutcome>& outcomes, const std::string& text) {
-  std::size_t width = 0;
-  for (const auto& o : outcomes) width = std::max(width, o.message_bytes + o.host_bytes);
-  const std::vector<std::string> texts = gather_texts(ranks, text, width);
-  const auto message = [&](std::size_t r) { return texts[r].substr(0, outcomes[r].message_bytes); };
-  const auto failed = std::find_if(outcomes.begin(), outcomes.end(),
-                                   [](const RankOutcome& o) { return o.message_bytes > 0; });
-  const auto first = static_cast<std::size_t>(failed - outcomes.begin());
-  bool common = true;
-  for (std::size_t r = 0; r < outcomes.size(); ++r) common = common && message(r) == message(first);
-  const auto category = static_cast<ErrorCategory>(failed->category);
-  if (common) throw JointError(category, message(first));
-  const std::string host = texts[first].substr(failed->message_bytes, failed->host_bytes);
-  throw JointError(category, fmt::format("rank {} on {}: {}", first, host, message(first)));
-}
-
-}  // namespace
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -82,16 +86,14 @@ void collective_try(Ranks* ranks, const std::function<void()>& work) {
     return;
   }
   const std::optional<Error> error = error_of(work);
-  const std::string host = host_name();
-  const std::string message = error ? error->what() : "";
   RankOutcome mine;
-  if (error) mine = {static_cast<std::uint64_t>(error->category()), message.size(), host.size()};
+  if (error) mine = {static_cast<std::uint64_t>(error->category()), 1};
   std::vector<RankOutcome> all(ranks->world());
   try {
     ranks->all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
     const bool fine = std::all_of(all.begin(), all.end(),
-                                  [](const RankOutcome& o) { return o.message_bytes == 0; });
-    if (!fine) throw_joint(*ranks, all, error ? message + host : "");
+                                  [](const RankOutcome& o) { return o.failed == 0; });
+    if (!fine) throw_joint(*ranks, all, error ? error->what() : "");
   } catch (const JointError&) {
     throw;
   } catch (const Error&) {

@@ -23,6 +23,7 @@
 #include "src/engine/token_batch.h"
 #include "src/engine/trials.h"
 #include "src/engine/warm_up.h"
+#include "src/engine/whole_weights.h"
 
 namespace ballast::engine {
 Bytes EngineTotals::nvme_bytes_written() const {
@@ -169,7 +170,13 @@ Engine::~Engine() {
 }
 
 void Engine::start(WeightSource& source) {
-  start_with({}, [&](bool) { fill_states(blueprint_, source, updater_, perform()); });
+  start_with({}, [&](bool) {
+    WholeWeights weights(blueprint_, ranks_);
+    comm::collective_try(ranks_, [&] {
+      fill_states(blueprint_, source, updater_, weights.hashing(perform()));
+    });
+    weights.require_equal();
+  });
 }
 
 void Engine::start() {

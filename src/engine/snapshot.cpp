@@ -2,12 +2,14 @@
 
 #include <utility>
 
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
 #include "ballast/state/swap_space.h"
 
 #include "src/engine/correction_biases.h"
 #include "src/engine/saved_states.h"
 #include "src/engine/states.h"
+#include "src/engine/whole_weights.h"
 
 namespace ballast::engine {
 
@@ -97,7 +99,12 @@ void Snapshot::restore(const StateSource& source, bool reused, const KeptStates&
     }
     store_.restore(contents, kept);
   }
-  restore_states(blueprint_, source, perform_, reused ? step::kHomesInMemory : step::Homes{});
+  WholeWeights weights(blueprint_, ranks_);
+  comm::collective_try(ranks_, [&] {
+    restore_states(blueprint_, source, weights.hashing(perform_),
+                   reused ? step::kHomesInMemory : step::Homes{});
+  });
+  weights.require_equal();
 }
 
 std::vector<float> Snapshot::read_weights(std::size_t block, const model::TensorSpec& tensor) {

@@ -26,6 +26,7 @@
 #include "src/data/data_content.h"
 #include "src/data/id_check.h"
 #include "src/train/automatic_resume.h"
+#include "src/train/compared_inputs.h"
 #include "src/train/evaluate.h"
 #include "src/train/initial_weights.h"
 #include "src/train/loss_scaler.h"
@@ -473,10 +474,15 @@ void train(const config::Config& asked, Observer& observer, const std::atomic<bo
   RunInputs inputs;
   RunOptions chosen = options;
   std::optional<FinishedRun> finished;  // on rank 0
+  std::vector<comm::Identity> compared;
   // Checked before planning, which may measure the machine for a minute.
   comm::collective_try(ranks, [&] {
     if (!options.resume.empty()) checkpoint::check_names_states(options.resume);
     inputs = open_inputs(asked, ranks == nullptr ? comm::Launch{} : ranks->launch());
+    if (ranks != nullptr) compared = compared_inputs(asked, inputs.data, options);
+  });
+  comm::require_agreement(ranks, compared);
+  comm::collective_try(ranks, [&] {
     if (is_root) open_outputs(asked, options, inputs);
     if (!is_root || options.directory != RunDirectory::automatic) return;
     finished =

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <vector>
+
+#include "ballast/comm/agreement.h"
+#include "ballast/config/config.h"
+#include "ballast/train/run_options.h"
+
+#include "src/data/training_data.h"
+
+namespace ballast::train {
+
+/// Lists what a rank reads before the first step and must be the same on all ranks, for
+/// comm::require_agreement(): the program, the variables of the environment that change arithmetic,
+/// the files of the model, its adapters and the data by their content, the config without its
+/// paths, and the options. Checkpoints are compared when they are opened (resume_run()).
+///
+/// Files of up to 4 MiB are hashed whole, larger ones as long as they have at most 1 GiB together.
+/// Of others, 64 evenly spread pieces of 64 KiB are hashed, the header of a safetensors file, and
+/// 4 KiB from the middle of up to 512 of its tensors. So a folder of 100 GB takes a second or two
+/// from a local drive. Weights that ranks keep whole are compared exactly after they are read
+/// (engine::Engine::start()). Throws Error(data), Error(io).
+std::vector<comm::Identity> compared_inputs(const config::Config& config,
+                                            const data::TrainingData& data,
+                                            const RunOptions& options);
+
+}  // namespace ballast::train
