@@ -18,9 +18,9 @@ LogSink& sink() {
 
 }  // namespace
 
-void set_log_sink(LogSink new_sink) {
+LogSink set_log_sink(LogSink new_sink) {
   const std::scoped_lock lock(sink_mutex());
-  sink() = std::move(new_sink);
+  return std::exchange(sink(), std::move(new_sink));
 }
 
 void log(LogLevel level, std::string_view line) {

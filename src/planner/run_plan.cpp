@@ -190,10 +190,22 @@ class JointPlanning {
     });
     const text::Json received = exchange(message);
     if (is_root_) return inputs;
-    inputs.config =
-        config::parse(received.find("config")->compact(), "/", kName, {}, ranks_.world());
+    inputs.config = config::parse(received.find("config")->compact(), "/", kName,
+                                  own_paths(config), ranks_.world());
     if (const auto* const chosen = received.find("choices")) inputs.chosen = read_choices(*chosen);
     return inputs;
+  }
+
+  /// Returns overrides with the paths from which this rank reads, which may differ from rank 0's.
+  static std::vector<std::string> own_paths(const config::Config& config) {
+    std::vector<std::string> overrides;
+    const auto add = [&](std::string_view key, const std::filesystem::path& path) {
+      if (path.empty()) return;
+      overrides.push_back(fmt::format("{}={}", key, text::Json(path.string()).compact()));
+    };
+    add("model.weights", config.initial_weights);
+    if (config.ballast.adapters) add("ballast.adapters.path", config.ballast.adapters->path);
+    return overrides;
   }
 
   /// Returns the decision of rank 0 for the choices that `own` leaves open; empty on other ranks.

@@ -18,6 +18,7 @@
 #include "ballast/config/resumption.h"
 #include "ballast/core/build_info.h"
 #include "ballast/core/descriptor.h"
+#include "ballast/core/log.h"
 #include "ballast/core/units.h"
 #include "ballast/state/checksum.h"
 #include "ballast/text/files.h"
@@ -233,6 +234,27 @@ std::vector<comm::Identity> compared_inputs(const config::Config& config,
   add_data(config, data, list);
   add_settings(config, options, list);
   return list.take();
+}
+
+std::vector<comm::Identity> compared_files(const checkpoint::Checkpoint& checkpoint) {
+  InputList list;
+  for (const fs::path& file : checkpoint.files()) {
+    // A swap file also holds states of other checkpoints, which may be written meanwhile.
+    if (file.filename().string().find(".swap-") != std::string::npos) continue;
+    list.add_file(file.filename().string(), file);
+  }
+  return list.take();
+}
+
+void warn_of_other_arithmetic(const std::string& arithmetic, comm::Ranks* ranks) {
+  // Each rank updates its own shards, so all have equal weights nevertheless.
+  const comm::Identity own = {
+      .name = "arithmetic",
+      .subject = "its arithmetic",
+      .content = arithmetic,
+      .remedy = "losses are close to those of equal machines, but may differ in their last bits"};
+  const auto found = comm::find_disagreement(ranks, {own});
+  if (found && ranks->rank() == 0) log(LogLevel::warning, found->message);
 }
 
 }  // namespace ballast::train

@@ -21,6 +21,7 @@
 #include "src/checkpoint/format.h"
 #include "src/checkpoint/swap.h"
 #include "src/checkpoint/swap_owner.h"
+#include "src/train/compared_inputs.h"
 #include "src/train/finite_values.h"
 
 namespace ballast::train {
@@ -208,6 +209,11 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
   });
   const checkpoint::Checkpoint states =
       checkpoint::Checkpoint::open(from, engine.blueprint(), ranks, before, compare);
+  std::vector<comm::Identity> files;
+  comm::collective_try(ranks, [&] {
+    if (ranks != nullptr) files = compared_files(states);
+  });
+  comm::require_agreement(ranks, files);
   const bool own = checkpoint::is_of_run(states.folder(), config.ballast.out);
   check_resumable(states, config, own);
   Resumed resumed = {states.facts(), states.folder(), std::move(changes)};

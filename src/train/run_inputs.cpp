@@ -1,15 +1,22 @@
 #include "src/train/run_inputs.h"
 
 #include <filesystem>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "ballast/checkpoint/checkpoints.h"
+#include "ballast/comm/agreement.h"
+#include "ballast/comm/collective_try.h"
 #include "ballast/core/error.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/train/trace.h"
 
+#include "src/data/data_content.h"
+#include "src/train/automatic_resume.h"
+#include "src/train/compared_inputs.h"
 #include "src/train/initial_weights.h"
 #include "src/train/run_doubts.h"
 #include "src/train/run_trace.h"
@@ -46,6 +53,33 @@ void open_outputs(const config::Config& config, const RunOptions& options, RunIn
                             trace.string()));
   }
   text::check_output(trace, inputs.trace);
+}
+
+bool open_run(const config::Config& config, Observer& observer, comm::Ranks* ranks,
+              RunOptions& options, RunInputs& inputs) {
+  const bool is_root = ranks == nullptr || ranks->rank() == 0;
+  const bool automatic = options.directory == RunDirectory::automatic;
+  std::vector<comm::Identity> compared;
+  comm::collective_try(ranks, [&] {
+    if (!options.resume.empty()) checkpoint::check_names_states(options.resume);
+    inputs = open_inputs(config, ranks == nullptr ? comm::Launch{} : ranks->launch());
+    if (ranks != nullptr) compared = compared_inputs(config, inputs.data, options);
+  });
+  comm::require_agreement(ranks, compared);
+  std::optional<FinishedRun> finished;  // on rank 0
+  comm::collective_try(ranks, [&] {
+    if (is_root) open_outputs(config, options, inputs);
+    if (!is_root || !automatic) return;
+    finished =
+        find_finished(config, data::settings_of_run(config, inputs.data.files, inputs.data.tokens));
+    if (!finished) options.directory = inputs.files->begin_or_continue(config);
+  });
+  if (!automatic) return true;
+  if (is_root && finished) observer.already_finished(*finished);
+  if (comm::decided_by_root(ranks, finished.has_value())) return false;
+  const bool continues = options.directory == RunDirectory::continued;
+  if (comm::decided_by_root(ranks, continues)) options.directory = RunDirectory::continued;
+  return true;
 }
 
 }  // namespace ballast::train

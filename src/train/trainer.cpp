@@ -25,9 +25,9 @@
 
 #include "src/data/data_content.h"
 #include "src/data/id_check.h"
-#include "src/train/automatic_resume.h"
 #include "src/train/compared_inputs.h"
 #include "src/train/evaluate.h"
+#include "src/train/held_warnings.h"
 #include "src/train/initial_weights.h"
 #include "src/train/loss_scaler.h"
 #include "src/train/recovery.h"
@@ -78,6 +78,7 @@ class Trainer {
 
   /// Allocates everything before the first step.
   void prepare() {
+    warn_of_other_arithmetic(engine_->arithmetic(), ranks_);
     folders_.emplace(config_, engine_.blueprint(), ranks_);
     if (is_root()) observer_.planned(engine_.blueprint(), describe_devices(*engine_));
     prediction_ = calibrate::RunPrediction::find(asked_, engine_.blueprint(),
@@ -470,40 +471,22 @@ void check_inputs(const config::Config& config) {
 void train(const config::Config& asked, Observer& observer, const std::atomic<bool>* interrupted,
            const RunOptions& options, comm::Ranks* ranks) {
   if (ranks != nullptr && ranks->world() == 1) ranks = nullptr;
-  const bool is_root = ranks == nullptr || ranks->rank() == 0;
   RunInputs inputs;
   RunOptions chosen = options;
-  std::optional<FinishedRun> finished;  // on rank 0
-  std::vector<comm::Identity> compared;
-  // Checked before planning, which may measure the machine for a minute.
-  comm::collective_try(ranks, [&] {
-    if (!options.resume.empty()) checkpoint::check_names_states(options.resume);
-    inputs = open_inputs(asked, ranks == nullptr ? comm::Launch{} : ranks->launch());
-    if (ranks != nullptr) compared = compared_inputs(asked, inputs.data, options);
-  });
-  comm::require_agreement(ranks, compared);
-  comm::collective_try(ranks, [&] {
-    if (is_root) open_outputs(asked, options, inputs);
-    if (!is_root || options.directory != RunDirectory::automatic) return;
-    finished =
-        find_finished(asked, data::settings_of_run(asked, inputs.data.files, inputs.data.tokens));
-    if (!finished) chosen.directory = inputs.files->begin_or_continue(asked);
-  });
-  if (options.directory == RunDirectory::automatic) {
-    if (is_root && finished) observer.already_finished(*finished);
-    if (comm::decided_by_root(ranks, finished.has_value())) return;
-    const bool continues = chosen.directory == RunDirectory::continued;
-    if (comm::decided_by_root(ranks, continues)) chosen.directory = RunDirectory::continued;
-  }
-  const config::Config config =
-      with_pad_token_of_checkpoint(settle_tiles(asked, ranks, interrupted, chosen), chosen, ranks);
-  planner::RunPlan plan = planner::plan_run(config, ranks, interrupted, options.source);
+  config::Config config = asked;
   std::optional<Trainer> trainer;
-  comm::collective_try(ranks, [&] {
-    trainer.emplace(std::move(plan), config, inputs, observer, interrupted, chosen, ranks);
+  with_held_warnings(ranks, [&] {
+    // Checked before planning, which may measure the machine for a minute.
+    if (!open_run(config, observer, ranks, chosen, inputs)) return;
+    config =
+        with_pad_token_of_checkpoint(settle_tiles(config, ranks, interrupted, chosen), chosen, ranks);
+    planner::RunPlan plan = planner::plan_run(config, ranks, interrupted, options.source);
+    comm::collective_try(ranks, [&] {
+      trainer.emplace(std::move(plan), config, inputs, observer, interrupted, chosen, ranks);
+    });
+    comm::collective_try(ranks, [&] { trainer->prepare(); });
   });
-  comm::collective_try(ranks, [&] { trainer->prepare(); });
-  trainer->run();
+  if (trainer) trainer->run();
 }
 
 }  // namespace ballast::train
