@@ -52,13 +52,18 @@ std::uint32_t& own_rank() {
   return rank;
 }
 
-/// If the ranks could not join, all have failed alike, and rank 0 prints the error. The others
-/// wait, since the launcher kills rank 0 as soon as one of them exits.
+/// Whether all ranks fail alike for certain, so that rank 0 alone reports it. The others wait, since
+/// a launcher ends rank 0 as soon as one of them exits.
+bool& fail_alike() {
+  static bool alike = false;
+  return alike;
+}
+
 int fail(const std::string& message, int status) {
-  if (own_rank() == 0) {
-    fmt::print(stderr, "ballast: error: {}\n", message);
-  } else {
+  if (fail_alike() && own_rank() > 0) {
     std::this_thread::sleep_for(std::chrono::seconds(1));
+  } else {
+    report_without_ranks(own_rank(), message);
   }
   return status;
 }
@@ -128,6 +133,11 @@ int run(int argc, char** argv, const std::vector<std::string>& name) {
     }
   } catch (const Error& error) {
     refuse(error, launch);
+  }
+  const auto other = comm::find_other_launcher();
+  if (other && line.chosen("train")) {
+    own_rank() = other->rank;
+    fail_alike() = true;
   }
   // Only training uses several ranks.
   if (!launch.first() && !line.chosen("train")) return 0;

@@ -66,6 +66,13 @@ void wait_for_lower_ranks(std::uint32_t rank) {
 
 }  // namespace
 
+void report_without_ranks(std::uint32_t rank, const std::string& message) {
+  wait_for_lower_ranks(rank);
+  if (interrupted()) return;
+  const std::string who = rank == 0 ? "" : fmt::format("rank {} on {}: ", rank, comm::host_name());
+  fmt::print(stderr, "ballast: error: {}{}\n", who, message);
+}
+
 int status_of(const Error& error) {
   if (error.category() == ErrorCategory::interrupted) return interrupt_status();
   const bool usage =

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <string>
 
 #include "ballast/comm/communicator.h"
 #include "ballast/core/error.h"
@@ -15,6 +17,10 @@ int status_of(const Error& error);
 struct Reported {
   int status = 1;
 };
+
+/// Prints the error of a rank that cannot join the others, unless a lower rank has reported the same
+/// meanwhile and the launcher ends this one.
+void report_without_ranks(std::uint32_t rank, const std::string& message);
 
 /// Joins the run of several ranks that `launch` describes and calls `work`. After a
 /// comm::JointError, which all ranks throw, rank 0 prints it and all throw Reported. After any

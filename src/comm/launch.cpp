@@ -1,6 +1,7 @@
 #include "ballast/comm/launch.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <optional>
@@ -159,7 +160,38 @@ Launch read_srun() {
   return launch;
 }
 
+/// A launcher that is found by the variables for rank and number of processes.
+struct KnownLauncher {
+  std::string_view name;
+  Numbering numbering;
+};
+constexpr std::array kOthers = {
+    KnownLauncher{"torchrun, accelerate or deepspeed", {"RANK", "WORLD_SIZE"}},
+    KnownLauncher{"flux", {"FLUX_TASK_RANK", "FLUX_JOB_SIZE"}},
+    KnownLauncher{"jsrun", {"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"}},
+    KnownLauncher{"mpirun_rsh", {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"}},
+    KnownLauncher{"horovodrun", {"HOROVOD_RANK", "HOROVOD_SIZE"}},
+};
+
 }  // namespace
+
+std::optional<OtherLauncher> find_other_launcher() {
+  if (!read_launch().launcher.empty()) return std::nullopt;
+  for (const KnownLauncher& known : kOthers) {
+    const auto rank_text = text_of(known.numbering.rank);
+    const auto world_text = text_of(known.numbering.world);
+    if (!rank_text || !world_text) continue;
+    const auto rank = parse(*rank_text);
+    const auto world = parse(*world_text);
+    if (!rank || !world || *world <= 1) continue;
+    return OtherLauncher{
+        .name = std::string(known.name),
+        .variables = fmt::format("{} and {}", known.numbering.rank, known.numbering.world),
+        .rank = *rank,
+        .world = *world};
+  }
+  return std::nullopt;
+}
 
 Launch read_launch() {
   // The order matters: mpirun and mpiexec may start their daemons with srun, so the processes of

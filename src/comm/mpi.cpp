@@ -141,8 +141,11 @@ class MpiSession {
     throw Error(
         ErrorCategory::comm,
         fmt::format("{} reports rank {} of {}, but {} reports rank {} of {}; start with the mpirun "
-                    "of that library",
-                    launch.launcher, launch.rank, launch.world, library_name(), rank, world));
+                    "of that library{}",
+                    launch.launcher, launch.rank, launch.world, library_name(), rank, world,
+                    launch.launcher == "srun" ? ", or with a --mpi of srun that it supports "
+                                                "(`srun --mpi=list`)"
+                                              : ""));
   }
 
   void wait(const Collective& what, MpiHandle& request) {

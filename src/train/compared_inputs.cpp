@@ -37,7 +37,7 @@ constexpr std::array kVariables = {
     "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "NVIDIA_TF32_OVERRIDE"};
 
 constexpr Bytes kAlwaysWhole = 4 * kMiB;
-constexpr Bytes kWholeTogether = kGiB;
+constexpr Bytes kWholeTogether = 256 * kMiB;
 constexpr Bytes kPiece = 64 * kKiB;
 constexpr std::uint64_t kPieces = 64;
 constexpr Bytes kOfTensor = 4 * kKiB;

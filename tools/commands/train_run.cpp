@@ -9,6 +9,7 @@
 
 #include "ballast/checkpoint/checkpoints.h"
 #include "ballast/comm/collective_try.h"
+#include "ballast/comm/launch.h"
 #include "ballast/config/resumption.h"
 #include "ballast/core/error.h"
 #include "ballast/train/used_directory.h"
@@ -58,6 +59,26 @@ std::string quoted(const std::string& word) {
   std::string text = "'";
   for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
   return text + "'";
+}
+
+/// Refuses to train the whole run in each of several processes.
+void refuse_several_runs(const TrainRequest& request) {
+  std::string line = "ballast train CONFIG";
+  if (request.config.caller == Caller::program) {
+    line.clear();
+    for (const std::string& word : request.command) line += (line.empty() ? "" : " ") + quoted(word);
+  }
+  const auto refuse = [&line](std::string_view name, std::uint32_t world, std::string_view unset) {
+    throw Error(ErrorCategory::usage,
+                fmt::format("{} started {} processes, each of which would train the whole run; "
+                            "start its ranks with `mpirun -n {} {}`, or unset {} for a run of one "
+                            "process",
+                            name, world, world, line, unset));
+  };
+  const comm::Launch launch = comm::read_launch();
+  if (launch.world > 1) refuse(launch.launcher, launch.world, "the variables of the launcher");
+  const auto other = comm::find_other_launcher();
+  if (other) refuse(other->name, other->world, other->variables);
 }
 
 }  // namespace
@@ -141,6 +162,7 @@ std::string resuming_command(const TrainRequest& request, const config::Config& 
 
 void train_run(const TrainRequest& request, config::Config config, const MakeObserver& observer,
                comm::Ranks* ranks) {
+  if (ranks == nullptr) refuse_several_runs(request);
   const bool is_root = ranks == nullptr || ranks->rank() == 0;
   const bool unnamed = config.ballast.out.empty();
   comm::collective_try(ranks, [&] {

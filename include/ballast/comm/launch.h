@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace ballast::comm {
@@ -20,5 +21,18 @@ struct Launch {
 /// Without a launcher: rank 0 of 1. Throws Error(usage), one line with the variable, for values
 /// that contradict each other or are not numbers.
 Launch read_launch();
+
+/// A launcher whose processes Ballast cannot join, because MPI does not connect them.
+struct OtherLauncher {
+  std::string name;       ///< "torchrun, accelerate or deepspeed", "flux", ...
+  std::string variables;  ///< by which it was found: "RANK and WORLD_SIZE"
+  std::uint32_t rank = 0;
+  std::uint32_t world = 1;
+};
+
+/// Finds a launcher, other than those of read_launch(), that has started this process as one of
+/// several: torchrun and programs like it, flux without PMI, jsrun, horovodrun. Empty if there is
+/// none, if it has started one process, or if its variables are no numbers.
+std::optional<OtherLauncher> find_other_launcher();
 
 }  // namespace ballast::comm
