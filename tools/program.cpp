@@ -52,8 +52,8 @@ std::uint32_t& own_rank() {
   return rank;
 }
 
-/// Whether all ranks fail alike for certain, so that rank 0 alone reports it. The others wait, since
-/// a launcher ends rank 0 as soon as one of them exits.
+/// Whether all ranks fail alike for certain, so that rank 0 alone reports it. The others wait,
+/// since a launcher ends rank 0 as soon as one of them exits.
 bool& fail_alike() {
   static bool alike = false;
   return alike;

@@ -18,8 +18,8 @@ struct Reported {
   int status = 1;
 };
 
-/// Prints the error of a rank that cannot join the others, unless a lower rank has reported the same
-/// meanwhile and the launcher ends this one.
+/// Prints the error of a rank that cannot join the others, unless a lower rank has reported the
+/// same meanwhile and the launcher ends this one.
 void report_without_ranks(std::uint32_t rank, const std::string& message);
 
 /// Joins the run of several ranks that `launch` describes and calls `work`. After a

@@ -91,8 +91,8 @@ void collective_try(Ranks* ranks, const std::function<void()>& work) {
   std::vector<RankOutcome> all(ranks->world());
   try {
     ranks->all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
-    const bool fine = std::all_of(all.begin(), all.end(),
-                                  [](const RankOutcome& o) { return o.failed == 0; });
+    const bool fine =
+        std::all_of(all.begin(), all.end(), [](const RankOutcome& o) { return o.failed == 0; });
     if (!fine) throw_joint(*ranks, all, error ? error->what() : "");
   } catch (const JointError&) {
     throw;

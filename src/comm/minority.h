@@ -18,10 +18,9 @@ template <class T>
 Minority find_minority(const std::vector<T>& values) {
   std::map<T, std::size_t> frequency;
   for (const T& value : values) ++frequency[value];
-  const auto right =
-      std::max_element(values.begin(), values.end(), [&](const T& one, const T& other) {
-        return frequency[one] < frequency[other];
-      });
+  const auto right = std::max_element(
+      values.begin(), values.end(),
+      [&](const T& one, const T& other) { return frequency[one] < frequency[other]; });
   Minority found = {.reference = static_cast<std::size_t>(right - values.begin()), .others = {}};
   for (std::size_t rank = 0; rank < values.size(); ++rank) {
     if (values[rank] != *right) found.others.push_back(rank);

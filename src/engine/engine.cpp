@@ -172,9 +172,8 @@ Engine::~Engine() {
 void Engine::start(WeightSource& source) {
   start_with({}, [&](bool) {
     WholeWeights weights(blueprint_, ranks_);
-    comm::collective_try(ranks_, [&] {
-      fill_states(blueprint_, source, updater_, weights.hashing(perform()));
-    });
+    comm::collective_try(
+        ranks_, [&] { fill_states(blueprint_, source, updater_, weights.hashing(perform())); });
     weights.require_equal();
   });
 }

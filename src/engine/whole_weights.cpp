@@ -74,8 +74,7 @@ void WholeWeights::require_equal() const {
           ErrorCategory::data,
           fmt::format("rank {} on {}: the weights of {} differ from those of rank {} on {}; copy "
                       "the same files to all nodes",
-                      rank, hosts[rank], blueprint_.own().blocks[block].name, right,
-                      hosts[right]));
+                      rank, hosts[rank], blueprint_.own().blocks[block].name, right, hosts[right]));
     }
   }
 }

@@ -6,13 +6,14 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/plan/simulator.h"
 
 namespace ballast::plan {
 namespace {
 
 [[noreturn]] void refuse(const Rates& rates, std::string_view key, std::string_view reason) {
-  throw Error(ErrorCategory::config,
-              fmt::format("rates '{}': {} is missing, but {}", rates.name, key, reason));
+  throw MissingRate(ErrorCategory::config,
+                    fmt::format("rates '{}': {} is missing, but {}", rates.name, key, reason));
 }
 
 /// A rate and its key in a rates file.
@@ -26,6 +27,16 @@ double seconds_for(double amount, const Rate& rate, const Rates& rates) {
   if (amount == 0.0) return 0.0;
   if (!(rate.per_second > 0.0)) refuse(rates, rate.key, rate.reason);
   return amount / rate.per_second;
+}
+
+Rate fabric_of(const Rates& rates) {
+  return {rates.fabric_per_second, "fabric_gbps",
+          "the ranks of a node exchange weights or gradients"};
+}
+/// `sharing`: exchanges at the same time.
+Rate network_of(const Rates& rates, double sharing) {
+  return {rates.network_per_second / sharing, "network_gbps",
+          "ranks of several nodes exchange weights or gradients"};
 }
 
 /// Returns whether ranks of several nodes take part. Ranks that share tiles are neighbours, and so
@@ -48,14 +59,12 @@ bool leaves_node(const Operation& operation, const Schedule& schedule, const Rat
 /// crosses the fabric of each node; the slower of the two bounds it. Ranks with other tiles do the
 /// same at the same time, over the same network.
 Rate between_ranks(const Operation& operation, const Schedule& schedule, const Rates& rates) {
-  const Rate fabric = {rates.fabric_per_second, "fabric_gbps",
-                       "the ranks of a node exchange weights or gradients"};
+  const Rate fabric = fabric_of(rates);
   if (!leaves_node(operation, schedule, rates)) return fabric;
   const double sharing = operation.group == RankGroup::tensor
                              ? 1.0
                              : std::min<double>(schedule.tensor, rates.ranks_per_node);
-  const Rate network = {rates.network_per_second / sharing, "network_gbps",
-                        "ranks of several nodes exchange weights or gradients"};
+  const Rate network = network_of(rates, sharing);
   const bool fabric_counts = rates.ranks_per_node > 1;
   return fabric_counts && fabric.per_second < network.per_second ? fabric : network;
 }
@@ -141,6 +150,15 @@ bool uses(const Schedule& schedule, Lane lane) {
 }
 
 }  // namespace
+
+void require_exchange_rates(const Rates& rates, std::uint64_t ranks) {
+  if (ranks <= 1) return;
+  const auto require = [&rates](const Rate& rate) {
+    if (!(rate.per_second > 0.0)) refuse(rates, rate.key, rate.reason);
+  };
+  if (rates.ranks_per_node > 1) require(fabric_of(rates));
+  if (ranks > rates.ranks_per_node) require(network_of(rates, 1.0));
+}
 
 Cost cost_of(const Operation& operation, const Schedule& schedule, const Rates& rates) {
   Cost cost;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <utility>
 
 #include <fmt/format.h>
@@ -82,7 +83,8 @@ config::Config with_fitting_tiles(const PlanRequest& request) {
   if (excess_of(request, Effort::quick) == 0) return config;
   if (excess_of(request, Effort::thorough) == 0) return config;
   // The refusal names it, and the user decides.
-  if (!find_fitting_change(request).empty()) return config;
+  std::string missing_rate;
+  if (!find_fitting_change(request, missing_rate).empty()) return config;
   const Overrides change = find_fitting_tiles(request, config.open_tiles);
   const std::optional<PlanRequest> cut = changed(request, change);
   if (change.empty() || !cut) return config;

@@ -197,6 +197,7 @@ std::uint32_t devices_of(const config::Config& config, const plan::Rates& rates)
 
 Forecast make_forecast(const config::Config& config, const plan::Rates& rates, std::uint32_t world,
                        const std::atomic<bool>* interrupted) {
+  plan::require_exchange_rates(rates, world);
   const PlanRequest request = {.config = config,
                                .model = inputs::model_of(config),
                                .budgets = budgets_of(config, rates),

@@ -10,6 +10,7 @@
 #include "ballast/calibrate/calibrate.h"
 #include "ballast/core/error.h"
 #include "ballast/inputs/engine_inputs.h"
+#include "ballast/plan/simulator.h"
 #include "ballast/planner/planner.h"
 
 #include "src/planner/search.h"
@@ -36,13 +37,17 @@ std::vector<std::uint64_t> promising_sizes(const PlanRequest& request) {
   return sizes;
 }
 
-/// Returns whether a plan for `request` fits and, if its rates are known, can be simulated.
-bool works(PlanRequest request, Effort effort) {
+/// Returns whether a plan for `request` fits and, if its rates are known, can be simulated. Sets
+/// `missing` to the message about a rate without which this cannot be told.
+bool works(PlanRequest request, Effort effort, std::string& missing) {
   try {
     if (find_closest_miss(request, effort).excess > 0) return false;
     if (request.rates.forward.empty()) return true;
     request.work_limit = 1;
     return try_decide(request).has_value();
+  } catch (const plan::MissingRate& error) {
+    missing = error.what();
+    return false;
   } catch (const Error& error) {
     // The config's rules forbid the change, or the machine lacks something that it needs.
     if (error.category() == ErrorCategory::config) return false;
@@ -114,7 +119,8 @@ void add_placements(const config::Config& config, std::vector<Overrides>& change
 }
 
 /// Adds the longest of half, quarter and so on of the sequence length that fits.
-void add_shorter_sequence(const PlanRequest& request, std::vector<std::string>& ways) {
+void add_shorter_sequence(const PlanRequest& request, std::vector<std::string>& ways,
+                          std::string& missing) {
   std::vector<std::uint64_t> lengths;
   for (std::uint64_t length = request.config.data.sequence_length / 2; length > 0; length /= 2) {
     lengths.push_back(length);
@@ -123,7 +129,7 @@ void add_shorter_sequence(const PlanRequest& request, std::vector<std::string>& 
   for (; !lengths.empty(); lengths.pop_back()) {
     const std::string change = fmt::format("data.sequence_length={}", lengths.back());
     const std::optional<PlanRequest> other = changed(request, {change});
-    if (!other || !works(*other, Effort::quick)) break;
+    if (!other || !works(*other, Effort::quick, missing)) break;
     longest = "--set " + change;
   }
   if (!longest.empty()) ways.push_back(std::move(longest));
@@ -162,7 +168,8 @@ std::string format_enough(Bytes bytes) {
 
 /// Returns larger budgets with which `request` works: "--set ballast.host_bytes=1.2GiB", or "host
 /// memory of 1.2 GiB" if the config does not set the budget. "" if there are none.
-std::string larger_budgets(const PlanRequest& request, const memory::Ledger& nearest) {
+std::string larger_budgets(const PlanRequest& request, const memory::Ledger& nearest,
+                           std::string& missing) {
   constexpr int kTries = 8;
   PlanRequest larger = request;
   Bytes device = nearest.needed(Tier::device);
@@ -185,7 +192,7 @@ std::string larger_budgets(const PlanRequest& request, const memory::Ledger& nea
     raise(Tier::device, device, request.budgets.device, ballast.device_bytes,
           larger.budgets.device);
     raise(Tier::host, host, request.budgets.host, ballast.host_bytes, larger.budgets.host);
-    if (works(larger, Effort::thorough)) return text;
+    if (works(larger, Effort::thorough, missing)) return text;
   }
   return "";
 }
@@ -208,15 +215,20 @@ std::string describe_excess(const memory::Budgets& budgets, const memory::Ledger
 std::string explain(const PlanRequest& request, const ClosestMiss& nearest) {
   expects(nearest.excess > 0, "planner: a run that fits was refused");
   std::vector<std::string> ways;
-  if (const Overrides change = find_fitting_change(request); !change.empty()) {
+  std::string missing_rate;
+  if (const Overrides change = find_fitting_change(request, missing_rate); !change.empty()) {
     ways.push_back(fmt::format("--set {}", fmt::join(change, " --set ")));
   }
   if (ways.empty()) add_tiles(request, ways);
-  if (ways.empty()) add_shorter_sequence(request, ways);
-  if (std::string budgets = larger_budgets(request, nearest.ledger); !budgets.empty()) {
+  if (ways.empty()) add_shorter_sequence(request, ways, missing_rate);
+  if (std::string budgets = larger_budgets(request, nearest.ledger, missing_rate);
+      !budgets.empty()) {
     ways.push_back(std::move(budgets));
   }
   const std::string missing = describe_excess(request.budgets, nearest.ledger);
+  if (ways.empty() && !missing_rate.empty()) {
+    return fmt::format("{}; whether it fits otherwise cannot be told: {}", missing, missing_rate);
+  }
   if (ways.empty()) {
     return missing + "; no other placement, micro-batch, sequence or budget that was tried fits";
   }
@@ -262,7 +274,7 @@ ClosestMiss find_miss_on_devices(const PlanRequest& request, Effort effort) {
 
 }  // namespace
 
-Overrides find_fitting_change(const PlanRequest& request) {
+Overrides find_fitting_change(const PlanRequest& request, std::string& missing_rate) {
   std::vector<Overrides> changes;
   if (inputs::named_speculation(request.config) > 0)
     changes.push_back({"ballast.speculative_updates=0"});
@@ -271,7 +283,7 @@ Overrides find_fitting_change(const PlanRequest& request) {
   add_placements(request.config, changes);
   for (const Overrides& change : changes) {
     const std::optional<PlanRequest> other = changed(request, change);
-    if (other && works(*other, Effort::quick)) return change;
+    if (other && works(*other, Effort::quick, missing_rate)) return change;
   }
   return {};
 }

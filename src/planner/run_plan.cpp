@@ -190,8 +190,8 @@ class JointPlanning {
     });
     const text::Json received = exchange(message);
     if (is_root_) return inputs;
-    inputs.config = config::parse(received.find("config")->compact(), "/", kName,
-                                  own_paths(config), ranks_.world());
+    inputs.config = config::parse(received.find("config")->compact(), "/", kName, own_paths(config),
+                                  ranks_.world());
     if (const auto* const chosen = received.find("choices")) inputs.chosen = read_choices(*chosen);
     return inputs;
   }

@@ -153,8 +153,9 @@ using Overrides = std::vector<std::string>;
 std::optional<PlanRequest> changed(const PlanRequest& request, const Overrides& overrides);
 
 /// Returns the first change of placement, micro-batch or number of devices with which a plan for
-/// `request` fits; empty if none of those that are tried fits.
-Overrides find_fitting_change(const PlanRequest& request);
+/// `request` fits; empty if none of those that are tried fits. Sets `missing_rate` to the message
+/// about a rate without which this cannot be told.
+Overrides find_fitting_change(const PlanRequest& request, std::string& missing_rate);
 
 /// Returns the smallest change of the numbers of tiles with which a plan for `request` fits; empty
 /// if there is none. Tiles of the vocabulary come first, then those of layers, then both.

@@ -32,9 +32,9 @@ namespace fs = std::filesystem;
 
 /// Variables that change what this program, oneDNN or cuBLAS compute. Ranks on other machines get
 /// them only if the launcher passes them on.
-constexpr std::array kVariables = {
-    "BALLAST_ISA_MASK",           "ONEDNN_MAX_CPU_ISA",        "DNNL_MAX_CPU_ISA",
-    "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "NVIDIA_TF32_OVERRIDE"};
+constexpr std::array kVariables = {"BALLAST_ISA_MASK",         "ONEDNN_MAX_CPU_ISA",
+                                   "DNNL_MAX_CPU_ISA",         "ONEDNN_DEFAULT_FPMATH_MODE",
+                                   "DNNL_DEFAULT_FPMATH_MODE", "NVIDIA_TF32_OVERRIDE"};
 
 constexpr Bytes kAlwaysWhole = 4 * kMiB;
 constexpr Bytes kWholeTogether = 256 * kMiB;
@@ -146,9 +146,9 @@ class InputList {
 void add_program(InputList& list) {
   list.add({.name = "program",
             .subject = "the program",
-            .content = build_id().empty() ? fmt::format("ballast {}", version())
-                                          : fmt::format("ballast {}, build {:.12}", version(),
-                                                        build_id()),
+            .content = build_id().empty()
+                           ? fmt::format("ballast {}", version())
+                           : fmt::format("ballast {}, build {:.12}", version(), build_id()),
             .remedy = "install the same one on all nodes",
             .category = ErrorCategory::usage});
   for (const char* const name : kVariables) {

@@ -17,11 +17,11 @@ namespace ballast::train {
 /// the files of the model, its adapters and the data by their content, the config without its
 /// paths, and the options. resume_run() compares the files of a checkpoint.
 ///
-/// Files of up to 4 MiB are hashed whole, larger ones as long as they have at most 256 MiB together.
-/// Of others, 64 evenly spread pieces of 64 KiB are hashed, the header of a safetensors file, and
-/// 4 KiB from the middle of up to 512 of its tensors. So a folder of 100 GB takes a second or two
-/// from a local drive. Weights that ranks keep whole are compared exactly after they are read
-/// (engine::Engine::start()). Throws Error(data), Error(io).
+/// Files of up to 4 MiB are hashed whole, larger ones as long as they have at most 256 MiB
+/// together. Of others, 64 evenly spread pieces of 64 KiB are hashed, the header of a safetensors
+/// file, and 4 KiB from the middle of up to 512 of its tensors. So a folder of 100 GB takes a
+/// second or two from a local drive. Weights that ranks keep whole are compared exactly after they
+/// are read (engine::Engine::start()). Throws Error(data), Error(io).
 std::vector<comm::Identity> compared_inputs(const config::Config& config,
                                             const data::TrainingData& data,
                                             const RunOptions& options);

@@ -16,14 +16,15 @@ namespace ballast::train {
 HeldWarnings::HeldWarnings(comm::Ranks* ranks) : ranks_(ranks) {
   if (ranks_ == nullptr) return;
   holds_ = true;
-  former_ = set_log_sink([this, first = ranks_->rank() == 0](LogLevel level, std::string_view line) {
-    const bool warning = level == LogLevel::warning;
-    if (warning) {
-      const std::scoped_lock lock(mutex_);
-      lines_.emplace_back(line);
-    }
-    if ((first || !warning) && former_) former_(level, line);
-  });
+  former_ =
+      set_log_sink([this, first = ranks_->rank() == 0](LogLevel level, std::string_view line) {
+        const bool warning = level == LogLevel::warning;
+        if (warning) {
+          const std::scoped_lock lock(mutex_);
+          lines_.emplace_back(line);
+        }
+        if ((first || !warning) && former_) former_(level, line);
+      });
 }
 
 HeldWarnings::~HeldWarnings() {

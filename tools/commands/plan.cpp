@@ -10,8 +10,11 @@
 
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/calibrate/rates_file.h"
+#include "ballast/comm/launch.h"
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
+#include "ballast/core/log.h"
+#include "ballast/device/device.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/formats/weight_files.h"
 #include "ballast/inputs/engine_inputs.h"
@@ -22,6 +25,8 @@
 #include "ballast/train/trace.h"
 #include "ballast/train/trainer.h"
 
+#include "src/calibrate/exchange_estimate.h"
+#include "src/calibrate/machine_share.h"
 #include "src/formats/passing_tensors.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
@@ -53,25 +58,55 @@ std::optional<plan::Rates> given_rates(const ForecastRequest& request) {
   }
 }
 
-plan::Rates rates_for(const ForecastRequest& request, config::Config config) {
-  if (auto given = given_rates(request)) return *std::move(given);
-  if (request.world > 1) {
+/// Gives `config` the share of one of `world` ranks on this machine, and returns what its rates
+/// depend on. The exchange between the ranks cannot be measured by one process.
+calibrate::PeerRanks share_machine(const ForecastRequest& request, config::Config& config) {
+  const std::uint32_t world = request.world;
+  if (device::kind_of(inputs::device_options(config)) != "host") {
     throw Error(ErrorCategory::usage,
-                fmt::format("{} needs {}: the network between ranks cannot be measured here "
-                            "(configs/rates has files of machines)",
+                fmt::format("{} needs {} with fabric_gbps: the exchange between GPUs of several "
+                            "ranks cannot be measured here (configs/rates has files of machines)",
                             option(request.config.caller, "world"),
                             option(request.config.caller, "rates", "FILE")));
   }
-  if (config.ballast.out.empty()) config.ballast.out = default_run_directory(request.config.file);
-  train::check_inputs(config);
-  const planner::PlanRequest asked = {.config = config,
-                                      .model = inputs::model_of(config),
-                                      .budgets = planner::budgets_of(config, {}),
-                                      .devices = planner::devices_of(config, {}),
+  const comm::Launch first = {.launcher = {}, .world = world, .local_world = world};
+  const std::vector<calibrate::RankPlace> ranks(world, calibrate::read_place(first, config));
+  const calibrate::MachineShare share = calibrate::share_of(ranks, 0);
+  calibrate::apply_common_share(config, share);
+  calibrate::apply_own_share(config, share);
+  const double exchange = calibrate::estimate_exchange(world);
+  log(LogLevel::info,
+      fmt::format(
+          "plan: assumes that all {} ranks run on this machine and that each receives {:.2g} "
+          "GB/s in an exchange, half the speed of copies in host memory; for other "
+          "machines or a network, give {}",
+          world, exchange / 1e9, option(request.config.caller, "rates", "FILE")));
+  return {.world = world,
+          .local_world = world,
+          .sharing = static_cast<std::uint32_t>(share.sharing),
+          .received_per_second = exchange};
+}
+
+/// Returns the rates of the file, or of this machine. Those are for one of several ranks, whose
+/// share of the machine `config` gets.
+plan::Rates rates_for(const ForecastRequest& request, config::Config& config) {
+  if (auto given = given_rates(request)) return *std::move(given);
+  std::optional<calibrate::PeerRanks> peers;
+  if (request.world > 1) peers = share_machine(request, config);
+  config::Config checked = config;
+  if (checked.ballast.out.empty()) checked.ballast.out = default_run_directory(request.config.file);
+  train::check_inputs(checked);
+  const planner::PlanRequest asked = {.config = checked,
+                                      .model = inputs::model_of(checked),
+                                      .budgets = planner::budgets_of(checked, {}),
+                                      .mesh = inputs::mesh_of(checked, request.world),
+                                      .devices = planner::devices_of(checked, {}),
                                       .interrupted = &interrupted()};
   planner::require_fit(asked);
-  return calibrate::machine_rates(planner::measured_config(asked), asked.model, request.recalibrate,
-                                  &interrupted());
+  plan::Rates rates = calibrate::machine_rates(planner::measured_config(asked), asked.model,
+                                               request.recalibrate, &interrupted());
+  if (peers) calibrate::share_out(rates, *peers);
+  return rates;
 }
 
 void write_simulated_steps(const std::filesystem::path& file, const text::OutputRule& rule,
@@ -154,8 +189,10 @@ config::Config forecast_config(const ForecastRequest& request) {
 }
 
 planner::Forecast forecast_of(const ForecastRequest& request, const config::Config& config) {
+  config::Config planned = config;
+  const plan::Rates rates = rates_for(request, planned);
   planner::Forecast forecast =
-      planner::make_forecast(config, rates_for(request, config), request.world, &interrupted());
+      planner::make_forecast(planned, rates, request.world, &interrupted());
   forecast.passing = passing_shares(config);
   return forecast;
 }

@@ -66,7 +66,8 @@ void refuse_several_runs(const TrainRequest& request) {
   std::string line = "ballast train CONFIG";
   if (request.config.caller == Caller::program) {
     line.clear();
-    for (const std::string& word : request.command) line += (line.empty() ? "" : " ") + quoted(word);
+    for (const std::string& word : request.command)
+      line += (line.empty() ? "" : " ") + quoted(word);
   }
   const auto refuse = [&line](std::string_view name, std::uint32_t world, std::string_view unset) {
     throw Error(ErrorCategory::usage,

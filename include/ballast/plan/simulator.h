@@ -4,11 +4,22 @@
 #include <cstdint>
 #include <vector>
 
+#include "ballast/core/error.h"
 #include "ballast/plan/plan.h"
 #include "ballast/plan/rates.h"
 #include "ballast/plan/timeline.h"
 
 namespace ballast::plan {
+
+/// The error for a rate that is needed and missing: the same config with other rates may work.
+class MissingRate : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Throws MissingRate with the key if `rates` omits what every run of `ranks` ranks needs: the
+/// speed of the exchange between them.
+void require_exchange_rates(const Rates& rates, std::uint64_t ranks);
 
 /// Predicted behaviour of training steps in steady state.
 struct Prediction {
@@ -36,7 +47,7 @@ struct SimulationOptions {
 
 /// Simulates `schedule` (first, then steady steps) by discrete events on a machine with `rates`. It
 /// follows the executor's rules: one operation per lane at a time in plan order, each after its
-/// inputs. Running operations share resources fairly. Throws Error(config) with a missing rate.
+/// inputs. Running operations share resources fairly. Throws MissingRate.
 Prediction simulate(const Schedule& schedule, const Rates& rates,
                     const SimulationOptions& options = {});
 
