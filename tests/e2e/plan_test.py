@@ -286,6 +286,24 @@ class Plan(unittest.TestCase):
         self.assertEqual(plan["tokens_per_step"], 8 * 32)
         self.assertGreater(plan["lanes"]["reduce"]["bytes"], 0)
 
+    def test_ranks_of_this_machine_need_no_rates(self):
+        self.write_data()
+        done = self.ballast("plan", self.config, "--world", "2", "--json",
+                            *settings("zero_optimization.offload_optimizer.device=cpu"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        plan = json.loads(done.stdout)
+        self.assertEqual(plan["world"], 2)
+        self.assertGreater(plan["lanes"]["reduce"]["busy_seconds"], 0)
+        self.assertIn("assumes that all 2 ranks run on this machine", done.stderr)
+
+    def test_the_missing_rate_is_named_whatever_the_budget(self):
+        without = {key: rate for key, rate in RATES.items()
+                   if key not in ("network_gbps", "ranks_per_node")}
+        self.rates.write_text(json.dumps(without))
+        for budget in ("100KiB", "1GiB"):
+            done = self.plan("--world", "2", "--set", f"ballast.device_bytes={budget}")
+            assert_one_line(self, done, 2, ["network_gbps is missing"])
+
     def test_drives_wear_by_the_bytes_of_all_ranks_of_a_machine(self):
         """Two of four ranks of a machine with two swap folders share one. The rates have 4 ranks
         per machine and 1200 TB for the drives of each rank. Without that, a folder is a drive of
@@ -376,7 +394,6 @@ class Plan(unittest.TestCase):
             (["plan", self.config, "--rates", self.rates, "--world", "3"], 2,
              ["train_batch_size", "3 ranks"]),
             (["plan", self.config, "--rates", self.rates, "--world", "0"], 2, ["--world"]),
-            (["plan", self.config, "--world", "4"], 2, ["--rates"]),
             (["plan", self.config, "--rates", self.rates, "--trace", self.path / "no/t.json"], 2,
              ["no/t.json"]),
             (["plan", self.config, "--rates", self.rates, "--save", self.config], 2,

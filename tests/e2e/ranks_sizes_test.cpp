@@ -5,11 +5,13 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "ballast/comm/collective_try.h"
 #include "ballast/engine/engine.h"
 #include "ballast/planner/make_engine.h"
 #include "ballast/step/rank_sizes.h"
 
 #include "tests/support/device_kind.h"
+#include "tests/support/function_weights.h"
 #include "tests/support/joined_ranks.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -130,6 +132,37 @@ TEST(RanksSizes, AreThoseOfTheZeroPaper) {
         ranks.world(), stage, bytes.weights / 1e6, bytes.gradients / 1e6, bytes.optimizer / 1e6,
         static_cast<double>(exchanged) / 1e6,
         once == 0 ? 0.0 : static_cast<double>(exchanged) / static_cast<double>(once));
+  }
+}
+
+/// One value of the last rank differs, far from where a sample of a file would find it.
+TEST(RanksWeights, OneOtherValueIsNamedWhereRanksKeepTheWhole) {
+  comm::Ranks& ranks = test::joined_ranks();
+  const std::uint32_t odd = ranks.world() - 1;
+  for (int stage = 0; stage <= 3; ++stage) {
+    const test::TempDir directory;
+    Engine engine = planner::make_engine(stage_config(stage, directory), nullptr, &ranks);
+    const model::BlockSpec& block = engine.blueprint().model.blocks[1];
+    const std::string changed = block.tensors.back().name;
+    std::string found;
+    try {
+      test::start_from(engine,
+                       {[&](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
+                         for (float& value : out) value = 0.5F;
+                         const bool here = first == 0 && ranks.rank() == odd && odd > 0;
+                         if (here && tensor.name == changed) out.front() = 0.75F;
+                       }});
+    } catch (const comm::JointError& error) {
+      found = error.what();
+    }
+    if (stage == 3 || odd == 0) {
+      EXPECT_EQ(found, "") << "stage " << stage;
+      continue;
+    }
+    EXPECT_NE(found.find(fmt::format("rank {} on {}: the weights of {} differ from those of rank 0",
+                                     odd, comm::host_name(), block.name)),
+              std::string::npos)
+        << "stage " << stage << ": " << found;
   }
 }
 

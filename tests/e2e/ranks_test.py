@@ -282,6 +282,41 @@ class Mistakes(RanksTest):
         self.assert_one_error(done, 2, f"rank 1 on {os.uname().nodename}: ", "--stepz")
 
 
+    def test_processes_of_another_launcher_are_refused_once(self):
+        """As torchrun starts them: without MPI, each would train the whole run."""
+        processes = [subprocess.Popen(
+            [BALLAST, "train", self.config], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, cwd=self.path, env={**self.environment, "RANK": str(rank),
+                                           "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+                                           "MASTER_ADDR": "127.0.0.1"}) for rank in range(2)]
+        texts = [process.communicate(timeout=PATIENCE)[1] for process in processes]
+        self.assertEqual([process.returncode for process in processes], [2, 2])
+        self.assertIn(f"mpirun -n 2 {BALLAST} train {self.config}", texts[0])
+        self.assertEqual(texts[1], "")
+        self.assertFalse((self.path / "run").exists())
+
+    def test_a_rank_without_the_mpi_module_is_named(self):
+        done = self.train(1, other=({"BALLAST_MPI_MODULE": "/none/ballast_mpi.so"},
+                                    ["train", self.config]))
+        self.assert_one_error(done, 1, f"rank 1 on {os.uname().nodename}: ", "/none")
+
+    def test_warnings_of_all_ranks_are_printed_once(self):
+        (self.path / "lines.jsonl").write_text('{"text": "abc def"}\n' * 400)
+        done = self.train(3, "--set", f"data.text={self.path}/lines.jsonl")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        warnings = [line for line in done.stderr.splitlines()
+                    if line.startswith("ballast: warning: ")]
+        self.assertEqual(len(warnings), 1, done.stderr)
+        self.assertNotIn("warning: rank", warnings[0])
+
+    def test_a_warning_of_one_rank_has_its_number(self):
+        done = self.train(1, other=({"BALLAST_IO_FAULTS": "eio:on=read:after=1000000:times=1"},
+                                    ["train", self.config]))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr.count("warning: rank 1: aio: injecting faults"), 1,
+                         done.stderr)
+
+
 class Failures(RanksTest):
     def assert_named(self, faults, stage, cause, more=()):
         done = self.train(2, *ENDLESS, *more, other=({"BALLAST_IO_FAULTS": faults},

@@ -92,7 +92,6 @@ class Plans(FolderTest):
                 ("config: x: unknown key", ballast.ConfigError, lambda: ballast.plan({**CONFIG, "x": 1})),
                 ("config: ", TypeError, lambda: ballast.plan({**CONFIG, "x": object()})),
                 ("missing.json", ValueError, lambda: ballast.plan("missing.json")),
-                ("world= needs rates=", ValueError, lambda: ballast.plan(CONFIG, world=2)),
                 ("world", ValueError, lambda: ballast.plan(CONFIG, world=0)),
                 ("rates", TypeError, lambda: ballast.plan(CONFIG, rates=3)),
                 ("overrides", TypeError, lambda: ballast.plan(CONFIG, overrides="a=b")),

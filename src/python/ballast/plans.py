@@ -73,8 +73,8 @@ def plan(config: Mapping[str, Any] | str | os.PathLike[str], *,
 
     `config`: a dict, or the path of a JSON file; paths in a dict are relative to the working directory.
     `rates`: a file with the rates of a machine (configs/rates); None measures this machine, once, which
-    takes some seconds, and caches the result. `world`: the number of ranks. `overrides`: like
-    ``"ballast.steps=10"``.
+    takes some seconds, and caches the result. `world`: the number of ranks, without `rates` all on this
+    machine. `overrides`: like ``"ballast.steps=10"``.
 
     Raises ballast.ConfigError (a ValueError) that names the key, ballast.OutOfMemoryError if the run does
     not fit, KeyboardInterrupt.

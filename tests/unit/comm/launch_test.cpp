@@ -18,9 +18,13 @@ constexpr std::string_view kAll =
     "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK "
     "OMPI_COMM_WORLD_LOCAL_SIZE PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS "
     "SLURM_STEP_ID SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NODEID SLURM_TASKS_PER_NODE "
-    "SLURM_NTASKS_PER_NODE";
+    "SLURM_NTASKS_PER_NODE RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR FLUX_TASK_RANK FLUX_JOB_SIZE "
+    "JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE HOROVOD_RANK "
+    "HOROVOD_SIZE";
 
-Launch read_with(const Variables& variables) {
+/// Calls `work` with these variables and no others of launchers.
+template <class Work>
+auto call_with(const Variables& variables, Work work) {
   for (const auto name : text::words_of(kAll)) unsetenv(std::string(name).c_str());
   for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
   struct Restore {
@@ -28,7 +32,11 @@ Launch read_with(const Variables& variables) {
       for (const auto name : text::words_of(kAll)) unsetenv(std::string(name).c_str());
     }
   } restore;
-  return read_launch();
+  return work();
+}
+
+Launch read_with(const Variables& variables) {
+  return call_with(variables, read_launch);
 }
 
 Variables with(Variables variables, const Variables& changes) {
@@ -154,6 +162,39 @@ TEST(Launch, ContradictionsAreRefusedByName) {
   for (const std::string text : {"4(x2", "4(2),3", "4(x),3", ",4", "0(x3)", "4(x2)),3"}) {
     expect_refusal(with(kSrun, {{"SLURM_TASKS_PER_NODE", text}}), "SLURM_TASKS_PER_NODE=" + text);
   }
+}
+
+TEST(OtherLaunchers, OfSeveralProcessesAreFound) {
+  const Variables torchrun = {
+      {"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "127.0.0.1"}};
+  const auto found = call_with(torchrun, find_other_launcher);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->rank, 1);
+  EXPECT_EQ(found->world, 4);
+  EXPECT_EQ(found->variables, "RANK and WORLD_SIZE");
+  for (const std::string name :
+       {"FLUX_TASK_RANK FLUX_JOB_SIZE", "HOROVOD_RANK HOROVOD_SIZE",
+        "JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE", "MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE"}) {
+    const auto names = text::words_of(name);
+    const auto other = call_with({{std::string(names[0]), "0"}, {std::string(names[1]), "2"}},
+                                 find_other_launcher);
+    EXPECT_TRUE(other && other->rank == 0 && other->world == 2) << name;
+  }
+}
+
+TEST(OtherLaunchers, OfOneProcessAreIgnored) {
+  const Variables none[] = {{},
+                            {{"RANK", "3"}},
+                            {{"WORLD_SIZE", "4"}},
+                            {{"RANK", "0"}, {"WORLD_SIZE", "1"}},
+                            {{"RANK", "first"}, {"WORLD_SIZE", "many"}},
+                            {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}}};
+  for (const Variables& variables : none) {
+    EXPECT_FALSE(call_with(variables, find_other_launcher));
+  }
+  // mpirun may start processes inside of them.
+  EXPECT_FALSE(
+      call_with(with(kOpenMpi, {{"RANK", "1"}, {"WORLD_SIZE", "4"}}), find_other_launcher));
 }
 
 }  // namespace
