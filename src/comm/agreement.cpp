@@ -17,16 +17,16 @@
 namespace ballast::comm {
 namespace {
 
-/// Appends `field` so that Reader finds its end, whatever characters it has.
+/// Appends `field` so that FieldReader finds its end, whatever characters it has.
 void append(std::string& text, std::string_view field) {
   const std::uint64_t size = field.size();
   text.append(reinterpret_cast<const char*>(&size), sizeof size);
   text.append(field);
 }
 
-class Reader {
+class FieldReader {
  public:
-  explicit Reader(std::string_view text) : rest_(text) {}
+  explicit FieldReader(std::string_view text) : rest_(text) {}
   [[nodiscard]] bool at_end() const { return rest_.empty(); }
   std::string next() {
     std::uint64_t size = 0;
@@ -50,7 +50,7 @@ std::string compared(const std::vector<Identity>& list) {
   return text;
 }
 
-/// What a rank reports to the others.
+/// The list of a rank, with its host.
 struct Report {
   std::string host;
   std::vector<Identity> list;
@@ -75,7 +75,7 @@ std::string encode(const Report& report) {
 }
 
 Report decode(const std::string& text) {
-  Reader reader(text);
+  FieldReader reader(text);
   Report report = {.host = reader.next(), .list = {}};
   while (!reader.at_end()) {
     Identity one = {.name = reader.next(),

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/plan/simulator.h"
 
 namespace ballast::plan {
 namespace {

@@ -10,7 +10,7 @@
 #include "ballast/calibrate/calibrate.h"
 #include "ballast/core/error.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/plan/simulator.h"
+#include "ballast/plan/rates.h"
 #include "ballast/planner/planner.h"
 
 #include "src/planner/search.h"

@@ -3,7 +3,7 @@
 
     ranks_compare_test.py PATH_OF_BALLAST [PATH_OF_MPIRUN]
 
-Every rank has a working directory of its own with the same relative paths. One difference, in any
+Each rank has another working directory with the same relative paths. One difference, in any
 file that ranks read, must be refused with one line that names a rank and the file. Equal copies in
 other places must train. BALLAST_TEST_DIFFERENCES=500 tries more differences, drawn from
 BALLAST_TEST_SEED.
@@ -216,7 +216,7 @@ class Differences(RanksTest):
                 self.copies(ranks)
                 change(self.nodes[odd] / file, kind, dice)
                 done = self.train(setup, stage)
-                # Of two ranks, either may be wrong.
+                # With two ranks, either may be wrong.
                 self.assert_named(done, {odd} if ranks > 2 else {odd, 1},
                                   file.split("/")[0].split(".")[0])
 

@@ -283,7 +283,7 @@ class Mistakes(RanksTest):
 
 
     def test_processes_of_another_launcher_are_refused_once(self):
-        """As torchrun starts them: without MPI, each would train the whole run."""
+        """torchrun starts them so. Without MPI, each would train the whole run."""
         processes = [subprocess.Popen(
             [BALLAST, "train", self.config], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, cwd=self.path, env={**self.environment, "RANK": str(rank),

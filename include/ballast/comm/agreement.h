@@ -14,7 +14,7 @@ struct Identity {
   std::string name;     ///< identifies it on all ranks, such as "model.weights model.safetensors"
   std::string subject;  ///< how messages call it on this rank, such as the path of the file
   std::string content;  ///< compared: a value, or size and hash of a file
-  std::string remedy;   ///< what to do if it differs
+  std::string remedy;   ///< advice if it differs
   ErrorCategory category = ErrorCategory::data;
 };
 

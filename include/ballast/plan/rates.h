@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "ballast/core/error.h"
 #include "ballast/core/units.h"
 
 namespace ballast::plan {
@@ -97,5 +98,15 @@ struct Rates {
 
 /// Returns the FLOP/s of `curve` at `tokens`. Throws Error(config) for a curve without points.
 double rate_at(const Curve& curve, double tokens);
+
+/// The error for a rate that is needed and missing: the same config with other rates may work.
+class MissingRate : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Throws MissingRate with the key if `rates` omits what every run of `ranks` ranks needs: the
+/// speed of the exchange between them.
+void require_exchange_rates(const Rates& rates, std::uint64_t ranks);
 
 }  // namespace ballast::plan

@@ -4,22 +4,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "ballast/core/error.h"
 #include "ballast/plan/plan.h"
 #include "ballast/plan/rates.h"
 #include "ballast/plan/timeline.h"
 
 namespace ballast::plan {
-
-/// The error for a rate that is needed and missing: the same config with other rates may work.
-class MissingRate : public Error {
- public:
-  using Error::Error;
-};
-
-/// Throws MissingRate with the key if `rates` omits what every run of `ranks` ranks needs: the
-/// speed of the exchange between them.
-void require_exchange_rates(const Rates& rates, std::uint64_t ranks);
 
 /// Predicted behaviour of training steps in steady state.
 struct Prediction {
