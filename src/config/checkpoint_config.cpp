@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <string_view>
@@ -174,6 +175,17 @@ Json with_aliases(Json json, const model::Family& family) {
   return json;
 }
 
+/// Member `layer` of per_layer_config, whose keys are numbers with or without leading zeros; null
+/// if there is none.
+Json overrides_of(const Json& overrides, std::size_t layer) {
+  for (const auto& [key, value, at] : overrides.members()) {
+    std::size_t number = 0;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), number);
+    if (error == std::errc() && end == key.data() + key.size() && number == layer) return value;
+  }
+  return {};
+}
+
 /// Replaces per_layer_config by the keys for all layers without a window.
 Json with_full_layers(Json json, const model::CheckpointRules& rules, const std::string& file) {
   constexpr const char* kPerLayer = "per_layer_config";
@@ -189,9 +201,9 @@ Json with_full_layers(Json json, const model::CheckpointRules& rules, const std:
     fail("Ballast needs an object, and layer_types as a list");
   }
   const std::size_t layers = types.elements().size();
-  const Json of_full = member_of(overrides, std::to_string(layers - 1).c_str());
+  const Json of_full = overrides_of(overrides, layers - 1);
   for (std::size_t i = 0; i < layers; ++i) {
-    const Json own = member_of(overrides, std::to_string(i).c_str());
+    const Json own = overrides_of(overrides, i);
     const bool full = i + 1 == layers || types.elements()[i] != "sliding_attention";
     if (full ? !are_equal(own, of_full) : !own.members().empty()) {
       fail(
@@ -319,7 +331,7 @@ Json read_model_section(const fs::path& folder, std::vector<std::string>& notes)
       section.add(key.own, theirs == nullptr ? key.standard : *theirs);
     }
   }
-  check_unknown_keys(json, keys, rules, file, notes);
+  check_unknown_keys(json, family, file, notes);
   settle_pad_token(section, file, notes);
   return section;
 }

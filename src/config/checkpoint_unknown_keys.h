@@ -8,12 +8,12 @@
 
 namespace ballast::config {
 
-/// Checks the keys of config.json `file` that the model section does not use. `keys` and `rules`
-/// are those of its family. Appends notes to `notes`: one for each kind of dropout, and one for all
-/// unknown keys that are null or false, with which transformers computes nothing. Throws
-/// Error(config) that names all other unknown keys, since they may change what the model computes.
-void check_unknown_keys(const text::Json& json, const std::vector<model::CheckpointKey>& keys,
-                        const model::CheckpointRules& rules, const std::string& file,
-                        std::vector<std::string>& notes);
+/// Checks the keys of config.json `file` that the model section of `family` does not use. Appends
+/// notes to `notes`: one for each kind of dropout, and one for all keys that the family's class of
+/// transformers does not read. Throws Error(config) that names all other unknown keys, since they
+/// may change what the model computes. For a family whose class transformers does not have, these
+/// are all unknown keys except those that are null or false.
+void check_unknown_keys(const text::Json& json, const model::Family& family,
+                        const std::string& file, std::vector<std::string>& notes);
 
 }  // namespace ballast::config

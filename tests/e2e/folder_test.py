@@ -514,8 +514,8 @@ class Folder(RunTest):
         self.assertEqual(read_folder(self.path / "headless"), tensors)
 
     def test_bad_folders_are_one_line(self):
-        self.llama(sliding_window=4096)
-        self.assert_fails(self.saving(), 2, "model.path", "config.json: sliding_window is 4096")
+        self.llama(decoder=4096)
+        self.assert_fails(self.saving(), 2, "model.path", "config.json: decoder is 4096")
         self.llama(num_hidden_layers=3)
         self.assert_fails(self.saving(), 1, "model.weights", INDEX, "has no tensor 'model.layers.2.")
         self.llama()

@@ -5,14 +5,19 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
+#include "ballast/model/family.h"
 #include "ballast/text/json.h"
+#include "ballast/text/words.h"
 
+#include "src/config/checkpoint_unknown_keys.h"
+#include "src/config/read_attributes.h"
 #include "tests/support/fixtures.h"
 #include "tests/support/fuzz_inputs.h"
 #include "tests/support/temp_dir.h"
@@ -35,7 +40,7 @@ class Folder {
     dir_.write("m/config.json", config.dump());
     static const std::string text =
         R"({"model": {"path": "m"}, "data": {"documents": ["d"], "sequence_length": 48},)"
-        R"( "train_batch_size": 1})";
+        R"( "optimizer": {"type": "SGD"}, "train_batch_size": 1})";
     return config::parse(text, dir_.path(), "c.json", {});
   }
   [[nodiscard]] Read read(const json& config) const {
@@ -138,21 +143,113 @@ TEST(FolderConfigs, AreReadAsTransformersReadsThem) {
   }
 }
 
-TEST(FolderConfigs, NameAllUnknownKeysInOneMessage) {
-  const json base = families().at(2).at("config");
-  json config = base;
-  config.update({{"a_key", 1}, {"b_key", {{"deep", true}}}, {"c_key", false}, {"d_key", nullptr}});
+TEST(FolderConfigs, NoteKeysThatTheClassDoesNotReadInOneLine) {
+  json config = families().at(2).at("config");
+  config.update({{"a_key", 1},
+                 {"b_key", {{"deep", true}}},
+                 {"c_key", false},
+                 {"d_key", nullptr},
+                 {"_comment", "x"},
+                 {"_model_name_or_path", "x.gguf"},
+                 {"unk_token_id", 0}});
   const Folder folder;
-  EXPECT_NE(folder.read(config).message.find(
-                "a_key is 1, b_key is {\"deep\":true}, but Ballast does not know these keys"),
-            std::string::npos)
-      << folder.read(config).message;
-  config.erase("a_key");
-  config.erase("b_key");
   const std::vector<std::string> notes = folder.read(config).notes;
   ASSERT_EQ(notes.size(), 1U);
-  EXPECT_NE(notes[0].find("since they are null or false: c_key, d_key"), std::string::npos)
-      << notes[0];
+  EXPECT_EQ(notes[0], "model.path: transformers' LlamaForCausalLM does not use these keys of " +
+                          folder.file().string() + ": a_key, b_key, c_key, d_key");
+}
+
+TEST(FolderConfigs, NameAllUnknownKeysThatTheClassReadsInOneMessage) {
+  json config = families().at(2).at("config");
+  config.update(
+      {{"a_key", 1}, {"decoder", 1}, {"text_encoder", {{"deep", true}}}, {"generator", nullptr}});
+  EXPECT_NE(
+      Folder().read(config).message.find(
+          "decoder is 1, text_encoder is {\"deep\":true}, but Ballast does not know these keys"),
+      std::string::npos)
+      << Folder().read(config).message;
+}
+
+TEST(FolderConfigs, CheckTheKeysOfQuantizationInTheSameWay) {
+  json config = families().at(2).at("config");
+  json& quantization = config["quantization_config"];
+  quantization = {{"quant_method", "fp8"},
+                  {"weight_block_size", {128, 128}},
+                  {"expert_dtype", "fp8"},
+                  {"modules_to_convert", nullptr},
+                  {"by", "a tool"}};
+  const Folder folder;
+  const Folder::Read found = folder.read(config);
+  ASSERT_EQ(found.notes.size(), 1U) << found.message;
+  EXPECT_NE(found.notes[0].find(": quantization_config.modules_to_convert, quantization_config.by"),
+            std::string::npos)
+      << found.notes[0];
+  quantization["expert_dtype"] = "fp4";
+  EXPECT_NE(folder.read(config).message.find(
+                "quantization_config.expert_dtype is \"fp4\", but Ballast does not know this key"),
+            std::string::npos);
+}
+
+/// config.json files of published models have keys of the code that they were trained with.
+TEST(FolderConfigs, OfQwen3CoderHasKeysOfAnotherFamily) {
+  for (const json& line : families()) {
+    if (line.at("family") != "qwen3_moe") continue;
+    json config = line.at("config");
+    config.update(
+        {{"shared_expert_intermediate_size", 0}, {"use_qk_norm", true}, {"qkv_bias", false}});
+    const Folder::Read found = Folder().read(config);
+    EXPECT_EQ(without_order(found.section), without_order(line.at("model"))) << found.message;
+    ASSERT_EQ(found.notes.size(), 1U);
+    EXPECT_NE(found.notes[0].find(": shared_expert_intermediate_size, use_qk_norm, qkv_bias"),
+              std::string::npos)
+        << found.notes[0];
+  }
+}
+
+/// Returns the message about a config.json that has only this key, with a value that no class has.
+std::string message_about(const model::Family& family, std::string_view key,
+                          std::vector<std::string>& notes) {
+  text::Json config = text::Json::object();
+  config[key] = text::Json::object({{"x", 1}});
+  try {
+    check_unknown_keys(config, family, "config.json", notes);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(FolderConfigs, KnowEveryKeyThatTheClassReads) {
+  // Read by rope_keys.cpp, and those with which transformers makes another model.
+  constexpr std::string_view kElsewhere =
+      "rope_parameters rope_theta partial_rotary_factor original_max_position_embeddings "
+      "rope_local_base_freq rotary_emb_base rotary_pct rotary_dim";
+  constexpr std::string_view kRefused =
+      "decoder generator per_layer_config text_config text_encoder transformers_weights";
+  constexpr std::string_view kRefusedOfFamily =
+      "mistral.layer_types ministral3.layer_types gpt_neox.head_dim olmoe.sliding_window";
+  for (const std::string& name : model::family_names()) {
+    const model::Family& family = model::family(name);
+    const auto read = read_attributes(family.checkpoint_type());
+    ASSERT_TRUE(read.has_value()) << name;
+    const auto keys = text::words_of(*read);
+    EXPECT_GT(keys.size(), 15U) << name;
+    for (const std::string_view key : keys) {
+      if (text::has_word(kElsewhere, key)) continue;
+      std::vector<std::string> notes;
+      const std::string message = message_about(family, key, notes);
+      const bool unknown = message.find("Ballast does not know") != std::string::npos;
+      const bool refused = text::has_word(kRefused, key) ||
+                           text::has_word(kRefusedOfFamily, fmt::format("{}.{}", name, key));
+      EXPECT_EQ(unknown, refused) << name << " " << key << " " << message;
+      for (const std::string& note : notes) {
+        EXPECT_EQ(note.find("does not use"), std::string::npos) << name << " " << note;
+      }
+    }
+    std::vector<std::string> notes;
+    EXPECT_EQ(message_about(family, "unheard_of", notes), "") << name;
+    EXPECT_EQ(notes.size(), 1U) << name;
+  }
 }
 
 TEST(FolderConfigs, NoteParametersThatRopeScalingHides) {

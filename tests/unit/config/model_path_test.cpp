@@ -52,6 +52,7 @@ struct Folder {
   [[nodiscard]] Config parse(const json& model, std::vector<std::string> overrides = {}) const {
     const json text = {{"model", model},
                        {"data", {{"text", "t"}, {"sequence_length", 32}}},
+                       {"optimizer", {{"type", "SGD"}}},
                        {"train_batch_size", 1}};
     return config::parse(text.dump(), dir.path(), "c.json", overrides);
   }
@@ -400,13 +401,11 @@ TEST(ModelPath, NamesTheFileAndTheKeyThatIsRefused) {
   refused(llama(), "model_type", "bloom",
           "model_type is \"bloom\", but Ballast supports only gpt2, llama");
   refused(llama(), "model_type", nullptr, "has no model_type");
-  refused(llama(), "sliding_window", 4096, "sliding_window is 4096, but Ballast does not know");
+  refused(llama(), "decoder", 1, "decoder is 1, but Ballast does not know");
   refused(llama(), "quantization_config", {{"bits", 4}},
           "quantization_config.quant_method is null, but Ballast supports only mxfp4");
   refused(llama(), "quantization_config", {{"bits", 4}, {"quant_method", "gptq"}},
           "quantization_config.quant_method is \"gptq\", but");
-  refused(llama(), "quantization_config", {{"quant_method", "mxfp4"}, {"bits", 4}},
-          "quantization_config.bits is 4, but Ballast does not know");
   refused(
       llama(), "quantization_config",
       {{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}, {"bnb_4bit_quant_type", "fp4"}},

@@ -64,6 +64,7 @@ struct Folder {
   [[nodiscard]] Config parse() const {
     const json text = {{"model", {{"path", "m"}}},
                        {"data", {{"text", "t"}, {"sequence_length", 32}}},
+                       {"optimizer", {{"type", "SGD"}}},
                        {"train_batch_size", 1}};
     return config::parse(text.dump(), dir.path(), "c.json", {});
   }
@@ -137,6 +138,12 @@ TEST(TextPart, OfGemma4HasHeadsByTypeOfLayer) {
   const json own = {{"head_dim", 32}, {"num_key_value_heads", 2}};
   text["per_layer_config"] = {{"1", own}, {"2", own}};
   EXPECT_EQ(Folder(saved).model(), Folder(gemma4()).model());
+  // Numbers of equal length, as for models of ten layers and more.
+  text["per_layer_config"] = {{"01", own}, {"02", own}};
+  EXPECT_EQ(Folder(saved).model(), Folder(gemma4()).model());
+  text["per_layer_config"] = {{"1", own}, {"002", own}};
+  EXPECT_EQ(Folder(saved).model(), Folder(gemma4()).model());
+  text["per_layer_config"] = {{"1", own}, {"2", own}};
   text["per_layer_config"]["2"]["head_dim"] = 48;
   Folder(saved).expect_refused({"per_layer_config is ", "unlike layer 1"});
   text["per_layer_config"] = {{"0", own}, {"1", own}, {"2", own}};
@@ -270,8 +277,9 @@ TEST(TextPart, IsRefusedInOneLineIfItIsNotKnown) {
   Folder(other).expect_refused({"model_type is \"mllama\", a model of several parts", "gemma3, ",
                                 "a folder of the text model alone"});
   other = mistral3();
-  other["text_config"]["query_temperature"] = 2;
-  Folder(other).expect_refused({"text_config: query_temperature is 2, but Ballast does not know"});
+  other["text_config"]["per_layer_config"] = {{"1", 2}};
+  Folder(other).expect_refused(
+      {"text_config: per_layer_config is {\"1\":2}, but Ballast does not"});
   other = mistral3();
   other["text_config"].erase("hidden_size");
   Folder(other).expect_refused({"text_config: has no hidden_size"});
