@@ -62,6 +62,8 @@ constexpr auto kGroups = std::to_array<KeyGroup>({
     {"", off_section,
      "is not in Ballast; set bf16.enabled or fp16.enabled for 16-bit weights or remove it",
      "torch_autocast"},
+    {"", off_section,
+     "is a key of other programs, which train in FP8 with it; Ballast does not. Remove it", "fp8"},
     {"", off_section, "would change training results and is not supported in Ballast; remove it",
      "data_efficiency"},
     {"", on_section, "would change training results and is not supported in Ballast; remove it",

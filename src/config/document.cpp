@@ -28,11 +28,12 @@ Json parse_file(const std::string& text, const std::string& name) {
 }  // namespace
 
 Document::Document(const std::string& text, const std::filesystem::path& base,
-                   const std::string& name, std::span<const std::string> overrides)
+                   const std::string& name, std::span<const std::string> overrides,
+                   const PathRule& whole_path)
     : name_(printable(name, 4096)),
       base_(std::filesystem::weakly_canonical(std::filesystem::absolute(base))),
       root_(parse_file(text, name_)) {
-  for (const auto& assignment : overrides) apply(assignment);
+  for (const auto& assignment : overrides) apply(assignment, whole_path);
 }
 
 void Document::fail(const std::string& path, const std::string& message) const {
@@ -53,12 +54,14 @@ void Document::replace_section(const std::string& name, Json section, const std:
   const Json* const before = root_.find(name);
   for (const auto& member : section.members()) {
     const bool kept = before != nullptr && before->find(member.key) != nullptr;
-    if (!kept) origins_[name + "." + member.key] = origin;
+    if (kept) continue;
+    origins_[name + "." + member.key] = origin;
+    replaced_.insert(name + "." + member.key);
   }
   root_[name] = std::move(section);
 }
 
-void Document::apply(const std::string& assignment) {
+void Document::apply(const std::string& assignment, const PathRule& whole_path) {
   const std::string label = fmt::format("{}: --set {}", name_, printable(assignment));
   const auto refuse = [&](const std::string& message) { fail_with(label + ": " + message); };
   if (text::find_not_utf8(assignment) != std::string::npos) fail_with(name_ + ": --set: not UTF-8");
@@ -69,6 +72,8 @@ void Document::apply(const std::string& assignment) {
   // Removes spaces around '='.
   std::string path = assignment.substr(0, equals);
   path.erase(path.find_last_not_of(' ') + 1);
+  const bool spaced = path.size() < equals;
+  if (whole_path) path = whole_path(path, refuse);
   const std::string origin = "--set " + printable(assignment);
   Json* node = &root_;
   for (std::size_t start = 0;;) {
@@ -87,7 +92,6 @@ void Document::apply(const std::string& assignment) {
     if (dot == path.size()) break;
     start = dot + 1;
   }
-  const bool spaced = path.size() < equals;
   const std::size_t begin = spaced ? assignment.find_first_not_of(' ', equals + 1) : equals + 1;
   const std::string value = begin == std::string::npos ? "" : assignment.substr(begin);
   *node = text::is_json(value) ? text::parse_json(value, label) : Json(value);

@@ -83,6 +83,11 @@ std::string suggestion(const std::string& name, const Section& section) {
 
 }  // namespace
 
+bool is_comment(std::string_view name) {
+  return name.starts_with('_') || name.starts_with("//") || name.starts_with('#') ||
+         name == "comment" || name == "comments";
+}
+
 Value Value::member(const std::string& name) const {
   const Json* const found = json_->find(name);
   expects(found != nullptr, "a config member must exist before it is read");
@@ -178,7 +183,8 @@ void read_section(const Value& value, const Section& section) {
   for (const auto& item : value.json().members()) {
     const bool known = std::any_of(section.begin(), section.end(),
                                    [&](const Key& key) { return key.name == item.key; });
-    if (!known) value.member(item.key).fail("unknown key" + suggestion(item.key, section));
+    if (known || is_comment(item.key)) continue;
+    value.member(item.key).fail("unknown key" + suggestion(item.key, section));
   }
   for (const auto& key : section) {
     const Json* const found = value.json().find(key.name);

@@ -96,8 +96,11 @@ struct Key {
 
 using Section = std::vector<Key>;
 
+/// Returns whether a member of this name is a comment, which is skipped: "_comment", "//".
+bool is_comment(std::string_view name);
+
 /// Reads the keys in the table's order. Missing keys and null keep the default. Throws
-/// Error(config) for unknown keys.
+/// Error(config) for unknown keys that are no comments.
 void read_section(const Value& value, const Section& section);
 Json write_section(const Section& section);
 

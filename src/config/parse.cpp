@@ -14,6 +14,7 @@
 
 #include "src/config/json_values.h"
 #include "src/config/sections.h"
+#include "src/config/short_path.h"
 
 namespace ballast::config {
 
@@ -27,7 +28,8 @@ void expand_model_path(Document& document, std::vector<std::string>& notes) {
                                model::kPadToken};
   for (const auto& member : model->members()) {
     const bool own = std::find(kOwn.begin(), kOwn.end(), member.key) != kOwn.end();
-    if (member.key == "path" || own || member.value.is_null()) continue;
+    const bool skipped = own || member.value.is_null() || is_comment(member.key);
+    if (member.key == "path" || skipped) continue;
     document.fail(fmt::format("model.{}", printable(member.key)),
                   fmt::format("model.path ({}) is given too and sets the whole model; remove one",
                               folder.string()));
@@ -57,7 +59,7 @@ Config load(const std::filesystem::path& file, std::span<const std::string> over
 
 Config parse(const std::string& text, const std::filesystem::path& base, const std::string& name,
              std::span<const std::string> overrides, std::uint64_t world) {
-  Document document(text, base, name, overrides);
+  Document document(text, base, name, overrides, whole_path);
   Config config;
   map_deprecated(document, config.ignored);
   replace_auto(document, config.notes);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -42,13 +44,21 @@ const std::vector<JsonKind> kJsonKinds = {
      "a config",
      "rates are measured, or in a file like those in configs/rates"}};
 
+/// `text` as JSON, even with mistakes that a reader of configs reports; nothing if it is not JSON.
+std::optional<text::Json> lenient(std::string_view text) {
+  try {
+    return text::parse_json(text, "", {.comments = true, .non_finite = true, .repeated = true});
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 /// The first JSON object of the file, or null.
 text::Json first_object(const std::filesystem::path& path) {
   try {
     const std::string text = text::read_settings(path, "JSON");
-    if (text::is_json(text)) return text::parse_json(text, "");
-    const std::string line = text.substr(0, text.find('\n'));
-    if (text::is_json(line)) return text::parse_json(line, "");
+    if (auto whole = lenient(text)) return *std::move(whole);
+    if (auto line = lenient(text.substr(0, text.find('\n')))) return *std::move(line);
   } catch (const Error&) {
     // Its reader has reported what is wrong.
   }

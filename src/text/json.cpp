@@ -138,7 +138,7 @@ class TreeBuilder final : public nlohmann::json_sax<Library> {
     const std::size_t at = next_token(text_, at_);
     at_ = scalar_end(text_, at);
     node->members_.push_back({std::move(value), {}, at});
-    if (!added) fail(fmt::format("{}: {}: given twice", name_, path()));
+    if (!added && !rules_.repeated) fail(fmt::format("{}: {}: given twice", name_, path()));
     return true;
   }
 

@@ -475,6 +475,13 @@ class CommandLine(RunTest):
             self.assertEqual(errors[0].count("\n"), 1, errors[0])
         self.assertFalse((self.path / "run").exists())
 
+    def test_mistakes_in_a_config_of_one_line_are_named(self):
+        file = self.path / "one.json"
+        for text, words in (('"a": 1, "a": 2', ["one.json: model.a: given twice"]),
+                            ('"a": NaN', ["one.json: model.a: unknown key"])):
+            file.write_text('{"model": {%s}, "train_batch_size": 4}' % text)
+            self.assert_fails(self.run_ballast("train", file), 2, *words)
+
     def test_a_learning_rate_that_deepspeed_would_not_take_is_said_once(self):
         decay = {"type": "WarmupDecayLR", "params": {"total_num_steps": 9, "warmup_num_steps": 2}}
         note = ("ballast: scheduler.params.warmup_max_lr: not given, so it is optimizer.params.lr "

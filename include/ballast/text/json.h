@@ -112,6 +112,7 @@ struct JsonRules {
   bool comments = false;
   /// Also reads NaN, Infinity and -Infinity, which Python's json module writes, as numbers.
   bool non_finite = false;
+  bool repeated = false;     ///< accepts a key given twice in one object; find() returns the first
   std::size_t deepest = 32;  ///< maximum nesting of arrays and objects
 };
 

@@ -76,6 +76,38 @@ TEST(ConfigOverride, MayHaveSpacesAroundTheEqualsSign) {
   EXPECT_EQ(config.optimizer.type, cpu_adam::Optimizer::lion);
 }
 
+TEST(ConfigOverride, MayLeaveOutTheSection) {
+  const Config c = parse_text(
+      kMinimal,
+      {"optimizer.type=AdamW", "lr=3e-4", "steps=7", "offload_param.device=cpu", "train=adapters",
+       "adapters={\"rank\": 3, \"targets\": \"q_proj\"}", "family=llama", "overlap_comm=true"});
+  EXPECT_EQ(c.optimizer.lr, 3e-4);
+  EXPECT_EQ(c.ballast.steps, 7U);
+  EXPECT_EQ(c.zero.parameters.tier, TierChoice(Tier::host));
+  EXPECT_EQ(c.ballast.adapters->rank, 3U);
+  EXPECT_EQ(c.model.family, "llama");
+  expect_in(error_of(kMinimal, {"device=cpu"}),
+            "c.json: --set device=cpu: several sections have 'device'; write one of "
+            "ballast.device, zero_optimization.offload_optimizer.device, "
+            "zero_optimization.offload_param.device");
+  expect_in(error_of(kMinimal, {"lr=-1"}), "optimizer.params.lr (--set lr=-1): must be above 0");
+  expect_in(error_of(kMinimal, {"quux=1"}), "quux (--set quux=1): unknown key");
+  expect_in(error_of(kMinimal, {".lr=1"}), "the path has an empty part");
+}
+
+TEST(ConfigComments, AreSkippedAnywhere) {
+  const std::string commented = R"({
+    "_comment": "x", "//": 1, "# why": [], "comments": {"lr": 5},
+    "model": {"_note": 1, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "comment": "x"},
+    "data": {"text": "corpus.txt", "sequence_length": 32, "//": "x"},
+    "zero_optimization": {"offload_param": {"_comment": "x"}}, "fp16": {"_comment": "x"},
+    "train_batch_size": 8})";
+  const Config c = parse_text(commented);
+  EXPECT_TRUE(c.ignored.empty());
+  EXPECT_EQ(print(c), print(parse_text(kMinimal)));
+  EXPECT_EQ(error_of(with(R"("-comment": "x")")), "c.json: -comment: unknown key");
+}
+
 TEST(ConfigKeys, AreListedWithTheirValues) {
   const std::vector<KeyInfo> keys = key_list();
   const auto find = [&](const std::string& path) -> const KeyInfo& {
