@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -31,14 +32,19 @@
 namespace ballast::tools {
 namespace {
 
-/// Only rank 0 logs; warnings of other ranks are printed with the rank's number.
+/// Only rank 0 logs; warnings of other ranks are printed with the rank's number. A line that
+/// several parts of the program find is printed once.
 void install_log_sink(bool verbose, std::uint32_t rank) {
-  set_log_sink([verbose, rank](LogLevel level, std::string_view line) {
+  constexpr std::size_t kRemembered = 1000;
+  set_log_sink([verbose, rank, shown = std::set<std::string>()](LogLevel level,
+                                                                std::string_view line) mutable {
     const bool warning = level == LogLevel::warning;
     if (!warning && (rank != 0 || (level == LogLevel::debug && !verbose))) return;
     const std::string who = warning && rank != 0 ? fmt::format("rank {}: ", rank) : "";
     const std::string text = fmt::format("ballast: {}{}{}", warning ? "warning: " : "", who,
                                          text::printable(line, line.size()));
+    if (shown.size() == kRemembered) shown.clear();
+    if (!shown.insert(text).second) return;
     const bool taken = take_line(text, true);
     if (taken && isatty(STDERR_FILENO) == 1) return;
     erase_live_line();

@@ -67,6 +67,31 @@ void drop_auto(Json& root, std::vector<std::string>& log) {
 
 }  // namespace
 
+void fill_in_optimizer(Document& document, std::vector<std::string>& notes) {
+  Json& root = document.root();
+  const Json* const given = find_given(root, "optimizer");
+  const bool absent = given == nullptr || document.is_set("optimizer");
+  if (!absent || find_given(root, "optimizer.type") != nullptr) return;
+  if (given != nullptr && !given->is_object()) return;  // is refused when it is read
+  Json params = Json::object();
+  if (const Json* const own = find_given(root, "optimizer.params")) params = *own;
+  if (!params.is_object()) return;
+  const Json standard = Json::object(
+      {{"lr", 5e-5}, {"betas", Json::array({0.9, 0.999})}, {"eps", 1e-8}, {"weight_decay", 0.0}});
+  for (const auto& member : standard.members()) {
+    if (find_given(params, member.key) == nullptr) params[member.key] = member.value;
+  }
+  root["optimizer"]["type"] = "AdamW";
+  root["optimizer"]["params"] = params;
+  const bool scheduled = find_given(root, "scheduler") != nullptr;
+  if (!scheduled) root["scheduler"] = Json::object({{"type", "linear"}});
+  notes.push_back(fmt::format(
+      "optimizer: not given, so it is that of transformers' Trainer: AdamW with learning rate {} "
+      "and weight_decay {}{}; give the section to choose",
+      params.find("lr")->compact(), params.find("weight_decay")->compact(),
+      scheduled ? "" : ", and the learning rate falls linearly to 0"));
+}
+
 void replace_auto(Document& document, std::vector<std::string>& log) {
   Json& root = document.root();
   for (const AutoValue& known : auto_values(root)) {

@@ -91,8 +91,9 @@ void complete_optimizer(Config& c, const Document& document) {
   }
 }
 
-void check_scheduler(const SchedulerSection& s, const Document& document) {
+void check_scheduler(SchedulerSection& s, std::uint64_t steps, const Document& document) {
   using enum SchedulerSection::Type;
+  if (s.type == linear && s.total_num_steps == 0) s.total_num_steps = steps;
   if (s.type == warmup_decay || s.type == warmup_cosine) {
     require(s.total_num_steps > 0, document, "scheduler.params.total_num_steps",
             "the step at which the schedule ends");
@@ -430,7 +431,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   complete_batch(config, document,
                  std::max<std::uint64_t>(world / config.ranks_per_batch_part(), 1));
   complete_optimizer(config, document);
-  check_scheduler(config.scheduler, document);
+  check_scheduler(config.scheduler, config.ballast.steps, document);
   note_optimizer_defaults(config, document);
   note_warmup_rate(config, document);
   note_short_warmup(config, document);

@@ -45,7 +45,7 @@ void expand_model_path(Document& document, std::vector<std::string>& notes) {
   }
   section["weights"] = folder.string();
   for (const char* key : kOwn) {
-    if (const Json* const value = model->find(key)) section[key] = *value;
+    if (const Json* const value = find_given(*model, key)) section[key] = *value;
   }
   document.replace_section("model", std::move(section),
                            fmt::format("from {}", (folder / kCheckpointConfig).string()));
@@ -61,7 +61,8 @@ Config parse(const std::string& text, const std::filesystem::path& base, const s
              std::span<const std::string> overrides, std::uint64_t world) {
   Document document(text, base, name, overrides, whole_path);
   Config config;
-  map_deprecated(document, config.ignored);
+  map_deprecated(document, config.notes);
+  fill_in_optimizer(document, config.notes);
   replace_auto(document, config.notes);
   expand_model_path(document, config.notes);
   expand_adapter_path(document);

@@ -66,6 +66,14 @@ Key spike_key(SpikeSection& spike);
 void check_faults(const BallastSection& ballast, const Document& document, std::uint64_t world,
                   std::vector<std::string>& notes);
 
+/// Notes keys of the model section that the config names although other keys switch them off.
+/// `given`: the model as given, before it is completed.
+void note_unused_model_keys(Config& config, const model::ModelConfig& given,
+                            const Document& document);
+/// Notes other keys of a complete config that other keys switch off, if their values differ from
+/// the defaults.
+void note_unused_keys(Config& config, const Document& document, std::uint64_t world);
+
 /// `table` plus DeepSpeed's keys of `section` ("" is the top level) that Ballast does not
 /// implement. Keys that do not affect results are accepted and noted in `log`; others are an error
 /// unless they are switched off.
@@ -74,13 +82,17 @@ Section with_deepspeed_keys(Section table, std::string_view section, std::vector
 /// Whether `name` is a key that is accepted with any value.
 bool has_no_effect(std::string_view section, std::string_view name);
 
-/// Rewrites DeepSpeed's deprecated keys to the current ones and notes each in `log`. Throws
-/// Error(config) if both are given.
+/// Rewrites DeepSpeed's deprecated keys to the current ones and adds a note for each to `log`.
+/// Throws Error(config) if both are given.
 void map_deprecated(Document& document, std::vector<std::string>& log);
 
 /// Returns the path of a section of the root in a document before map_deprecated(): its deprecated
 /// one if the document has that, otherwise {`name`}.
 std::vector<std::string> written_section(const Json& root, const std::string& name);
+
+/// Adds the optimizer and the schedule that transformers' Trainer would make if the config has no
+/// optimizer, and notes it: such configs are templates for the Trainer.
+void fill_in_optimizer(Document& document, std::vector<std::string>& notes);
 
 /// Replaces "auto" where Hugging Face's integration of DeepSpeed fills in a value, and notes it.
 void replace_auto(Document& document, std::vector<std::string>& log);

@@ -122,6 +122,13 @@ Key warmup_max_lr_key(SchedulerSection& s) {
           [&s] { return s.warmup_max_lr ? Json(*s.warmup_max_lr) : Json(); }};
 }
 
+/// Printed as null while it is unknown.
+Key total_num_steps_key(SchedulerSection& s) {
+  Key key = whole("total_num_steps", s.total_num_steps, {1, kSteps.high});
+  key.write = [&s] { return s.total_num_steps == 0 ? Json() : Json(s.total_num_steps); };
+  return key;
+}
+
 Key last_batch_iteration_key() {
   return {"last_batch_iteration",
           [](const Value& value) {
@@ -135,12 +142,11 @@ Key last_batch_iteration_key() {
 Section schedule_keys(SchedulerSection& s) {
   using enum SchedulerSection::Type;
   const std::vector<ParameterRow<Schedule>> rows = {
-      {{warmup_decay, warmup_cosine},
-       whole("total_num_steps", s.total_num_steps, {1, kSteps.high})},
+      {{linear, warmup_decay, warmup_cosine}, total_num_steps_key(s)},
       {{warmup, warmup_decay}, real("warmup_min_lr", s.warmup_min_lr, kNotNegative)},
       {{warmup, warmup_decay}, warmup_max_lr_key(s)},
       {{warmup_cosine}, real("warmup_min_ratio", s.warmup_min_ratio, kShare)},
-      {{warmup, warmup_decay, warmup_cosine},
+      {{linear, warmup, warmup_decay, warmup_cosine},
        whole("warmup_num_steps", s.warmup_num_steps, kSteps)},
       {{warmup_cosine}, real("cos_min_ratio", s.cos_min_ratio, kShare)},
       {{warmup, warmup_decay, warmup_cosine}, warmup_type_key(s)},
@@ -193,7 +199,12 @@ Section optimizer_keys(OptimizerSection& o, std::vector<std::string>& log) {
 }
 
 Section scheduler_keys(SchedulerSection& s) {
-  return {choice("type", s.type), section("params", [&s] { return schedule_keys(s); })};
+  Key type = choice("type", s.type);
+  type.read = [read = std::move(type.read), &s](const Value& value) {
+    read(value);
+    if (s.type == Schedule::linear) s.warmup_num_steps = 0;  // the default of transformers
+  };
+  return {std::move(type), section("params", [&s] { return schedule_keys(s); })};
 }
 
 }  // namespace ballast::config

@@ -206,7 +206,7 @@ std::optional<SwapPlan> reuse_swap(SwapOptions options, std::span<const Bytes> e
   if (!begins_with_them) return std::nullopt;
   check_paths(options);
   for (std::size_t p = 0; p < options.paths.size(); ++p) {
-    if (!are_on_one_file_system(image.files[p].parent_path(), existing(options.paths[p]))) {
+    if (!are_on_one_file_system(image.files[p].parent_path(), options.paths[p].existing())) {
       return std::nullopt;
     }
   }

@@ -292,6 +292,7 @@ class Trainer {
                             .fill_seconds = totals.fill_seconds,
                             .filled_on_nvme = totals.nvme_bytes_written(),
                             .data = inputs_.data.summary,
+                            .rate = describe_rate(config_),
                             .steps = config_.ballast.steps,
                             .resumed = resumed_.folder,
                             .resumed_step = resumed_.facts.step};

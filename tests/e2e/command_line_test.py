@@ -475,6 +475,25 @@ class CommandLine(RunTest):
             self.assertEqual(errors[0].count("\n"), 1, errors[0])
         self.assertFalse((self.path / "run").exists())
 
+    def test_a_template_without_optimizer_trains_like_the_trainer(self):
+        file = self.config(zero_optimization={"overlap_comm": True, "reduce_bucket_size": "auto",
+                                              "contiguous_gradients": True})
+        config = json.loads(file.read_text())
+        del config["optimizer"]
+        file.write_text(json.dumps(config))
+        done = self.run_ballast("train", file, "--steps", "4")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = done.stderr.splitlines()
+        self.assertEqual(sum("ignored: " in line for line in lines), 1, done.stderr)
+        self.assertIn("ignored: zero_optimization.contiguous_gradients, "
+                      "zero_optimization.reduce_bucket_size, zero_optimization.overlap_comm", lines[0])
+        self.assertEqual(sum("optimizer: not given" in line for line in lines), 1, done.stderr)
+        self.assertIn("\nrate   5e-05, linear to step 4; AdamW, weight decay 0\n", done.stdout)
+        self.assertEqual([round(row["lr"], 9) for row in self.rows()],
+                         [5e-5, 3.75e-5, 2.5e-5, 1.25e-5])
+        done = self.run_ballast("train", file, "--print-config")
+        self.assertIn("ballast: ignored: zero_optimization.contiguous_gradients, ", done.stderr)
+
     def test_mistakes_in_a_config_of_one_line_are_named(self):
         file = self.path / "one.json"
         for text, words in (('"a": 1, "a": 2', ["one.json: model.a: given twice"]),

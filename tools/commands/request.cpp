@@ -1,6 +1,10 @@
 #include "tools/commands/request.h"
 
 #include <system_error>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace ballast::tools {
 
@@ -30,9 +34,18 @@ config::Config ConfigRequest::load(std::uint32_t world) const {
   return config::parse(*text, std::filesystem::current_path(), file.string(), overrides, world);
 }
 
-void log_notes(const config::Config& config, LogLevel ignored) {
-  for (const auto& line : config.ignored) log(ignored, "ignored: " + line);
-  for (const auto& line : config.notes) log(LogLevel::info, line);
+void log_notes(const config::Config& config) {
+  std::vector<std::string> paths;
+  for (const std::string& line : config.ignored) {
+    log(LogLevel::debug, "ignored: " + line);
+    paths.push_back(line.substr(0, line.find(": ")));
+  }
+  if (!paths.empty()) {
+    log(LogLevel::info,
+        fmt::format("ignored: {} (no effect in Ballast; -v and configs/README.md say why)",
+                    fmt::join(paths, ", ")));
+  }
+  for (const std::string& line : config.notes) log(LogLevel::info, line);
 }
 
 }  // namespace ballast::tools

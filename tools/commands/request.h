@@ -37,8 +37,8 @@ struct ConfigRequest {
 void refuse_other_kind(const std::filesystem::path& file, formats::Settings wanted,
                        const Error& error);
 
-/// Logs the DeepSpeed keys that are ignored, at level `ignored`, and those that have another
-/// meaning here.
-void log_notes(const config::Config& config, LogLevel ignored = LogLevel::debug);
+/// Logs the DeepSpeed keys that are ignored, in one line, and those that have another meaning here.
+/// The reasons why keys are ignored have the level debug.
+void log_notes(const config::Config& config);
 
 }  // namespace ballast::tools

@@ -119,7 +119,7 @@ void run_train(TrainArguments arguments) {
   if (arguments.print_config) {
     const config::Config config = load_config(request, launch.world);
     if (!launch.first()) return;
-    log_notes(config, LogLevel::debug);
+    log_notes(config);
     fmt::print("{}\n", config::print(config));
     return;
   }

@@ -85,8 +85,10 @@ void refuse_several_runs(const TrainRequest& request) {
 }  // namespace
 
 config::Config load_config(const TrainRequest& request, std::uint32_t world) {
-  config::Config config = request.config.load(world);
-  if (request.steps > 0) config.ballast.steps = request.steps;
+  ConfigRequest source = request.config;
+  // Before the config is read, because the schedule may depend on it.
+  if (request.steps > 0) source.overrides.push_back(fmt::format("ballast.steps={}", request.steps));
+  config::Config config = source.load(world);
   if (request.seed) config.ballast.seed = *request.seed;
   if (request.serial) config.ballast.serial = true;
   if (!request.out.empty()) config.ballast.out = std::filesystem::absolute(request.out);
@@ -169,7 +171,7 @@ void train_run(const TrainRequest& request, config::Config config, const MakeObs
   comm::collective_try(ranks, [&] {
     if (is_root && unnamed) config.ballast.out = create_run_directory(request.config.file);
   });
-  if (is_root) log_notes(config, LogLevel::info);
+  if (is_root) log_notes(config);
   if (is_root && is_automatic(request) && !config.ballast.writes_checkpoints()) {
     log(LogLevel::info,
         "--resume=auto: without ballast.checkpoint_every there are no checkpoints, so a run that "

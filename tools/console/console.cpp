@@ -213,6 +213,7 @@ void Console::started(const train::RunStart& start) {
                              format_rate(start.gemm_peak_flops, "FLOP"),
                              to_string(start.blueprint.type), start.update_isa,
                              start.io_backend.empty() ? "" : ", NVMe by ", start.io_backend));
+  terminal_.show("rate   " + start.rate);
   const std::string written =
       start.filled_on_nvme > 0 ? ", " + format_bytes(start.filled_on_nvme) + " to NVMe" : "";
   const std::string states =

@@ -81,13 +81,13 @@ struct OptimizerSection {
 
 /// `scheduler`: DeepSpeed's learning-rate schedules, or constant.
 struct SchedulerSection {
-  enum class Type { constant, warmup, warmup_decay, warmup_cosine };
+  enum class Type { constant, linear, warmup, warmup_decay, warmup_cosine };
   Type type = Type::constant;
   double warmup_min_lr = 0.0;
   std::optional<double> warmup_max_lr;  ///< unset: optimizer.lr
   std::uint64_t warmup_num_steps = 1000;
-  bool warmup_linear = false;  ///< warmup_type: log (default) or linear
-  std::uint64_t total_num_steps = 0;
+  bool warmup_linear = false;         ///< warmup_type: log (default) or linear
+  std::uint64_t total_num_steps = 0;  ///< for linear 0 while the number of steps is unknown
   double warmup_min_ratio = 0.0;
   double cos_min_ratio = 1e-4;
 };
@@ -96,6 +96,7 @@ template <>
 inline constexpr auto kChoices<SchedulerSection::Type> =
     std::to_array<NamedValue<SchedulerSection::Type>>(
         {{"constant", SchedulerSection::Type::constant},
+         {"linear", SchedulerSection::Type::linear},
          {"WarmupLR", SchedulerSection::Type::warmup},
          {"WarmupDecayLR", SchedulerSection::Type::warmup_decay},
          {"WarmupCosineLR", SchedulerSection::Type::warmup_cosine}});

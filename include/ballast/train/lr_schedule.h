@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "ballast/config/config.h"
 
@@ -22,6 +23,8 @@ namespace ballast::train {
 ///    warmup_min_ratio + (1 - warmup_min_ratio) * gamma during warm-up, and then
 ///    max(0, cos_min_ratio + (1 - cos_min_ratio) * (1 + cos(pi * p)) / 2),
 ///    p = min(1, (t - W + 1) / max(1, N - W)).
+/// linear is that of transformers (optimization.py), with W = warmup_num_steps: after s = k - 1
+/// steps lr * s / W below W, then lr * max(0, (N - s) / max(1, N - W)).
 /// min is warmup_min_lr, max is warmup_max_lr or, when that is unset, `lr`.
 class LrSchedule {
  public:
@@ -33,6 +36,8 @@ class LrSchedule {
 
  private:
   [[nodiscard]] double warmup(double t) const;
+  /// Share of lr in a linear schedule after `done` steps.
+  [[nodiscard]] double linear_share(double done) const;
 
   config::SchedulerSection::Type type_;
   double lr_;
@@ -44,5 +49,8 @@ class LrSchedule {
   double warmup_min_ratio_;
   double cos_min_ratio_;
 };
+
+/// Describes learning rate, schedule, optimizer and weight decay in a few words.
+std::string describe_rate(const config::Config& config);
 
 }  // namespace ballast::train

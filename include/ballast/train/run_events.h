@@ -24,6 +24,7 @@ struct RunStart {
   double fill_seconds = 0.0;     ///< time to create the initial states and move them to their homes
   Bytes filled_on_nvme = 0;      ///< bytes of the initial states that were written to NVMe
   data::DataSummary data;
+  std::string rate;  ///< learning rate, schedule and optimizer, in words
   std::uint64_t steps = 0;
   std::filesystem::path resumed;   ///< checkpoint that the run continues from; "" for a new run
   std::uint64_t resumed_step = 0;  ///< last step of that checkpoint

@@ -129,6 +129,7 @@ TEST(DeepSpeedConfig, KeysThatChangeResultsAreRefused) {
       {"zero_optimization.zenflow={}", "stale updates are not in Ballast"},
       {"gradient_allreduce_op=sum", "gradients are averaged"},
       {"torch_autocast.enabled=true", "is not in Ballast"},
+      {"fp8={\"enabled\": true}", "is a key of other programs, which train in FP8"},
       {"data_efficiency={\"enabled\": true}", "would change training results"},
       {"weight_quantization={}", "would change training results"},
       {"expert_parallel={\"enabled\": true}", "give ballast.expert_parallel"},
@@ -147,7 +148,7 @@ TEST(DeepSpeedConfig, KeysThatChangeResultsAreRefused) {
 TEST(DeepSpeedConfig, DisabledSectionsAreAccepted) {
   EXPECT_EQ(error_of(kMinimal, {"fp16.enabled=false", "optimizer.params.amsgrad=false",
                                 "optimizer.params.adam_w_mode=true", "torch_autocast.enabled=false",
-                                "bf16.bf16_optimizer_states=false",
+                                "fp8.enabled=false", "bf16.bf16_optimizer_states=false",
                                 "data_efficiency={\"enabled\": false, \"params\": {}}",
                                 "weight_quantization={\"enabled\": false, \"group_size\": 8}",
                                 "expert_parallel={\"enabled\": false, \"autoep_size\": 8}",
@@ -193,11 +194,11 @@ TEST(DeepSpeedConfig, Fp16IsRefusedWhereItDoesNotFit) {
 
 TEST(DeepSpeedConfig, DeprecatedCpuOffloadIsMapped) {
   const Config c = parse_text(with(
-      R"("zero_optimization": {"stage": 2, "cpu_offload": true, "cpu_offload_param": false,
-         "cpu_offload_use_pin_memory": true})"));
+      R"("optimizer": {"type": "SGD"}, "zero_optimization": {"stage": 2, "cpu_offload": true,
+         "cpu_offload_param": false, "cpu_offload_use_pin_memory": true})"));
   EXPECT_EQ(c.zero.optimizer.tier, TierChoice(Tier::host));
   EXPECT_EQ(c.zero.parameters.tier, TierChoice(Tier::device));
-  EXPECT_EQ(ignored_paths(c),
+  EXPECT_EQ(test::paths_of(c.notes),
             (std::vector<std::string>{"zero_optimization.cpu_offload",
                                       "zero_optimization.cpu_offload_param",
                                       "zero_optimization.cpu_offload_use_pin_memory"}));

@@ -101,7 +101,8 @@ TEST(ConfigOnError, NeedsCheckpointsToResume) {
   EXPECT_EQ(parse_text(kMinimal).ballast.on_error, OnError::stop);
   EXPECT_EQ(refusal("ballast.on_error=resume"),
             "\"resume\" needs checkpoints to go back to; set ballast.checkpoint_every");
-  const std::vector<std::string> both = {"ballast.on_error=resume", "ballast.checkpoint_every=30m"};
+  const std::vector<std::string> both = {"ballast.on_error=resume", "ballast.checkpoint_every=30m",
+                                         "optimizer.type=SGD"};
   EXPECT_EQ(parse_text(kMinimal, both).ballast.on_error, OnError::resume);
   EXPECT_TRUE(parse_text(kMinimal, both).notes.empty());
   const Config ranks = parse_text(kMinimal, both, 2);

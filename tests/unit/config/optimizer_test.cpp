@@ -167,5 +167,56 @@ TEST(OptimizerConfig, PrintsTheParametersOfItsTypeAndReadsThemBack) {
   }
 }
 
+TEST(ConfigWithoutOptimizer, HasThatOfTransformersTrainer) {
+  const Config c = parse_text(kMinimal, {"ballast.steps=30"});
+  EXPECT_EQ(c.optimizer.type, cpu_adam::Optimizer::adamw);
+  EXPECT_EQ(c.optimizer.lr, 5e-5);
+  EXPECT_EQ(c.optimizer.beta2, 0.999);
+  EXPECT_EQ(c.optimizer.eps, 1e-8);
+  EXPECT_EQ(c.optimizer.weight_decay, 0.0);
+  EXPECT_EQ(c.scheduler.type, SchedulerSection::Type::linear);
+  EXPECT_EQ(c.scheduler.total_num_steps, 30U);
+  EXPECT_EQ(c.scheduler.warmup_num_steps, 0U);
+  ASSERT_EQ(c.notes.size(), 1U);
+  EXPECT_EQ(
+      c.notes[0],
+      "optimizer: not given, so it is that of transformers' Trainer: AdamW with learning rate "
+      "5e-05 and weight_decay 0.0, and the learning rate falls linearly to 0; give the section "
+      "to choose");
+  EXPECT_EQ(parse_text(kMinimal).scheduler.total_num_steps, 0U);  // the command line may give it
+  // "auto" has these values, too.
+  const Config automatic =
+      parse_text(kMinimal, {R"(optimizer={"params": {"lr": "auto", "betas": "auto", "eps": "auto",
+                                          "weight_decay": "auto"}})"});
+  EXPECT_EQ(automatic.optimizer.lr, c.optimizer.lr);
+  EXPECT_EQ(automatic.optimizer.weight_decay, c.optimizer.weight_decay);
+}
+
+TEST(ConfigWithoutOptimizer, KeepsItsScheduler) {
+  const Config c = parse_text(kMinimal, {R"(scheduler={"type": "WarmupLR"})"});
+  EXPECT_EQ(c.optimizer.lr, 5e-5);
+  EXPECT_EQ(c.scheduler.type, SchedulerSection::Type::warmup);
+  EXPECT_EQ(c.notes.at(0).find("falls linearly"), std::string::npos);
+}
+
+TEST(ConfigWithoutOptimizer, IsNotOneWithoutSomeParameters) {
+  const Config c = parse_text(kMinimal, {"optimizer.type=AdamW"});
+  EXPECT_EQ(c.optimizer.lr, 1e-3);
+  EXPECT_EQ(c.optimizer.weight_decay, 0.01);
+  EXPECT_EQ(c.scheduler.type, SchedulerSection::Type::constant);
+}
+
+TEST(LinearSchedule, EndsWithTheRunUnlessItSaysOtherwise) {
+  const auto schedule = [](const std::string& params) {
+    return parse_text(kMinimal, {"optimizer.type=SGD", "ballast.steps=9",
+                                 R"(scheduler={"type": "linear", "params": {)" + params + "}}"})
+        .scheduler;
+  };
+  EXPECT_EQ(schedule("").total_num_steps, 9U);
+  EXPECT_EQ(schedule("").warmup_num_steps, 0U);
+  EXPECT_EQ(schedule(R"("total_num_steps": 5, "warmup_num_steps": 2)").total_num_steps, 5U);
+  EXPECT_EQ(schedule(R"("warmup_num_steps": 2)").warmup_num_steps, 2U);
+}
+
 }  // namespace
 }  // namespace ballast::config::optimizer_test

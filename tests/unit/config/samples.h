@@ -94,11 +94,16 @@ inline std::string error_of(const std::string& text, const std::vector<std::stri
   return "";
 }
 
+/// The paths at the beginning of the lines "PATH: REASON".
+inline std::vector<std::string> paths_of(const std::vector<std::string>& lines) {
+  std::vector<std::string> paths;
+  for (const auto& line : lines) paths.push_back(line.substr(0, line.find(": ")));
+  return paths;
+}
+
 /// The paths of the keys that were ignored.
 inline std::vector<std::string> ignored_paths(const config::Config& config) {
-  std::vector<std::string> paths;
-  for (const auto& line : config.ignored) paths.push_back(line.substr(0, line.find(": ")));
-  return paths;
+  return paths_of(config.ignored);
 }
 
 }  // namespace ballast::test

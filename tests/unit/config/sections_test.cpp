@@ -25,8 +25,8 @@ TEST(ConfigDefaults, AreThoseOfTheHeaderPlusDerivedOnes) {
   EXPECT_TRUE(c.model.tie_embeddings);
   EXPECT_EQ(c.model.head_dim, 16U);
   EXPECT_EQ(c.data.held_out, 0.05);
-  EXPECT_EQ(c.optimizer.lr, 1e-3);
-  EXPECT_EQ(c.scheduler.type, SchedulerSection::Type::constant);
+  EXPECT_EQ(c.optimizer.lr, 5e-5);  // of transformers' Trainer
+  EXPECT_EQ(c.scheduler.type, SchedulerSection::Type::linear);
   EXPECT_EQ(c.type, DType::bf16);
   EXPECT_EQ(c.gradient_clipping, 1.0);
   EXPECT_EQ(c.zero.optimizer.tier, TierChoice(Tier::device));
@@ -290,7 +290,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "'timed'?)"},
         Refusal{"ballast.update", "x", "expected one of gated, eager, got the string \"x\""},
         Refusal{"scheduler.type", "WarmupLr",
-                "expected one of constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, got the string "
+                "expected one of constant, linear, WarmupLR, WarmupDecayLR, WarmupCosineLR, got "
+                "the string "
                 "\"WarmupLr\" (did you mean 'WarmupLR'?)"},
         Refusal{"optimizer.type", "Lamb",
                 "\"Lamb\" is not in Ballast; use AdamW, Adam, Adagrad, Lion or SGD"},

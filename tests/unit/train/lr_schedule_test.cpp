@@ -68,6 +68,28 @@ TEST(LrSchedule, WarmupDecayFallsLinearlyToItsMinimumAndStays) {
                {0.1, 0.1, 0.5, 0.9, 0.7, 0.5, 0.3, 0.1, 0.1, 0.1});
 }
 
+/// get_linear_schedule_with_warmup() of transformers, whose first step has step 0.
+TEST(LrSchedule, LinearIsThatOfTransformers) {
+  expect_close(first_steps(LrSchedule(section(Type::linear, 0, false, 4), 2.0), 6),
+               {2.0, 1.5, 1.0, 0.5, 0.0, 0.0});
+  expect_close(first_steps(LrSchedule(section(Type::linear, 2, false, 6), 2.0), 7),
+               {0.0, 1.0, 2.0, 1.5, 1.0, 0.5, 0.0});
+  test::expect_error(ErrorCategory::config, {"total_num_steps: linear needs at least 1"},
+                     [] { LrSchedule(section(Type::linear, 0, false), 1.0); });
+}
+
+TEST(LrSchedule, IsDescribedInAFewWords) {
+  config::Config c;
+  c.optimizer.lr = 5e-5;
+  c.optimizer.weight_decay = 0.0;
+  EXPECT_EQ(describe_rate(c), "5e-05, constant; AdamW, weight decay 0");
+  c.scheduler = section(Type::linear, 0, false, 100);
+  EXPECT_EQ(describe_rate(c), "5e-05, linear to step 100; AdamW, weight decay 0");
+  c.scheduler = section(Type::warmup_decay, 7, false, 100);
+  c.scheduler.warmup_max_lr = 2e-3;
+  EXPECT_EQ(describe_rate(c), "0.002, WarmupDecayLR to step 100, warm-up 7; AdamW, weight decay 0");
+}
+
 TEST(LrSchedule, WarmupCosineFallsToItsRatioAndStays) {
   auto cosine = section(Type::warmup_cosine, 2, true, 6);
   cosine.warmup_min_ratio = 0.2;
