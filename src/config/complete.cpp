@@ -32,7 +32,9 @@ void complete_model(Config& config, const Document& document) {
   const bool open = config.ballast.placement.empty();
   config.open_tiles = {.vocabulary = open && m.vocabulary_tiles == 0,
                        .layers = open && m.layer_tiles == 0};
+  const model::ModelConfig given = m;
   model::complete(m, refuse, config.rank_split());
+  note_unused_model_keys(config, given, document);
   check_stages(config, document);
   if (m.max_sequence < sequence_length) {
     document.fail("model.max_sequence", fmt::format("{} is shorter than data.sequence_length {}",
@@ -427,6 +429,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   complete_model(config, document);
   if (world == 0 && config.batch.micro_batch > 0) config.batch.train_batch = 0;
   check_sequence_parallel(config, document, world);
+  const std::uint64_t known_ranks = world;  // 0: unknown
   world = std::max<std::uint64_t>(world, 1);
   complete_batch(config, document,
                  std::max<std::uint64_t>(world / config.ranks_per_batch_part(), 1));
@@ -448,6 +451,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   check_type(config, document);
   check_update(config, document);
   check_faults(config.ballast, document, world, config.notes);
+  note_unused_keys(config, document, known_ranks);
 }
 
 }  // namespace ballast::config

@@ -11,7 +11,10 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/suggest.h"
 #include "ballast/model/family.h"
+
+#include "src/model/spec/families/unused_keys.h"
 
 namespace ballast::config {
 namespace {
@@ -42,27 +45,22 @@ Json read_detail(const Value& value, const Json& standard) {
   return given;
 }
 
-/// Keys that only some families have. A key that the model's family lacks is noted and ignored.
-Section detail_keys(Config& c) {
+/// Keys that only some families have. Others refuse them.
+Section detail_keys(model::ModelConfig& m) {
   Section keys;
   std::set<std::string> names;
-  const auto is = [](const std::string& name) {
-    return [name](const auto& key) { return key.name == name; };
-  };
   for (const std::string& family : model::family_names()) {
     for (const model::DetailKey& detail : model::family(family).details()) {
       if (!names.insert(detail.name).second) continue;
-      const auto read = [&c, is, detail](const Value& value) {
-        const auto own = model::family(c.model.family).details();
-        const Json given = read_detail(value, detail.standard);
-        if (std::any_of(own.begin(), own.end(), is(detail.name))) {
-          c.model.details[detail.name] = given;
-        } else {
-          c.ignored.push_back(fmt::format("{}: {} has no such key", value.path(), c.model.family));
+      const auto read = [&m, detail](const Value& value) {
+        if (!m.details.contains(detail.name)) {
+          value.fail(fmt::format("has no effect for the family {} (it is for {}); remove it",
+                                 m.family, listed(model::families_with_key(detail.name))));
         }
+        m.details[detail.name] = read_detail(value, detail.standard);
       };
-      const bool own = c.model.details.contains(detail.name);
-      const auto write = [&c, name = detail.name] { return c.model.detail(name); };
+      const bool own = m.details.contains(detail.name);
+      const auto write = [&m, name = detail.name] { return m.detail(name); };
       keys.push_back({detail.name, read, own ? std::function<Json()>(write) : nullptr});
     }
   }
@@ -101,7 +99,7 @@ Section model_keys(Config& c) {
       real("router_bias_update_speed", c.router_bias_update_speed, kNotNegative),
       path("weights", c.initial_weights),
       model_path_key()};
-  const Section details = detail_keys(c);
+  const Section details = detail_keys(m);
   keys.insert(keys.end(), details.begin(), details.end());
   return keys;
 }

@@ -1,5 +1,7 @@
 #include <exception>
 #include <fstream>
+#include <regex>
+#include <set>
 #include <sstream>
 #include <string>
 #include <tuple>
@@ -13,6 +15,7 @@
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 
+#include "src/model/spec/families/unused_keys.h"
 #include "tests/unit/config/samples.h"
 
 namespace ballast::config::print_test {
@@ -22,6 +25,7 @@ using test::error_of;
 using test::kMinimal;
 using test::parse_text;
 using test::samples;
+using test::with;
 
 TEST(ConfigPrint, OfEverySampleReadsBackAsTheSameConfig) {
   for (const auto& text : samples()) {
@@ -329,7 +333,7 @@ std::vector<Config> configs_with_every_key() {
     configs.back().optimizer =
         parse_text(test::with(fmt::format(R"("optimizer": {{"type": "{}"}})", type))).optimizer;
   }
-  for (int type = 0; type < 4; ++type) {
+  for (int type = 0; type < 5; ++type) {
     configs.push_back(parse_text(kMinimal));
     configs.back().scheduler.type = static_cast<SchedulerSection::Type>(type);
   }
@@ -348,9 +352,10 @@ TEST(Resumption, EveryKeyHasARole) {
 
 /// Keys of changes that must be allowed when a run resumes with `overrides`.
 std::vector<std::string> changed_by(const std::vector<std::string>& overrides) {
-  const Settings before = settings_of(parse_text(kMinimal));
+  const std::string given = with(R"("optimizer": {"type": "AdamW"})");
+  const Settings before = settings_of(parse_text(given));
   std::vector<std::string> keys;
-  for (const Change& change : find_changes(before, settings_of(parse_text(kMinimal, overrides)))) {
+  for (const Change& change : find_changes(before, settings_of(parse_text(given, overrides)))) {
     keys.push_back(change.key);
   }
   return keys;
@@ -428,6 +433,39 @@ TEST(ConfigReadme, HasARowForEveryKey) {
   EXPECT_GT(paths.size(), 60U);
   for (const auto& path : paths) {
     EXPECT_NE(readme.find("| `" + path + "` |"), std::string::npos) << path;
+  }
+}
+
+/// Names of families in a cell of a table: words, and those that a group of families has.
+std::set<std::string> families_in(const std::string& cell) {
+  std::set<std::string> found;
+  for (const std::string& family : model::family_names()) {
+    const std::regex word("(^|[^A-Za-z0-9_])" + family + "([^A-Za-z0-9_]|$)");
+    if (std::regex_search(cell, word)) found.insert(family);
+  }
+  if (cell.find("atent attention") != std::string::npos) {
+    found.insert({"deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4"});
+  }
+  if (cell.find("(not gpt2)") == std::string::npos) return found;
+  for (const std::string& family : model::family_names()) found.insert(family);
+  found.erase("gpt2");
+  return found;
+}
+
+TEST(ConfigReadme, NamesTheFamiliesThatHaveAKey) {
+  const std::string readme = read(std::filesystem::path(BALLAST_CONFIGS) / "README.md");
+  std::set<std::string> keys;
+  for (const std::string& family : model::family_names()) {
+    for (const auto& detail : model::family(family).details()) keys.insert(detail.name);
+  }
+  for (const std::string& key : keys) {
+    const std::string start = "| `model." + key + "` | ";
+    const std::size_t at = readme.find(start);
+    ASSERT_NE(at, std::string::npos) << key;
+    const std::size_t begin = at + start.size();
+    const std::string meaning = readme.substr(begin, readme.find(" |", begin) - begin);
+    const std::vector<std::string> own = model::families_with_key(key);
+    EXPECT_EQ(families_in(meaning), std::set<std::string>(own.begin(), own.end())) << key;
   }
 }
 

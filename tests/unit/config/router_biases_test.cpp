@@ -44,6 +44,31 @@ TEST(RouterBiases, OfOtherRunsAreRefused) {
   expect({kMiniMax, "model.router_bias_update_speed=-0.1"}, "must be at least 0, got -0.1");
 }
 
+/// Keys of training alone may be given with a folder, and override those of its config.json.
+TEST(RouterLosses, MayBeSetForModelsOfFolders) {
+  const test::TempDir folder;
+  folder.write("config.json",
+               R"({"model_type": "mixtral", "vocab_size": 256, "hidden_size": 64,
+                   "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4,
+                   "intermediate_size": 32, "num_local_experts": 4, "output_router_logits": false,
+                   "router_aux_loss_coef": 0.02})");
+  const std::string model = "model={\"path\": \"" + folder.path().string() + "\"}";
+  const auto detail = [&](const std::vector<std::string>& more, const char* key) {
+    std::vector<std::string> all = {model};
+    all.insert(all.end(), more.begin(), more.end());
+    return parse_text(kMinimal, all).model.detail(key).compact();
+  };
+  EXPECT_EQ(detail({}, "router_z_loss_coef"), "0.0");
+  EXPECT_EQ(detail({"router_z_loss_coef=0.001"}, "router_z_loss_coef"), "0.001");
+  EXPECT_EQ(detail({}, "router_aux_loss_coef"), "0.02");
+  EXPECT_EQ(detail({"router_aux_loss_coef=0.5"}, "router_aux_loss_coef"), "0.5");
+  EXPECT_EQ(detail({"router_aux_loss_coef=null"}, "router_aux_loss_coef"), "0.02");
+  EXPECT_EQ(detail({"output_router_logits=true"}, "output_router_logits"), "true");
+  EXPECT_NE(error_of(kMinimal, {model, "model.num_local_experts=8"})
+                .find("is given too and sets the whole model"),
+            std::string::npos);
+}
+
 /// No config.json has the key.
 TEST(RouterBiases, MayMoveInModelsOfFolders) {
   const test::TempDir folder;

@@ -48,6 +48,8 @@ struct ExpertsSpec {
   [[nodiscard]] std::string of_expert(std::uint64_t number, const std::string& name) const {
     return stacked || fused ? prefix + name : prefix + std::to_string(number) + "." + name;
   }
+
+  friend bool operator==(const ExpertsSpec&, const ExpertsSpec&) = default;
 };
 
 /// The first tensor of ExpertsSpec::fused.
@@ -67,6 +69,8 @@ struct LayerExpertsSpec {
   std::string norm_before;     ///< norm of x before the experts
   std::string norm_after;      ///< norm of the experts' sum
   std::string norm_after_mlp;  ///< norm of the MLP's result before both are added
+
+  friend bool operator==(const LayerExpertsSpec&, const LayerExpertsSpec&) = default;
 };
 /// Returns whether the tensor has the maps of all experts of a LayerExpertsSpec.
 inline bool is_layer_experts(const TensorSpec& tensor) {
@@ -96,6 +100,8 @@ struct LatentSpec {
   std::string up;        ///< [heads x (plain | values), rank]
   bool bias = false;     ///< whether query_down and down have biases
   double epsilon = 0.0;  ///< added to the mean squares in both norms
+
+  friend bool operator==(const LatentSpec&, const LatentSpec&) = default;
 };
 
 /// Gated delta net instead of attention: a causal convolution over the channels of queries, keys
@@ -119,6 +125,8 @@ struct DeltaSpec {
   [[nodiscard]] std::uint64_t keys() const { return key_heads * key_width; }
   [[nodiscard]] std::uint64_t values() const { return value_heads * value_width; }
   [[nodiscard]] std::uint64_t channels() const { return 2 * keys() + values(); }
+
+  friend bool operator==(const DeltaSpec&, const DeltaSpec&) = default;
 };
 
 /// Inputs of a layer besides the residual stream. For a token with the embedding e (scaled), layer
@@ -137,6 +145,8 @@ struct LayerInputsSpec {
   std::string gate;  ///< [width, H]
   std::string out;   ///< [H, width]
   std::string norm;  ///< [H]
+
+  friend bool operator==(const LayerInputsSpec&, const LayerInputsSpec&) = default;
 };
 
 /// One layer of a decoder: residual stream -> attention -> residual stream -> MLP -> residual
@@ -199,6 +209,8 @@ struct DecoderSpec {
 
   /// Factor for the initial standard deviation of attention_out and mlp_out.
   double residual_factor = 1.0;
+
+  friend bool operator==(const DecoderSpec&, const DecoderSpec&) = default;
 };
 
 /// The value that a class of transformers assumes if config.json lacks the key.
