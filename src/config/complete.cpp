@@ -93,11 +93,15 @@ void complete_optimizer(Config& c, const Document& document) {
   }
 }
 
-void check_scheduler(SchedulerSection& s, std::uint64_t steps, const Document& document) {
+void check_scheduler(Config& c, const Document& document) {
   using enum SchedulerSection::Type;
-  if (s.type == linear && s.total_num_steps == 0) s.total_num_steps = steps;
+  SchedulerSection& s = c.scheduler;
+  if (s.type == linear && s.total_num_steps == 0) s.total_num_steps = c.ballast.steps;
   if (s.type == warmup_decay || s.type == warmup_cosine) {
-    require(s.total_num_steps > 0, document, "scheduler.params.total_num_steps",
+    constexpr const char* kPath = "scheduler.params.total_num_steps";
+    // Plans and evaluations need no number of steps. A run is refused without one.
+    const bool automatic = c.ballast.steps == 0 && find_path(document.root(), kPath) != nullptr;
+    require(s.total_num_steps > 0 || automatic, document, kPath,
             "the step at which the schedule ends");
   }
   if (s.warmup_max_lr && s.warmup_min_lr > *s.warmup_max_lr) {
@@ -434,7 +438,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   complete_batch(config, document,
                  std::max<std::uint64_t>(world / config.ranks_per_batch_part(), 1));
   complete_optimizer(config, document);
-  check_scheduler(config.scheduler, config.ballast.steps, document);
+  check_scheduler(config, document);
   note_optimizer_defaults(config, document);
   note_warmup_rate(config, document);
   note_short_warmup(config, document);

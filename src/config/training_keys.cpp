@@ -122,13 +122,6 @@ Key warmup_max_lr_key(SchedulerSection& s) {
           [&s] { return s.warmup_max_lr ? Json(*s.warmup_max_lr) : Json(); }};
 }
 
-/// Printed as null while it is unknown.
-Key total_num_steps_key(SchedulerSection& s) {
-  Key key = whole("total_num_steps", s.total_num_steps, {1, kSteps.high});
-  key.write = [&s] { return s.total_num_steps == 0 ? Json() : Json(s.total_num_steps); };
-  return key;
-}
-
 Key last_batch_iteration_key() {
   return {"last_batch_iteration",
           [](const Value& value) {
@@ -137,6 +130,13 @@ Key last_batch_iteration_key() {
             }
           },
           {}};
+}
+
+/// Without ballast.steps, "auto" has no value yet.
+Key total_num_steps_key(SchedulerSection& s) {
+  Key key = whole("total_num_steps", s.total_num_steps, {1, kSteps.high});
+  key.write = [&s] { return s.total_num_steps > 0 ? Json(s.total_num_steps) : Json("auto"); };
+  return key;
 }
 
 Section schedule_keys(SchedulerSection& s) {
