@@ -63,6 +63,7 @@ esac
 stage=$(mktemp -d)
 part=$archive.part-$$
 trap 'rm -rf "$stage" "$part"' EXIT
+trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 top=$stage/ballast

@@ -66,12 +66,17 @@ class Progress:
             sys.stderr.write("\r\x1b[K")
 
 
-class Terminated(BaseException):
-    """SIGTERM; not an error of a row."""
+class Ended(BaseException):
+    """A signal that ends the program; not an error of a row."""
 
 
-def end_by_signal(*_):
-    raise Terminated
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def end_by_signal(number, _):
+    for each in ENDING:  # timeout(1) signals twice; the part of a file is removed meanwhile
+        signal.signal(each, signal.SIG_IGN)
+    raise Ended(signal.Signals(number))
 
 
 def prepare(preparer, paths, out, wide, metadata, workers, report=None, overwrite=False, model=None):
@@ -146,7 +151,9 @@ def checked_arguments(argv):
 
 
 def main(argv=None):
-    signal.signal(signal.SIGTERM, end_by_signal)
+    for number in ENDING:
+        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, end_by_signal)
     arguments = checked_arguments(argv)
     try:
         tokenizer = load_tokenizer(arguments.model)
@@ -165,11 +172,10 @@ def main(argv=None):
         sys.exit(f"prepare.py: {error.filename or arguments.out}: {error.strerror or reason_of(error)}")
     except MemoryError:
         sys.exit("prepare.py: there is not enough memory")
-    except KeyboardInterrupt:
-        sys.exit("prepare.py: interrupted")
-    except Terminated:
-        print("prepare.py: ended by SIGTERM", file=sys.stderr)
-        sys.exit(128 + signal.SIGTERM)
+    except Ended as ended:
+        [number] = ended.args
+        print(f"prepare.py: ended by {number.name}", file=sys.stderr)
+        sys.exit(128 + number)
     for line in report.lines():
         print(f"prepare.py: {line}", file=sys.stderr)
     rows = "row" if report.left_out == 1 else "rows"

@@ -9,10 +9,12 @@ import hashlib
 import json
 import os
 import pathlib
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import unittest
 import unittest.mock
@@ -340,6 +342,18 @@ class FileTest(unittest.TestCase):
                                         "tokenizer": "tiny", "tokenizer_sha256": "abc",
                                         "mask": "assistant"})
             self.assertEqual(done, (4, ends[-1], sum(sum(mask[1:]) for _, mask in made)))
+
+    def test_a_signal_ends_it_and_others_do_not_disturb_the_end(self):
+        for first in prepare.ENDING:
+            for number in prepare.ENDING:
+                before = signal.signal(number, prepare.end_by_signal)
+                self.addCleanup(signal.signal, number, before)
+            with self.assertRaises(prepare.Ended) as caught:
+                os.kill(os.getpid(), first)
+                time.sleep(1)
+            self.assertEqual(caught.exception.args, (first,))
+            for number in prepare.ENDING:
+                os.kill(os.getpid(), number)
 
     def test_the_number_of_workers_does_not_change_the_file(self):
         lines = [json.dumps(chat("hello " * (i % 7), "good " * (i % 11 + 1))) for i in range(700)]

@@ -45,8 +45,8 @@ def _work(task):
 
 
 def _leave_signals_to_the_parent():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def results_of(preparer, paths, workers, skip_invalid):
