@@ -20,6 +20,7 @@
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/format.h"
 #include "src/checkpoint/swap.h"
+#include "src/train/run_end.h"
 
 namespace ballast::train {
 namespace {
@@ -116,14 +117,16 @@ std::optional<FinishedRun> find_finished(const config::Config& config,
   const std::optional<Json> row = last_row(directory);
   if (!row || !row->is_object()) return std::nullopt;
   const Json* const step = row->find("step");
-  if (step == nullptr || !step->is_number() || step->whole() != config.ballast.steps) {
+  const RunEnd end(config);
+  if (step == nullptr || !step->is_number() || !end.is_last(step->whole().value_or(0)))
     return std::nullopt;
-  }
-  FinishedRun run = {.directory = directory, .steps = config.ballast.steps};
+  FinishedRun run = {.directory = directory, .steps = end.steps()};
   if (checkpoint::can_be_found(directory / formats::kRunWeights))
     run.weights = directory / formats::kRunWeights;
-  if (config.ballast.save_weights && run.weights.empty()) return std::nullopt;
   const std::vector<fs::path> checkpoints = checkpoint::checkpoints_of(directory);
+  const bool of_last_step =
+      !checkpoints.empty() && checkpoint::step_of(checkpoints.front()) == end.steps();
+  if (!end.is_complete(!run.weights.empty(), of_last_step)) return std::nullopt;
   if (!checkpoints.empty()) {
     run.checkpoint = checkpoints.front();
     if (has_other_settings(run.checkpoint, settings)) return std::nullopt;

@@ -18,7 +18,7 @@ namespace ballast::train {
 RunDirectory begin_or_continue(const std::filesystem::path& directory, bool is_new);
 
 /// Returns the run of `config` if nothing is left to do in its directory: its last step is in
-/// metrics.jsonl, and its weights are saved if requested. Empty if a readable checkpoint has other
+/// metrics.jsonl, and RunEnd::is_complete(). Empty if a readable checkpoint has other
 /// settings than `settings`, so that the resume refuses or allows them.
 std::optional<FinishedRun> find_finished(const config::Config& config,
                                          const config::Settings& settings);

@@ -93,7 +93,8 @@ std::string Recovery::after_spike(std::uint64_t step, const std::string& what) {
 
 void Recovery::rethrow(const Error& error) const {
   std::string line = error.what();
-  const bool resumable = newest_step_ < config_.ballast.steps || config_.ballast.save_weights;
+  const RunEnd end(config_);
+  const bool resumable = !end.is_reached_by(newest_step_) || config_.ballast.save_weights;
   if (!newest_.empty() && resumable) {
     // Weights saved at the end are also read from the swap space.
     const bool storage = dynamic_cast<const StepFailure*>(&error) != nullptr ||

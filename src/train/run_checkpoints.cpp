@@ -45,10 +45,10 @@ void check_resumable(const checkpoint::Checkpoint& from, const config::Config& c
                     facts.batch, facts.length, batch, length));
   }
   // A run that was killed after its last step may not have saved its weights yet.
-  const std::uint64_t steps = config.ballast.steps;
-  if (facts.step > steps || (facts.step == steps && !own)) {
+  const RunEnd end(config);
+  if (end.is_reached_by(facts.step) && !(own && end.is_last(facts.step))) {
     refuse(fmt::format("has {} finished steps, but the run only {}; give more with --steps",
-                       facts.step, steps));
+                       facts.step, end.steps()));
   }
 }
 
@@ -314,11 +314,13 @@ RunCheckpoints::Done RunCheckpoints::after_step(
   if (!wanted(config_)) return {};
   const Requests asked = requests();
   const std::uint64_t every = config_.ballast.checkpoint_every;
-  const bool last = step == config_.ballast.steps;
+  const bool last = RunEnd(config_).is_last(step);
   const bool due = last || (every > 0 && step % every == 0) || asked.now || asked.stop;
   Done done = {.stops = asked.stop, .began = due};
-  const After after = asked.stop ? After::end : After::training;
-  if (asked.written || due) done.wrote = settle(after);
+  const After after = asked.stop ? After::stop : last ? After::last_step : After::training;
+  // That of this step follows the one in the background.
+  const bool more = last || asked.stop;
+  if (asked.written || due) done.wrote = settle(more ? After::checkpoint : after);
   if (due) {
     begin(facts(), after);
     since_ = std::chrono::steady_clock::now();
@@ -349,7 +351,7 @@ bool RunCheckpoints::settle(After after) {
 
 template <class Work>
 bool RunCheckpoints::attempt(std::uint64_t step, After after, Work work) {
-  const bool stopping = after == After::end;
+  const bool stopping = after == After::stop;
   try {
     work();
     return true;
@@ -370,7 +372,8 @@ bool RunCheckpoints::attempt(std::uint64_t step, After after, Work work) {
 }
 
 void RunCheckpoints::fail(std::uint64_t step, After after, const std::string& why) {
-  if (!std::has_single_bit(++failures_) || engine_.blueprint().mesh.rank != 0) return;
+  const bool said = std::has_single_bit(++failures_) || after == After::last_step;
+  if (!said || engine_.blueprint().mesh.rank != 0) return;
   log(LogLevel::warning,
       fmt::format("step {}: no checkpoint: {}; {}{}", step, why,
                   newest_.empty() ? "there is none of this run yet"

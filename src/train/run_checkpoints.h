@@ -18,6 +18,7 @@
 
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/writer.h"
+#include "src/train/run_end.h"
 #include "src/train/run_engine.h"
 
 namespace ballast::train {
@@ -80,8 +81,8 @@ class RunCheckpoints {
   /// Runs after each step: begins a checkpoint of `facts` if one is due or requested, or if the run
   /// is to stop, and completes the one in the background. The last checkpoint of a run is not
   /// written in the background. If the disk is full or memory is short, logs a warning at failures
-  /// 1, 2, 4, 8, ..., and the run continues; a run that is to stop throws. Throws StepFailure.
-  /// Collective.
+  /// 1, 2, 4, 8, ... and at that of the last step, and the run continues; a run that is to stop
+  /// throws. Throws StepFailure. Collective.
   Done after_step(std::uint64_t step, const std::function<checkpoint::CheckpointFacts()>& facts);
   /// Waits for the checkpoint in the background, before the run goes back or ends with an error.
   /// Returns whether newest() has changed. Throws StepFailure. Collective.
@@ -95,15 +96,21 @@ class RunCheckpoints {
   /// The latest checkpoint that this run has written or continues from, and its step; "" before.
   [[nodiscard]] const std::filesystem::path& newest() const { return newest_; }
   [[nodiscard]] std::uint64_t newest_step() const { return newest_step_; }
+  /// Whether the latest checkpoint is that of `step`.
+  [[nodiscard]] bool has(std::uint64_t step) const {
+    return !newest_.empty() && newest_step_ == step;
+  }
   /// Sets the new place of the latest checkpoint; "": it was deleted.
   void newest_is(std::filesystem::path folder) { newest_ = std::move(folder); }
 
  private:
-  /// The state of the run after a checkpoint.
+  /// Next event after a checkpoint.
   enum class After {
     training,
-    end,     ///< a signal ends the run, but not without its checkpoint
-    failure  ///< the run goes back or ends with an error
+    checkpoint,  ///< the next checkpoint, of the step that has just ended
+    last_step,   ///< the end of the run
+    stop,        ///< the end of the run because of a signal, but not without its checkpoint
+    failure      ///< the run goes back or ends with an error
   };
   struct Requests {
     bool stop = false;

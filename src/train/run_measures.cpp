@@ -1,6 +1,7 @@
 #include "src/train/run_measures.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -182,6 +183,15 @@ void RunMeasures::summarize(RunSummary& summary, const calibrate::RunPrediction*
   if (prediction == nullptr) return;
   summary.predicted_seconds = prediction->step_seconds();
   summary.corrected_rates = typical && prediction->correct(*typical, watch_.others_share());
+}
+
+std::string RunMeasures::advice(const plan::LaneTotals& lanes, const planner::RunPlan& plan,
+                                bool interrupted) const {
+  std::function<std::vector<planner::Improvement>()> improvements;
+  if (plan.request && !interrupted) {
+    improvements = [&plan] { return planner::find_improvements(plan.decision, *plan.request); };
+  }
+  return planner::advise(engine_.blueprint(), lanes, busy_seconds(), improvements);
 }
 
 }  // namespace ballast::train

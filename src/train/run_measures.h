@@ -3,11 +3,13 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/core/cpu.h"
 #include "ballast/data/loader.h"
+#include "ballast/planner/run_plan.h"
 #include "ballast/train/metrics.h"
 #include "ballast/train/run_events.h"
 
@@ -55,6 +57,10 @@ class RunMeasures {
   [[nodiscard]] std::vector<Bytes> written() const;
   /// Sets the measured fields: times, tokens, counts, totals. `prediction` may correct its rates.
   void summarize(RunSummary& summary, const calibrate::RunPrediction* prediction);
+  /// Returns the bottleneck and the best improvement, in one or two sentences. After an interrupt,
+  /// nobody wants to wait for the simulations that find an improvement.
+  [[nodiscard]] std::string advice(const plan::LaneTotals& lanes, const planner::RunPlan& plan,
+                                   bool interrupted) const;
 
  private:
   [[nodiscard]] double seconds_so_far() const;

@@ -14,8 +14,8 @@ void RunTrace::begin(engine::Engine& engine) {
   if (!request_.file.empty()) engine.record(&timeline_);
 }
 
-bool RunTrace::ends_after(std::uint64_t step, std::uint64_t steps) const {
-  return !request_.file.empty() && step == std::min(request_.steps, steps);
+bool RunTrace::ends_after(std::uint64_t step, const RunEnd& end) const {
+  return !request_.file.empty() && step == std::min(request_.steps, end.steps());
 }
 
 void RunTrace::save(engine::Engine& engine) {

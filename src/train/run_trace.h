@@ -8,6 +8,8 @@
 #include "ballast/text/output_file.h"
 #include "ballast/train/run_options.h"
 
+#include "src/train/run_end.h"
+
 namespace ballast::train {
 
 /// Name of the process in a run's trace: see write_trace().
@@ -23,8 +25,8 @@ class RunTrace {
 
   /// Makes `engine` record from now on, if a trace is wanted.
   void begin(engine::Engine& engine);
-  /// Returns whether the trace ends after step `step` of a run of `steps`. Equal on all ranks.
-  [[nodiscard]] bool ends_after(std::uint64_t step, std::uint64_t steps) const;
+  /// Returns whether the trace ends after step `step` of a run. Equal on all ranks.
+  [[nodiscard]] bool ends_after(std::uint64_t step, const RunEnd& end) const;
   /// Ends the recording and writes the file, once. If it cannot be written, only warns, because the
   /// run is worth more than its trace.
   void save(engine::Engine& engine);

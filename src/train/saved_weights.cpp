@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/comm/collective_try.h"
 #include "ballast/config/adapter_folder.h"
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/core/error.h"
@@ -200,6 +201,12 @@ std::vector<formats::FolderFile> files_of(const model::Architecture& model,
 }
 
 }  // namespace
+
+bool has_saved_weights(const config::Config& config, comm::Ranks* ranks) {
+  std::error_code ignored;
+  return comm::decided_by_root(ranks,
+                               fs::exists(config.ballast.out / formats::kRunWeights, ignored));
+}
 
 void save_weights(engine::Engine& engine, const config::Config& config, bool first,
                   const Progress& progress) {

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
 #include "ballast/engine/engine.h"
 #include "ballast/formats/model_folder.h"
@@ -23,6 +24,9 @@ std::vector<formats::TensorToStore> tensors_of(const model::Architecture& model)
 /// Writes the `values` of a block (flat) to their places in the model's tensors.
 void write_block(formats::ModelFolderWriter& writer, const model::BlockSpec& block,
                  std::span<const float> values);
+
+/// Returns whether the run directory has weights. Collective; rank 0 decides.
+bool has_saved_weights(const config::Config& config, comm::Ranks* ranks);
 
 /// Writes the master weights of `engine` as F32 to the run directory: a Hugging Face folder with
 /// the config.json, generation_config.json and tokenizer of the imported model, the bytes of its

@@ -1,7 +1,6 @@
 #include "ballast/train/trainer.h"
 
 #include <chrono>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <new>
@@ -32,6 +31,7 @@
 #include "src/train/loss_scaler.h"
 #include "src/train/recovery.h"
 #include "src/train/run_checkpoints.h"
+#include "src/train/run_end.h"
 #include "src/train/run_engine.h"
 #include "src/train/run_files.h"
 #include "src/train/run_folders.h"
@@ -84,8 +84,7 @@ class Trainer {
     prediction_ = calibrate::RunPrediction::find(asked_, engine_.blueprint(),
                                                  plan_.given_rates ? &*plan_.given_rates : nullptr);
     // All ranks measure at the same time. The matrices are freed before the engine allocates.
-    gemm_peak_ =
-        engine_.measure_gemm_peak(seconds_to_measure(engine_.blueprint(), config_.ballast.steps));
+    gemm_peak_ = engine_.measure_gemm_peak(seconds_to_measure(engine_.blueprint(), end_.steps()));
     measures_.emplace(engine_, gemm_peak_);
     if (is_root() && config_.ballast.save_weights) {
       check_room_for_weights(config_, engine_.blueprint().model);
@@ -100,7 +99,7 @@ class Trainer {
       data::warn_without_evaluation(config_, inputs_.data, loader_->evaluation().size());
   }
 
-  void run() {
+  Ending run() {
     if (is_root()) announce();
     measures_->begin();
     if (is_root()) trace_.begin(*engine_);
@@ -108,6 +107,7 @@ class Trainer {
       stopped_ = !run_steps();
       measures_->end();
       if (!stopped_) save();
+      if (!stopped_) check_result();
     } catch (const Error& error) {
       engine_.leave(dynamic_cast<const comm::JointError*>(&error) != nullptr);
       save_what_was_traced();
@@ -130,6 +130,7 @@ class Trainer {
     }
     save_what_was_traced();  // of a run that was stopped early
     if (is_root()) summarize(stopped_);
+    return stopped_ ? Ending::stopped : Ending::done;
   }
 
  private:
@@ -137,7 +138,7 @@ class Trainer {
 
   /// Ends the trace after its last step, when the updates of that step are done.
   void end_trace() {
-    if (!trace_.ends_after(step_, config_.ballast.steps)) return;
+    if (!trace_.ends_after(step_, end_)) return;
     as_step_failure([&] { engine_->finish(); });
     measures_->unsettle();
     if (is_root()) trace_.save(*engine_);
@@ -177,7 +178,7 @@ class Trainer {
   }
 
   bool run_remaining_steps() {
-    while (done_ < config_.ballast.steps) {
+    while (!end_.is_reached_by(done_)) {
       step_ = done_ + 1;
       const std::string spike = run_step();
       if (!spike.empty()) {
@@ -188,7 +189,8 @@ class Trainer {
       const RunCheckpoints::Done saved = checkpoints_.after_step(done_, [&] { return facts(); });
       if (saved.began) measures_->unsettle();
       if (saved.wrote) note_checkpoint();
-      if (saved.stops) return false;
+      const bool complete = end_.is_reached_by(done_) && end_.is_complete(false, true);
+      if (saved.stops && !complete) return false;
       measures_->go_on();
     }
     as_step_failure([&] { engine_->finish(); });
@@ -270,16 +272,20 @@ class Trainer {
 
   void save() {
     if (!config_.ballast.save_weights) return;
-    if (done_ == resumed_.facts.step && has_saved_weights()) return;
+    if (done_ == resumed_.facts.step && has_saved_weights(config_, ranks_)) return;
     save_weights(*engine_, config_, is_root(),
                  [this](Bytes done, Bytes total) { observer_.saving(done, total); });
     saved_ = config_.ballast.out / formats::kRunWeights;
   }
 
-  [[nodiscard]] bool has_saved_weights() const {
-    std::error_code ignored;
-    const bool here = std::filesystem::exists(config_.ballast.out / formats::kRunWeights, ignored);
-    return comm::decided_by_root(ranks_, here);
+  /// A run whose only result is a checkpoint of its last step has failed without it.
+  void check_result() const {
+    if (end_.is_complete(true, checkpoints_.has(done_))) return;
+    throw comm::JointError(ErrorCategory::io,
+                           fmt::format("step {}: the last step has no checkpoint, and its weights "
+                                       "are not saved (ballast.save_weights), so the run has no "
+                                       "result",
+                                       done_));
   }
 
   void announce() {
@@ -293,7 +299,7 @@ class Trainer {
                             .filled_on_nvme = totals.nvme_bytes_written(),
                             .data = inputs_.data.summary,
                             .rate = describe_rate(config_),
-                            .steps = config_.ballast.steps,
+                            .steps = end_.steps(),
                             .resumed = resumed_.folder,
                             .resumed_step = resumed_.facts.step};
     const RunChoices choices = {.asked = asked_,
@@ -328,8 +334,7 @@ class Trainer {
     const bool stuck =
         !loss_scaler_.is_dynamic() && skipped_in_a_row_ >= config_.ballast.max_skipped_steps;
     const std::uint64_t every = config_.ballast.eval_every;
-    const bool last = step_ == config_.ballast.steps;
-    const bool due = last || (every > 0 && step_ % every == 0);
+    const bool due = end_.is_last(step_) || (every > 0 && step_ % every == 0);
     if (due && !stuck && spike.empty()) evaluate_after(metrics);
     if (is_root()) report(metrics);
     if (stuck && spike.empty()) give_up();
@@ -355,9 +360,9 @@ class Trainer {
 
   void report(const StepMetrics& metrics) {
     notice(inputs_.files->write(metrics));
-    const auto left = static_cast<double>(config_.ballast.steps - metrics.step);
+    const auto left = static_cast<double>(end_.left_after(metrics.step));
     observer_.stepped({.metrics = metrics,
-                       .steps = config_.ballast.steps,
+                       .steps = end_.steps(),
                        .gemm_share = measures_->gemm_share(metrics.step_seconds),
                        .eta_seconds = measures_->pace() * left});
   }
@@ -398,37 +403,31 @@ class Trainer {
                     step_, skipped_in_a_row_, skipped_in_a_row_ == 1 ? "" : "s"));
   }
 
-  /// After an interrupt, nobody wants to wait for simulations.
-  [[nodiscard]] std::string advice(const plan::LaneTotals& lanes, bool interrupted) const {
-    std::function<std::vector<planner::Improvement>()> improvements;
-    if (plan_.request && !interrupted) {
-      improvements = [this] { return planner::find_improvements(plan_.decision, *plan_.request); };
-    }
-    return planner::advise(engine_.blueprint(), lanes, measures_->busy_seconds(), improvements);
-  }
-
   void summarize(bool interrupted) {
-    RunSummary summary = {.blueprint = engine_.blueprint(),
-                          .steps = done_,
-                          .planned_steps = config_.ballast.steps,
-                          .interrupted = interrupted,
-                          .went_back = went_back_,
-                          .held_out_loss = held_out_loss_,
-                          .peak_resident = memory::peak_resident_bytes(),
-                          .weights = saved_,
-                          .checkpoint = checkpoints_.newest(),
-                          .trace = trace_.file(),
-                          .moved_to = moved_to_};
+    RunSummary summary = {
+        .blueprint = engine_.blueprint(),
+        .steps = done_,
+        .planned_steps = end_.steps(),
+        .interrupted = interrupted,
+        .went_back = went_back_,
+        .held_out_loss = held_out_loss_,
+        .peak_resident = memory::peak_resident_bytes(),
+        .weights = saved_,
+        .checkpoint = checkpoints_.newest(),
+        .lacks_checkpoint = RunCheckpoints::wanted(config_) && !checkpoints_.has(done_),
+        .trace = trace_.file(),
+        .moved_to = moved_to_};
     measures_->summarize(summary, prediction_ ? &*prediction_ : nullptr);
     // Sum over all ranks of this machine.
     summary.wear = planner::estimate_wear(
         inputs::written_by_machine(config_, local_world_, measures_->written()), summary.seconds);
-    summary.advice = advice(summary.totals.lanes, interrupted);
+    summary.advice = measures_->advice(summary.totals.lanes, plan_, interrupted);
     observer_.finished(summary);
   }
 
   planner::RunPlan plan_;  ///< without its blueprint, which the engine has taken
   const config::Config& config_ = plan_.decision.config;
+  const RunEnd end_{config_};
   const config::Config& asked_;
   RunInputs& inputs_;
   Observer& observer_;
@@ -469,8 +468,8 @@ void check_inputs(const config::Config& config) {
   static_cast<void>(open_inputs(config, {}));
 }
 
-void train(const config::Config& asked, Observer& observer, const std::atomic<bool>* interrupted,
-           const RunOptions& options, comm::Ranks* ranks) {
+Ending train(const config::Config& asked, Observer& observer, const std::atomic<bool>* interrupted,
+             const RunOptions& options, comm::Ranks* ranks) {
   if (ranks != nullptr && ranks->world() == 1) ranks = nullptr;
   RunInputs inputs;
   RunOptions chosen = options;
@@ -487,7 +486,7 @@ void train(const config::Config& asked, Observer& observer, const std::atomic<bo
     });
     comm::collective_try(ranks, [&] { trainer->prepare(); });
   });
-  if (trainer) trainer->run();
+  return trainer ? trainer->run() : Ending::done;
 }
 
 }  // namespace ballast::train

@@ -66,6 +66,7 @@ struct RunSummary {
   Bytes peak_resident = 0;            ///< peak resident memory of the process
   std::filesystem::path weights;      ///< folder of the saved weights; "" if there is none
   std::filesystem::path checkpoint;   ///< latest checkpoint written by this run; "" if none
+  bool lacks_checkpoint = false;      ///< the run writes checkpoints, but the last step has none
   std::filesystem::path trace;        ///< file of the trace; "" if there is none
   std::filesystem::path
       moved_to;        ///< new name of the run directory, if it was renamed during the run
