@@ -1,12 +1,22 @@
 #include "tools/process.h"
 
+#include <cerrno>
 #include <csignal>
+#include <cstdint>
+#include <ctime>
 #include <utility>
+
+#include <unistd.h>
 
 #include "ballast/core/error.h"
 
+#include "tools/usage/exit_status.h"
+
 namespace ballast::tools {
 namespace {
+
+/// A shell reports 128 plus its number for a program ended by a signal.
+constexpr int kSignals = 128;
 
 std::atomic<bool>& interrupt_flag() {
   static std::atomic<bool> flag = false;
@@ -21,6 +31,18 @@ std::atomic<bool>& checkpoint_flag() {
 std::atomic<int>& first_signal() {
   static std::atomic<int> number = 0;
   return number;
+}
+
+/// Time of the first signal in nanoseconds of the monotonic clock; 0: none has arrived.
+std::atomic<std::int64_t>& first_time() {
+  static std::atomic<std::int64_t> time = 0;
+  return time;
+}
+
+/// Exit status that replaces that of the signal; 0: none does.
+std::atomic<int>& other_status() {
+  static std::atomic<int> status = 0;
+  return status;
 }
 
 std::vector<std::string>& words() {
@@ -38,21 +60,35 @@ std::atomic<void (*)(int)>& first_words() {
   return say;
 }
 
-extern "C" void on_second_signal(int number) {
+/// Safe in a signal handler.
+std::int64_t monotonic_time() {
+  constexpr std::int64_t kPerSecond = 1'000'000'000;
+  timespec time = {};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * kPerSecond + time.tv_nsec;
+}
+
+void end_at_once(int number) {
   if (auto* const restore = sudden_end().load()) restore();
-  std::raise(number);  // SA_RESETHAND: ends the program
+  struct sigaction standard = {};
+  standard.sa_handler = SIG_DFL;
+  sigaction(number, &standard, nullptr);
+  if (getpid() == 1) _exit(kSignals + number);  // has no default actions: in a container
+  std::raise(number);                           // takes effect when the handler returns
 }
 
 extern "C" void on_signal(int number) {
-  int none = 0;
-  const bool first = first_signal().compare_exchange_strong(none, number);
-  interrupt_flag().store(true);
-  struct sigaction second = {};
-  second.sa_handler = on_second_signal;
-  second.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(number, &second, nullptr);
-  auto* const say = first_words().load();
-  if (first && say != nullptr) say(number);
+  const int error_number = errno;
+  const std::int64_t now = monotonic_time();
+  std::int64_t first = 0;
+  if (first_time().compare_exchange_strong(first, now)) {
+    first_signal().store(number);
+    interrupt_flag().store(true);
+    if (auto* const say = first_words().load()) say(number);
+  } else if (now - first >= kSignalGrace.count()) {
+    end_at_once(number);
+  }
+  errno = error_number;
 }
 
 extern "C" void on_checkpoint_signal(int /*number*/) {
@@ -63,6 +99,12 @@ struct sigaction ending_action() {
   struct sigaction action = {};
   action.sa_handler = on_signal;
   return action;
+}
+
+/// Whether the parent process has chosen to ignore a signal, as nohup does with SIGHUP.
+bool is_ignored(int number) {
+  struct sigaction present = {};
+  return sigaction(number, nullptr, &present) == 0 && present.sa_handler == SIG_IGN;
 }
 
 struct sigaction checkpoint_action() {
@@ -81,6 +123,7 @@ void forget_signals() {
   interrupt_flag().store(false);
   checkpoint_flag().store(false);
   first_signal().store(0);
+  first_time().store(0);
 }
 
 }  // namespace
@@ -90,6 +133,7 @@ void install_signal_handlers() {
   const struct sigaction checkpoint = checkpoint_action();
   sigaction(SIGINT, &ending, nullptr);
   sigaction(SIGTERM, &ending, nullptr);
+  if (!is_ignored(SIGHUP)) sigaction(SIGHUP, &ending, nullptr);
   sigaction(SIGUSR1, &checkpoint, nullptr);
   // Turns a file-size limit into EFBIG and a closed pipe into EPIPE, errors like any other.
   std::signal(SIGXFSZ, SIG_IGN);
@@ -120,12 +164,14 @@ SignalScope::SignalScope() {
   const struct sigaction checkpoint = checkpoint_action();
   sigaction(SIGINT, &ending, &former_interrupt_);
   sigaction(SIGTERM, &ending, &former_end_);
+  sigaction(SIGHUP, is_ignored(SIGHUP) ? nullptr : &ending, &former_hangup_);
   sigaction(SIGUSR1, &checkpoint, &former_checkpoint_);
 }
 
 SignalScope::~SignalScope() {
   sigaction(SIGINT, &former_interrupt_, nullptr);
   sigaction(SIGTERM, &former_end_, nullptr);
+  sigaction(SIGHUP, &former_hangup_, nullptr);
   sigaction(SIGUSR1, &former_checkpoint_, nullptr);
   const int signal = interrupt_signal();
   forget_signals();
@@ -143,6 +189,16 @@ std::atomic<bool>& checkpoint_wanted() {
 
 int interrupt_signal() {
   return first_signal().load();
+}
+
+int interrupt_status() {
+  if (const int status = other_status().load(); status != 0) return status;
+  const int signal = interrupt_signal();
+  return signal == 0 ? kClosedPipe : kSignals + signal;
+}
+
+void set_interrupt_status(int status) {
+  other_status().store(status);
 }
 
 void remember_command_line(std::vector<std::string> command) {

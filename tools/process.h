@@ -1,24 +1,35 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <string>
 #include <vector>
 
 namespace ballast::tools {
 
-/// Makes SIGINT and SIGTERM set interrupted(). A second one ends the program at once. File-size
-/// limits and closed pipes become errors of the write.
+/// Time after the first signal in which further ones have no effect. timeout(1), launchers and
+/// managers of control groups signal twice within microseconds.
+inline constexpr std::chrono::nanoseconds kSignalGrace = std::chrono::seconds(2);
+
+/// Makes SIGINT, SIGTERM and SIGHUP set interrupted(). A signal that arrives kSignalGrace or more
+/// after the first one ends the program at once. A SIGHUP that is ignored (nohup) stays ignored.
+/// File-size limits and closed pipes become errors of the write.
 void install_signal_handlers();
 
-/// Whether SIGINT or SIGTERM has arrived.
+/// Whether SIGINT, SIGTERM or SIGHUP has arrived, or interrupt() was called.
 const std::atomic<bool>& interrupted();
 /// Whether SIGUSR1 has arrived.
 std::atomic<bool>& checkpoint_wanted();
 /// The first of these signals that has arrived; 0 if none has.
 int interrupt_signal();
+/// Exit status of an interrupted program: 128 plus the number of the signal, as a shell reports it,
+/// or the status of a closed pipe if there was no signal. See set_interrupt_status().
+int interrupt_status();
+/// Sets another exit status for an interrupted program.
+void set_interrupt_status(int status);
 
-/// Sets a function that runs before a second of these signals ends the program (nullptr: none). It
+/// Sets a function that runs before a later signal ends the program at once (nullptr: none). It
 /// must be safe in a signal handler.
 void at_sudden_end(void (*restore)());
 
@@ -26,13 +37,14 @@ void at_sudden_end(void (*restore)());
 /// none). It must be safe in a signal handler.
 void at_first_signal(void (*say)(int));
 
-/// Makes interrupted() true, as a signal does.
+/// Makes interrupted() true, as a signal does: the caller of a run or the reader of its output has
+/// ended it.
 void interrupt();
 
-/// Handles SIGINT, SIGTERM and SIGUSR1 like install_signal_handlers() during its lifetime, for work
-/// inside another program. Its destructor restores the former handlers and passes them the signal
-/// that interrupted the work, if any. One at a time per process, since all share interrupted():
-/// throws Error(usage) for a second.
+/// Handles SIGINT, SIGTERM, SIGHUP and SIGUSR1 like install_signal_handlers() during its lifetime,
+/// for work inside another program. Its destructor restores the former handlers and passes them the
+/// signal that interrupted the work, if any. One at a time per process, since all share
+/// interrupted(): throws Error(usage) for a second.
 class SignalScope {
  public:
   SignalScope();
@@ -43,6 +55,7 @@ class SignalScope {
  private:
   struct sigaction former_interrupt_ = {};
   struct sigaction former_end_ = {};
+  struct sigaction former_hangup_ = {};
   struct sigaction former_checkpoint_ = {};
 };
 

@@ -24,9 +24,11 @@
 #include "tools/command_line.h"
 #include "tools/commands.h"
 #include "tools/console/ending_notice.h"
+#include "tools/console/output.h"
 #include "tools/console/terminal.h"
 #include "tools/process.h"
 #include "tools/ranks.h"
+#include "tools/usage/exit_status.h"
 #include "tools/usage/words.h"
 
 namespace ballast::tools {
@@ -48,7 +50,7 @@ void install_log_sink(bool verbose, std::uint32_t rank) {
     const bool taken = take_line(text, true);
     if (taken && isatty(STDERR_FILENO) == 1) return;
     erase_live_line();
-    fmt::print(stderr, "{}\n", text);
+    write_output(STDERR_FILENO, text + "\n");
   });
 }
 
@@ -73,9 +75,6 @@ int fail(const std::string& message, int status) {
   }
   return status;
 }
-
-/// Exit status that a shell reports for a program ended by SIGPIPE.
-constexpr int kClosedPipe = 141;
 
 /// If the reader of a pipe, such as head, has read enough, that is not worth an error message.
 bool is_closed_pipe(const std::system_error& error) {

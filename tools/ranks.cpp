@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <new>
@@ -13,16 +12,11 @@
 
 #include "ballast/comm/collective_try.h"
 
+#include "tools/console/output.h"
 #include "tools/process.h"
 
 namespace ballast::tools {
 namespace {
-
-/// Exit status that a shell reports for a program ended by a signal.
-int interrupt_status() {
-  constexpr int kSignals = 128;
-  return kSignals + interrupt_signal();
-}
 
 Error as_error(const std::exception_ptr& failure) {
   try {
@@ -50,7 +44,7 @@ void wait_for_lower_ranks(std::uint32_t rank) {
 /// A launcher sends SIGTERM after another rank has reported an error, and SIGINT for a Ctrl-C.
 [[noreturn]] void end_interrupted(std::uint32_t rank) {
   if (rank == 0 && interrupt_signal() == SIGINT) {
-    fmt::print(stderr, "ballast: error: interrupted\n");
+    print_error("interrupted");
   }
   std::_Exit(interrupt_status());  // MPI_Finalize would wait for the other ranks
 }
@@ -58,10 +52,14 @@ void wait_for_lower_ranks(std::uint32_t rank) {
 [[noreturn]] void end_all(comm::Ranks& ranks, const Error& error) {
   wait_for_lower_ranks(ranks.rank());
   if (interrupted()) end_interrupted(ranks.rank());
-  fmt::print(stderr, "ballast: error: rank {} on {}: {}\n", ranks.rank(), comm::host_name(),
-             error.what());
+  print_error(fmt::format("rank {} on {}: {}", ranks.rank(), comm::host_name(), error.what()));
   ranks.abort(status_of(error));
   std::_Exit(1);  // gcc 12 ignores [[noreturn]] of a virtual function
+}
+
+/// "mpirun (Open MPI)" is started by the word mpirun.
+std::string first_word(const std::string& launcher) {
+  return launcher.substr(0, launcher.find(' '));
 }
 
 }  // namespace
@@ -70,7 +68,13 @@ void report_without_ranks(std::uint32_t rank, const std::string& message) {
   wait_for_lower_ranks(rank);
   if (interrupted()) return;
   const std::string who = rank == 0 ? "" : fmt::format("rank {} on {}: ", rank, comm::host_name());
-  fmt::print(stderr, "ballast: error: {}{}\n", who, message);
+  print_error(who + message);
+}
+
+std::string launching_words(const comm::Launch& launch) {
+  if (launch.world == 1) return "";
+  const std::string launcher = launch.launcher.empty() ? "mpirun" : first_word(launch.launcher);
+  return fmt::format("{} -n {} ", launcher, launch.world);
 }
 
 int status_of(const Error& error) {
@@ -90,7 +94,7 @@ void run_as_rank(const comm::Launch& launch, const comm::JoinOptions& options,
     } catch (const comm::JointError& error) {
       status = status_of(error);
       // Print before MPI_Finalize: a launcher ends all processes as soon as one has failed.
-      if (launch.first()) fmt::print(stderr, "ballast: error: {}\n", error.what());
+      if (launch.first()) print_error(error.what());
     } catch (...) {
       end_all(*ranks, as_error(std::current_exception()));
     }

@@ -5,15 +5,20 @@
 #include <string>
 
 #include "ballast/comm/communicator.h"
+#include "ballast/comm/launch.h"
 #include "ballast/core/error.h"
 
 namespace ballast::tools {
 
-/// Exit status of the program for an error: 2 for bad usage or config, 130 after SIGINT, 143 after
-/// SIGTERM, 1 for everything else.
+/// Exit status of the program for an error: 2 for bad usage or config, interrupt_status() for an
+/// interrupted program, 1 for everything else.
 int status_of(const Error& error);
 
-/// Thrown when a run of several ranks has failed and its error has been printed.
+/// The words that start a run of `launch.world` ranks, before the program's name: "mpirun -n 2 ".
+/// "" for one rank. Options of the launcher are unknown.
+std::string launching_words(const comm::Launch& launch);
+
+/// Thrown when everything that the program has to say was printed and only the status is left.
 struct Reported {
   int status = 1;
 };

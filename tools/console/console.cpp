@@ -1,17 +1,18 @@
 #include "tools/console/console.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <csignal>
-#include <cstdio>
 #include <limits>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "ballast/config/config.h"
+#include "ballast/core/log.h"
 #include "ballast/core/units.h"
 
 #include "tools/console/ending_notice.h"
@@ -141,9 +142,22 @@ std::string held_out_text(double loss, bool pairs) {
 std::string ending_of(const train::RunSummary& summary) {
   const std::string times = fmt::format("{} ({} of steps)", format_seconds(summary.seconds),
                                         format_seconds(summary.training_seconds));
-  return summary.interrupted ? fmt::format("interrupted after step {} of {}, in {}", summary.steps,
-                                           summary.planned_steps, times)
-                             : fmt::format("done in {}: {} steps", times, summary.steps);
+  if (!summary.interrupted) return fmt::format("done in {}: {} steps", times, summary.steps);
+  // With a checkpoint of the last step, a run is only stopped before it saves its weights.
+  const bool unsaved = summary.steps == summary.planned_steps && !summary.checkpoint.empty();
+  return fmt::format("interrupted after step {} of {}{}, in {}", summary.steps,
+                     summary.planned_steps, unsaved ? ", before its weights were saved" : "",
+                     times);
+}
+
+/// Returns the lines about the latest checkpoint and, if it is missing, that of the last step.
+std::vector<std::string> checkpoint_lines(const train::RunSummary& summary) {
+  const std::string latest = summary.checkpoint.string();
+  if (!summary.lacks_checkpoint) {
+    return latest.empty() ? std::vector<std::string>() : std::vector{"checkpoint in " + latest};
+  }
+  return {fmt::format("step {} has no checkpoint; {}", summary.steps,
+                      latest.empty() ? "this run has none" : "the latest one is " + latest)};
 }
 
 }  // namespace
@@ -156,7 +170,19 @@ Console::Console(std::string title, std::uint64_t steps_per_print, bool launched
       ending_(std::move(ending)),
       resuming_(std::move(resuming)),
       live_(live),
-      terminal_(!launched && Terminal::available()) {}
+      terminal_(!launched && Terminal::available(),
+                [this](int error_number) { lose_output(error_number); }) {}
+
+void Console::lose_output(int error_number) {
+  if (std::exchange(lost_output_, true)) return;
+  // Other programs are ended by SIGPIPE. This one may first write a checkpoint.
+  if (error_number == EPIPE) return interrupt();
+  const bool closed_terminal = error_number == EIO;
+  if (closed_terminal || interrupted()) return;
+  log(LogLevel::warning,
+      fmt::format("standard output: {}; training continues, and metrics.jsonl has all steps",
+                  std::generic_category().message(error_number)));
+}
 
 void Console::planned(const engine::Blueprint& blueprint, const std::string& device) {
   if (ending_in_steps_ != nullptr) announce_ending(ending_in_steps_);
@@ -189,7 +215,6 @@ void Console::planned(const engine::Blueprint& blueprint, const std::string& dev
   for (const auto& line : describe_placement(blueprint)) terminal_.show("  " + line);
   terminal_.show("memory (peak, planned)");
   for (const auto& row : blueprint.ledger.table(blueprint.budgets)) terminal_.show("  " + row);
-  std::fflush(stdout);
 }
 
 void Console::already_finished(const train::FinishedRun& run) {
@@ -222,7 +247,6 @@ void Console::started(const train::RunStart& start) {
           : fmt::format("states of step {} from {}", start.resumed_step, start.resumed.string());
   terminal_.show(
       fmt::format("start  {} in {}{}", states, format_seconds(start.fill_seconds), written));
-  std::fflush(stdout);
   if (live_) view_ = std::make_unique<LiveView>(title_, start);
   terminal_.live(fmt::format("step {}/{} running", start.resumed_step + 1, start.steps));
 }
@@ -247,7 +271,6 @@ void Console::stepped(const train::StepReport& report) {
     terminal_.show(fmt::format("{:>11}  {}", "held out",
                                held_out_text(*metrics.eval_loss, metrics.rewards.has_value())));
   }
-  std::fflush(stdout);
   if (metrics.step == report.steps) return;
   // The line has room for only one of the two numbers of pairs.
   const std::string accuracy =
@@ -368,7 +391,7 @@ void Console::finished(const train::RunSummary& summary) {
   if (!summary.weights.empty()) {
     terminal_.show(fmt::format("weights in {}", summary.weights.string()));
   }
-  if (resumable) terminal_.show(fmt::format("checkpoint in {}", summary.checkpoint.string()));
+  for (const std::string& line : checkpoint_lines(summary)) terminal_.show(line);
   if (summary.interrupted && resumable) {
     terminal_.show("to continue: " +
                    (summary.moved_to.empty()
@@ -376,7 +399,6 @@ void Console::finished(const train::RunSummary& summary) {
                         : fmt::format("the same command with --resume and --out {}",
                                       summary.moved_to.string())));
   }
-  std::fflush(stdout);
   summarized_ = true;
 }
 

@@ -35,6 +35,9 @@ class Console final : public train::Observer {
   [[nodiscard]] bool summarized() const { return summarized_; }
 
  private:
+  /// Standard output cannot be written. A closed pipe ends the run as a signal does. Otherwise the
+  /// run continues: nobody needs its lines after a terminal was closed, or a disk is full.
+  void lose_output(int error_number);
   void show_step(const train::StepReport& report);
   void show_memory(const train::RunSummary& summary);
   void show_losses(const train::RunSummary& summary);
@@ -51,6 +54,7 @@ class Console final : public train::Observer {
   std::string header_;  ///< last header shown
   const char* ending_in_steps_ = nullptr;
   bool summarized_ = false;
+  bool lost_output_ = false;
 };
 
 }  // namespace ballast::tools

@@ -4,11 +4,13 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstring>
 #include <string_view>
 
+#include <poll.h>
 #include <unistd.h>
 
 #include "tools/console/terminal.h"
@@ -22,8 +24,10 @@ std::atomic<const char*>& ending_words() {
   return words;
 }
 
+/// Writes what the stream takes without a wait, because the work cannot continue before.
 void write_all(int descriptor, std::string_view text) {
-  while (!text.empty()) {
+  pollfd file = {.fd = descriptor, .events = POLLOUT, .revents = 0};
+  while (!text.empty() && poll(&file, 1, 0) > 0) {
     const ssize_t done = write(descriptor, text.data(), text.size());
     if (done <= 0) return;
     text.remove_prefix(static_cast<std::size_t>(done));
@@ -44,9 +48,10 @@ void say_ending(int number) {
   };
   if (forget_live_line()) write_all(STDOUT_FILENO, kEraseLine);
   add("ballast: ");
-  add(number == SIGINT ? "SIGINT: " : "SIGTERM: ");
+  add(number == SIGINT ? "SIGINT: " : number == SIGHUP ? "SIGHUP: " : "SIGTERM: ");
   add(words);
-  add("; a second signal ends it at once\n");
+  static_assert(kSignalGrace == std::chrono::seconds(2));
+  add("; a second signal after 2 seconds ends it at once\n");
   write_all(STDERR_FILENO, {line.data(), length});
   errno = before;
 }

@@ -2,15 +2,16 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <sstream>
 #include <string_view>
+#include <system_error>
 
-#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
+
+#include "tools/console/output.h"
 
 namespace ballast::tools {
 namespace {
@@ -94,9 +95,7 @@ bool forget_live_line() {
 }
 
 void erase_live_line() {
-  if (!forget_live_line()) return;
-  fmt::print("{}", kEraseLine);
-  std::fflush(stdout);
+  if (forget_live_line()) write_output(STDOUT_FILENO, kEraseLine);
 }
 
 Terminal::~Terminal() {
@@ -116,20 +115,26 @@ std::size_t Terminal::width() const {
   return std::clamp<std::size_t>(size.ws_col, kNarrowest, kWidth);
 }
 
+void Terminal::print(std::string_view text) const {
+  const int error_number = write_output(STDOUT_FILENO, text);
+  if (error_number == 0) return;
+  if (on_failure_) return on_failure_(error_number);
+  throw std::system_error(error_number, std::generic_category(), "cannot write to standard output");
+}
+
 void Terminal::show(const std::string& line) const {
   const bool broken = line.find('\n') != std::string::npos;
   const std::string text = interactive_ && !broken ? fit(line, width()) : line;
   if (take_line(text, false)) return;
   erase_live_line();
-  fmt::print("{}\n", text);
+  print(text + "\n");
 }
 
 void Terminal::live(const std::string& line) const {
   if (!interactive_ || view_fills_terminal()) return;
   erase_live_line();
   // In the last column some terminals break the line.
-  fmt::print("{}", line.substr(0, width() - 1));
-  std::fflush(stdout);
+  print(line.substr(0, width() - 1));
   live_line() = true;
 }
 

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace ballast::tools {
 
@@ -23,8 +25,13 @@ bool take_line(const std::string& line, bool warning);
 /// Standard output of a run: lines that stay and, on a terminal, one live line below them.
 class Terminal {
  public:
-  /// Without `interactive` there is no live line, and lines are not broken.
-  explicit Terminal(bool interactive) : interactive_(interactive) {}
+  /// Receives the error number of the system if standard output cannot be written.
+  using OnFailure = std::function<void(int error_number)>;
+
+  /// Without `interactive` there is no live line, and lines are not broken. `on_failure`: for work
+  /// that continues without its output; without it, std::system_error is thrown.
+  explicit Terminal(bool interactive, OnFailure on_failure = {})
+      : interactive_(interactive), on_failure_(std::move(on_failure)) {}
   ~Terminal();
   /// Whether standard output is a terminal that can move back in a line: not TERM=dumb.
   static bool available();
@@ -40,7 +47,10 @@ class Terminal {
   void live(const std::string& line) const;
 
  private:
+  void print(std::string_view text) const;
+
   bool interactive_;
+  OnFailure on_failure_;
 };
 
 /// Whether a view fills the terminal and takes all lines. Safe in a signal handler.

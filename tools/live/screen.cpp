@@ -79,7 +79,7 @@ extern "C" void on_end(int number) {
   std::raise(number);  // SA_RESETHAND: ends the program
 }
 
-constexpr std::array kEnding = {SIGHUP, SIGQUIT, SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+constexpr std::array kEnding = {SIGQUIT, SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 
 /// Sets `handler` for a signal that has its default handler. Returns whether it did.
 bool handle(int number, void (*handler)(int), int flags) {

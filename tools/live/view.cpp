@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <utility>
 
 #include <fmt/format.h>
@@ -11,6 +10,7 @@
 #include "ballast/core/seconds.h"
 #include "ballast/core/units.h"
 
+#include "tools/console/output.h"
 #include "tools/process.h"
 
 namespace ballast::tools {
@@ -206,13 +206,14 @@ void LiveView::end() {
   const std::lock_guard lock(mutex_);
   if (!std::exchange(shown_, false)) return;
   screen_.leave();
-  if (dropped_ > 0) fmt::print("({} earlier lines; metrics.jsonl has all steps)\n", dropped_);
+  if (dropped_ > 0) {
+    write_output(STDOUT_FILENO,
+                 fmt::format("({} earlier lines; metrics.jsonl has all steps)\n", dropped_));
+  }
   for (const Held& held : held_) {
     if (held.warning && isatty(STDERR_FILENO) != 1) continue;  // it is there already
-    std::fflush(stdout);
-    fmt::print(held.warning ? stderr : stdout, "{}\n", held.line);
+    write_output(held.warning ? STDERR_FILENO : STDOUT_FILENO, held.line + "\n");
   }
-  std::fflush(stdout);
   held_.clear();
 }
 
