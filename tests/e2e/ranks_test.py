@@ -378,6 +378,28 @@ class Failures(RanksTest):
             self.assertNotEqual(done.returncode, 0)
             self.assertEqual(errors_of(done.stderr), [])
 
+    def test_a_signal_to_any_rank_ends_all_with_a_checkpoint_and_the_command(self):
+        for ranks, number, settings in (((1,), signal.SIGTERM, ("zero_optimization.stage=1",)),
+                                        ((0, 1), signal.SIGHUP, ("zero_optimization.stage=2",))):
+            process = self.start(self.command(2, "train", self.config, "--out", "run", "--set",
+                                              "ballast.checkpoint_every=100000", *ENDLESS, "--set", *settings,
+                                              "--set", "zero_optimization.offload_optimizer.device=cpu"))
+            self.wait_for_steps(process)
+            for rank in ranks:
+                for pid in self.processes(rank):
+                    os.kill(pid, number)
+            done = self.finish(process)
+            self.assertEqual((done.returncode, errors_of(done.stderr)), (runs.RESUMABLE, []))
+            command = done.stdout.splitlines()[-1]
+            self.assertRegex(command, r"^to continue: mpirun -n 2 \S+ train .* --resume$")
+            words = [MPIRUN, *command.removeprefix("to continue: mpirun ").split()]
+            last = json.loads((self.path / "run/metrics.jsonl").read_text().splitlines()[-1])["step"]
+            done = self.finish(subprocess.Popen(
+                [*words, "--steps", str(last + 2)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                cwd=self.path, env=self.environment, start_new_session=True))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(f"states of step {last} from ", done.stdout)
+
     def test_an_interrupt_of_every_rank_is_printed_once(self):
         process = self.start(self.command(3, "train", self.config, *ENDLESS))
         self.wait_for_steps(process)

@@ -139,9 +139,11 @@ class ResumeTest(runs.CheckpointTest):
             self.wait_for_row(process, 3)
             process.send_signal(number)
             out, err = process.communicate(timeout=120)
-            self.assertEqual((process.returncode, runs.without_notice(err)), (0, ""))
             lines = out.splitlines()
-            if not lines[-1].startswith("to continue: "):  # it had ended before
+            ended = not lines[-1].startswith("to continue: ")  # before the signal
+            self.assertEqual((process.returncode, runs.without_notice(err)),
+                             (0 if ended else runs.RESUMABLE, ""))
+            if ended:
                 continue
             self.assertIn(f"{number.name}: the run ends after the step that is running, with a "
                           "checkpoint; ", err)
@@ -161,7 +163,7 @@ class ResumeTest(runs.CheckpointTest):
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=120)
-        self.assertEqual(process.returncode, 0)
+        self.assertEqual(process.returncode, runs.RESUMABLE)
         self.assertEqual(len(self.checkpoints()), 2)
 
     def test_other_placements_and_splits_give_the_same_bits(self):
@@ -512,13 +514,14 @@ class ResumeTest(runs.CheckpointTest):
                      "ballast": {**self.BALLAST, "save_weights": False}}
         done = self.train(limits=lambda: resource.setrlimit(resource.RLIMIT_FSIZE,
                                                             (300_000, 300_000)), **in_memory)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        warnings = done.stderr.splitlines()
-        # The warnings are about the first, second, fourth and eighth of ten checkpoints.
-        self.assertEqual([line.split()[3] for line in warnings], ["2:", "4:", "8:", "16:"])
+        self.assertEqual(done.returncode, 1, done.stderr)  # nothing is left of the run
+        *warnings, error = done.stderr.splitlines()
+        # The warnings are about the first, second, fourth, eighth and last of ten checkpoints.
+        self.assertEqual([line.split()[3] for line in warnings], ["2:", "4:", "8:", "16:", "20:"])
         for line in warnings:
             self.assertIn("rank-0.states: File too large", line)
-            self.assertIn("training continues", line)
+            self.assertEqual("training continues" in line, line != warnings[-1])
+        self.assertIn("error: step 20: the last step has no checkpoint", error)
         self.assertEqual(self.checkpoints(), [])
         self.assertEqual(self.steps(), list(range(1, self.STEPS + 1)))
 
@@ -697,7 +700,7 @@ class RequeuedJobTest(runs.CheckpointTest):
         self.wait_for_row(process, 2)
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=120)
-        self.assertEqual((process.returncode, runs.without_notice(err)), (0, ""))
+        self.assertEqual((process.returncode, runs.without_notice(err)), (runs.RESUMABLE, ""))
         self.assertTrue(out.splitlines()[-1].endswith(" train config.json --resume=auto --out run"), out)
 
 

@@ -233,7 +233,7 @@ class Interrupt(RunTest):
         self.assertEqual(done.returncode, status, done.stderr)
         self.assertEqual(done.stderr, f"ballast: {signal.Signals(status - 128).name}: the run ends in the step that "
                          "is running, without a checkpoint (ballast.checkpoint_every); a second "
-                         "signal ends it at once\n")
+                         "signal after 2 seconds ends it at once\n")
         steps = self.steps()
         self.assertEqual(steps, list(range(1, len(steps) + 1)))
         summary = done.stdout[done.stdout.index("\ninterrupted after"):].splitlines()[1:]
@@ -251,6 +251,9 @@ class Interrupt(RunTest):
 
     def test_by_sigterm(self):
         self.assert_summary(self.interrupt_step(signal.SIGTERM, rows=2), 143)
+
+    def test_by_sighup(self):
+        self.assert_summary(self.interrupt_step(signal.SIGHUP), 129)
 
     def test_when_serial(self):
         self.assert_summary(self.interrupt_step(signal.SIGINT, "--serial"), 130)

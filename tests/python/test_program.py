@@ -192,6 +192,52 @@ class Runs(FolderTest):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
 
+    def test_a_signal_that_python_handles(self):
+        seen = []
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            before = signal.signal(number, lambda number, _: seen.append(number))
+            self.addCleanup(signal.signal, number, before)
+
+            def twice(record):
+                if record["step"] == 3:
+                    os.kill(os.getpid(), number)
+                    os.kill(os.getpid(), number)  # too early to end the process
+
+            run = ballast.train(with_section(checkpoint_every=100_000), out=f"run{number}", steps=100_000,
+                                callback=twice)
+            self.assertEqual((run.interrupted, seen.pop(), seen), (True, number, []))
+            self.assertTrue(run.checkpoint.endswith(f"step-{run.steps}"), run)
+            with self.assertRaisesRegex(ballast.Error, "interrupted"):
+                ballast.train(CONFIG, out=f"other{number}", steps=100_000, callback=twice)
+            seen.clear()
+
+    def test_a_script_may_return_the_status_of_the_program(self):
+        (self.path / "config.json").write_text(json.dumps(with_section(checkpoint_every=100_000)))
+        script = """
+import os, signal, sys
+import ballast
+signal.signal(signal.SIGTERM, lambda *_: None)
+def kill(record):
+    if record["step"] == 3:
+        os.kill(os.getpid(), signal.SIGTERM)
+run = ballast.train("config.json", out="run", resume="auto", steps=int(sys.argv[1]), callback=kill)
+if run.interrupted:
+    sys.exit(os.EX_TEMPFAIL)
+"""
+        def status(steps):
+            return subprocess.run([sys.executable, "-c", script, str(steps)], check=False).returncode
+        self.assertEqual(status(100_000), 75)
+        self.assertEqual(status(len(self.metrics("run")) + 2), 0)
+
+    def test_steps_are_those_of_an_automatic_schedule(self):
+        params = {"warmup_num_steps": 2, "warmup_max_lr": 1e-3, "total_num_steps": "auto"}
+        config = {**CONFIG, "scheduler": {"type": "WarmupDecayLR", "params": params}}
+        ballast.train(config, out="argument", steps=9)
+        ballast.train(config, out="key", overrides=["ballast.steps=9"])
+        rates = [[row["lr"] for row in self.metrics(out)] for out in ("argument", "key")]
+        self.assertEqual(rates[0], rates[1])
+        self.assertGreater(rates[0][-1], 0)
+
     def test_ctrl_c_in_mid_step(self):
         timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()

@@ -33,6 +33,7 @@
 #include "tools/commands/run_directory.h"
 #include "tools/console/ending_notice.h"
 #include "tools/process.h"
+#include "tools/ranks.h"
 #include "tools/report/page.h"
 
 namespace ballast::tools {
@@ -166,8 +167,9 @@ void run_plan(const PlanArguments& arguments) {
   if (!arguments.trace.empty()) fmt::print("trace in {}\n", arguments.trace.string());
   if (!arguments.html.empty()) fmt::print("page in {}\n", arguments.html.string());
   if (!arguments.save.empty()) {
-    fmt::print("plan in {}; ballast train {} --plan {} runs it{}\n", arguments.save.string(),
-               request.config.file.string(), arguments.save.string(),
+    fmt::print("plan in {}; {}ballast train {} --plan {} runs it{}\n", arguments.save.string(),
+               launching_words({.world = request.world}), request.config.file.string(),
+               arguments.save.string(),
                request.config.overrides.empty() ? "" : " with the same --set");
   }
 }

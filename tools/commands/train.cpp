@@ -24,6 +24,7 @@
 #include "tools/live/screen.h"
 #include "tools/process.h"
 #include "tools/ranks.h"
+#include "tools/usage/exit_status.h"
 
 namespace ballast::tools {
 namespace {
@@ -41,7 +42,7 @@ std::vector<std::string> places_of(const config::Config& config) {
   return {fmt::format("metrics in {}", (config.ballast.out / "metrics.jsonl").string())};
 }
 
-/// Describes how SIGINT or SIGTERM ends a run during its steps.
+/// Describes how a signal ends a run during its steps.
 const char* ending_in_steps(const config::Config& config) {
   return config.ballast.writes_checkpoints()
              ? "the run ends after the step that is running, with a checkpoint"
@@ -49,7 +50,9 @@ const char* ending_in_steps(const config::Config& config) {
                "(ballast.checkpoint_every)";
 }
 
-void train_and_show(const TrainArguments& arguments, config::Config config, comm::Ranks* ranks) {
+/// Returns the exit status.
+int train_and_show(const TrainArguments& arguments, const config::Config& config,
+                   comm::Ranks* ranks) {
   const TrainRequest& request = arguments.request;
   const bool launched = !comm::read_launch().launcher.empty();
   const bool live = arguments.live && !launched && Screen::available();
@@ -70,12 +73,15 @@ void train_and_show(const TrainArguments& arguments, config::Config config, comm
     return *console;
   };
   try {
-    train_run(request, std::move(config), show, ranks);
+    const train::Ending ending = train_run(request, config, show, ranks);
+    return ending == train::Ending::done ? 0 : kResumable;
   } catch (const Error& error) {
-    // The summary has reported the interrupt. Ranks have to end each other.
-    const bool interrupted = error.category() == ErrorCategory::interrupted;
-    const bool summarized = console && console->summarized();
-    if (interrupted && summarized && ranks == nullptr) throw Reported{status_of(error)};
+    if (error.category() != ErrorCategory::interrupted) throw;
+    if (can_resume(request, config)) set_interrupt_status(kResumable);
+    // The summary has reported the interrupt, and nobody reads about a closed pipe. Ranks have to
+    // end each other.
+    const bool reported = (console && console->summarized()) || interrupt_signal() == 0;
+    if (reported && ranks == nullptr) return status_of(error);
     throw;
   }
 }
@@ -102,12 +108,14 @@ void train_as_rank(const TrainArguments& arguments, const comm::Launch& launch) 
   // A signal then ends the run after the step, so no collective is abandoned.
   if (config && config->ballast.writes_checkpoints()) options.interrupted = nullptr;
   if (config) options.timeout_seconds = config->ballast.comm_timeout_seconds;
+  int status = 0;
   run_as_rank(launch, options, [&](comm::Ranks& ranks) {
     comm::collective_try(&ranks, [&] {
       if (mistake) std::rethrow_exception(mistake);
     });
-    train_and_show(arguments, std::move(*config), &ranks);
+    status = train_and_show(arguments, *config, &ranks);
   });
+  if (status != 0) throw Reported{status};
 }
 
 void run_train(TrainArguments arguments) {
@@ -127,10 +135,12 @@ void run_train(TrainArguments arguments) {
     train_as_rank(arguments, launch);
     return;
   }
-  config::Config config = load_config(request, 1);
+  const config::Config config = load_config(request, 1);
   check_words(request.command);
   check_run(request, config);
-  train_and_show(arguments, std::move(config), nullptr);
+  if (const int status = train_and_show(arguments, config, nullptr); status != 0) {
+    throw Reported{status};
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -17,6 +18,7 @@
 #include "tools/command_line.h"
 #include "tools/commands/run_directory.h"
 #include "tools/process.h"
+#include "tools/ranks.h"
 #include "tools/usage/paths.h"
 
 namespace ballast::tools {
@@ -85,12 +87,15 @@ void refuse_several_runs(const TrainRequest& request) {
 }  // namespace
 
 config::Config load_config(const TrainRequest& request, std::uint32_t world) {
-  ConfigRequest source = request.config;
-  // Before the config is read, because the schedule may depend on it.
-  if (request.steps > 0) source.overrides.push_back(fmt::format("ballast.steps={}", request.steps));
-  config::Config config = source.load(world);
-  if (request.seed) config.ballast.seed = *request.seed;
-  if (request.serial) config.ballast.serial = true;
+  // Options are settings, because other keys may depend on them: "auto" of total_num_steps is the
+  // number of steps.
+  ConfigRequest whole = request.config;
+  std::vector<std::string>& settings = whole.overrides;
+  if (request.steps > 0) settings.push_back(fmt::format("ballast.steps={}", request.steps));
+  if (request.seed) settings.push_back(fmt::format("ballast.seed={}", *request.seed));
+  if (request.serial) settings.emplace_back("ballast.serial=true");
+  config::Config config = whole.load(world);
+  // No key depends on it, and a path need not be UTF-8.
   if (!request.out.empty()) config.ballast.out = std::filesystem::absolute(request.out);
   return config;
 }
@@ -151,20 +156,28 @@ std::string resuming_command(const TrainRequest& request, const config::Config& 
     return fmt::format("ballast.train(..., out=\"{}\", resume={})", config.ballast.out.string(),
                        automatic ? "\"auto\"" : "True");
   }
-  std::string line;
+  std::string line = launching_words(comm::read_launch());
   bool names_directory = false;
+  bool first = true;
   for (const std::string& word : request.command) {
     const bool replaced = word == "--overwrite" || word.starts_with("--resume");
     if (replaced && !automatic) continue;
-    line += (line.empty() ? "" : " ") + quoted(word);
+    line += (std::exchange(first, false) ? "" : " ") + quoted(word);
     names_directory = names_directory || word.starts_with("--out");
   }
   if (!names_directory) line += fmt::format(" --out {}", quoted(config.ballast.out.string()));
   return automatic ? line : line + " --resume";
 }
 
-void train_run(const TrainRequest& request, config::Config config, const MakeObserver& observer,
-               comm::Ranks* ranks) {
+bool can_resume(const TrainRequest& request, const config::Config& config) {
+  const train::RunDirectory use = directory_of(request, config);
+  return config.ballast.writes_checkpoints() &&
+         (use == train::RunDirectory::continued || use == train::RunDirectory::automatic) &&
+         !checkpoint::checkpoints_of(config.ballast.out).empty();
+}
+
+train::Ending train_run(const TrainRequest& request, config::Config config,
+                        const MakeObserver& observer, comm::Ranks* ranks) {
   if (ranks == nullptr) refuse_several_runs(request);
   const bool is_root = ranks == nullptr || ranks->rank() == 0;
   const bool unnamed = config.ballast.out.empty();
@@ -178,16 +191,16 @@ void train_run(const TrainRequest& request, config::Config config, const MakeObs
         "is killed begins again");
   }
   try {
-    train::train(config, observer(config), &interrupted(),
-                 {.trace = request.trace,
-                  .directory = directory_of(request, config),
-                  .resume = resumed_path(request),
-                  .command = request.command,
-                  .checkpoint_now = &checkpoint_wanted(),
-                  .resuming = resuming_command(request, config),
-                  .allowed_changes = request.allowed_changes,
-                  .source = request.source},
-                 ranks);
+    return train::train(config, observer(config), &interrupted(),
+                        {.trace = request.trace,
+                         .directory = directory_of(request, config),
+                         .resume = resumed_path(request),
+                         .command = request.command,
+                         .checkpoint_now = &checkpoint_wanted(),
+                         .resuming = resuming_command(request, config),
+                         .allowed_changes = request.allowed_changes,
+                         .source = request.source},
+                        ranks);
   } catch (const Error&) {
     // Removes nothing if the run has written to it.
     std::error_code ignored;

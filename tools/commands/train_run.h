@@ -44,10 +44,13 @@ std::string resuming_command(const TrainRequest& request, const config::Config& 
 /// Makes the observer of a run when its run directory is known.
 using MakeObserver = std::function<train::Observer&(const config::Config&)>;
 
+/// Whether --resume continues a run that ends before its first step: it has checkpoints already.
+bool can_resume(const TrainRequest& request, const config::Config& config);
+
 /// Trains `config`, the result of load_config() after check_run(). Makes a run directory if none is
 /// named, and removes it if the run fails before it has written. interrupted() ends the run. Throws
 /// Error.
-void train_run(const TrainRequest& request, config::Config config, const MakeObserver& observer,
-               comm::Ranks* ranks = nullptr);
+train::Ending train_run(const TrainRequest& request, config::Config config,
+                        const MakeObserver& observer, comm::Ranks* ranks = nullptr);
 
 }  // namespace ballast::tools

@@ -20,7 +20,7 @@ class Run:
     directory: str  #: the run directory: metrics.jsonl, config.json, run.json, weights, checkpoints
     steps: int  #: finished ones, those before a resumed checkpoint included
     planned_steps: int
-    interrupted: bool  #: the callback has ended it before the last step
+    interrupted: bool  #: the callback, or a signal that Python handles, has ended it early
     loss: float | None  #: of the last step; None if no token of its batch was trained on
     held_out_loss: float | None  #: of the last evaluation
     tokens_per_second: float
@@ -48,9 +48,11 @@ def train(config: Mapping[str, Any] | str | os.PathLike[str], *,
     thread. If it returns False, the run ends as after a signal: with a checkpoint if the config writes
     them, otherwise in mid step. So does an exception, which is raised again.
 
-    While it runs, Ctrl-C and SIGTERM end the run as they end ``ballast train``, a second one ends the
-    process, and SIGUSR1 writes a checkpoint. After the run they have their effect in Python:
-    KeyboardInterrupt for Ctrl-C. One run at a time in a process.
+    While it runs, Ctrl-C, SIGTERM and SIGHUP end the run as they end ``ballast train``, one that follows
+    after more than 2 seconds ends the process, and SIGUSR1 writes a checkpoint. After the run they have
+    their effect in Python: KeyboardInterrupt for Ctrl-C. If a handler of Python takes the signal, a run with
+    checkpoints is returned with `interrupted`, and other runs raise ballast.Error. One run at a time in a
+    process.
 
     Raises ballast.ConfigError and ballast.UsageError (ValueErrors), ballast.FileError (an OSError),
     ballast.OutOfMemoryError, ballast.Error.
