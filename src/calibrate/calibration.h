@@ -38,7 +38,7 @@ struct Sample {
   /// Layers without experts, as wide as a tile if layers are cut, and the head. The vocabulary is
   /// reduced if its matrix would be too large. All tensors are trained.
   engine::Blueprint blueprint;
-  /// The same model as the config trains it: with its adapters and frozen tensors. Layers that
+  /// This model with the config's adapters and frozen tensors. Layers that
   /// stand for experts or tiles are trained in full.
   model::Architecture computed;
   std::size_t blocks = 0;      ///< number of blocks of the whole model

@@ -24,7 +24,7 @@ struct SliceConditions {
 
 /// An estimate from repeated slices of the same work.
 struct SliceEstimate {
-  double seconds = 0.0;  ///< of a slice on an otherwise idle machine, at least 1e-9
+  double seconds = 0.0;  ///< time of a slice on an otherwise idle machine, at least 1e-9
   /// Time by which the median of the slices exceeds `seconds`, relative to `seconds`. A few percent
   /// on an idle machine.
   double spread = 0.0;

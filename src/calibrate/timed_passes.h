@@ -79,7 +79,7 @@ class TimedPasses {
   const Sample& sample_;
   model::StepProgram program_;
   std::array<std::vector<Kind>, 3> kinds_;  ///< by CostCurve
-  std::size_t copies_ = 1;                  ///< of the weights and gradients of a layer
+  std::size_t copies_ = 1;                  ///< copies of the weights and gradients of a layer
   std::map<Slot, Bytes> sizes_;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> stream_;

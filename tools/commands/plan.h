@@ -16,8 +16,7 @@ struct ForecastRequest {
   bool recalibrate = false;
 };
 
-/// Loads the config of `request`, with as many tiles as fit (planner::with_fitting_tiles()). Throws
-/// Error.
+/// Loads the config of `request`, with the tiles of planner::with_fitting_tiles(). Throws Error.
 config::Config forecast_config(const ForecastRequest& request);
 
 /// Predicts a run of `config`, the config of `request`. Measures this machine's rates unless they

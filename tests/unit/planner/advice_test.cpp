@@ -12,6 +12,7 @@
 #include "ballast/planner/run_plan.h"
 
 #include "tests/support/random_run.h"
+#include "tests/unit/planner/asked.h"
 
 namespace ballast::planner::advice_test {
 namespace {
@@ -194,6 +195,27 @@ TEST(Advice, ASequenceThatIsTooLongIsShortenedOnlyIfNothingElseHelps) {
   const std::string other = refusal(request_for(overrides, 256 * kMiB));
   EXPECT_TRUE(says(other, "train_micro_batch_size_per_gpu=")) << other;
   EXPECT_FALSE(says(other, "sequence_length")) << other;
+}
+
+/// The largest block is the embedding with the output matrix. Only tiles make it smaller.
+TEST(Advice, TilesOfALargeVocabularyAreNamedAndTaken) {
+  const std::vector<std::string> large = {"model.vocab_size=16384"};
+  test::Asked asked({large[0], "model.vocabulary_tiles=1"}, {16 * kMiB, 512 * kMiB});
+  asked.config.ballast.compute_threads = 1;
+  const std::string message = asked.refusal();
+  const std::string words = "it would fit with --set model.vocabulary_tiles=";
+  const auto at = message.find(words);
+  ASSERT_NE(at, std::string::npos) << message;
+  const std::uint64_t tiles = std::stoull(message.substr(at + words.size()));
+  EXPECT_EQ(test::Asked({large[0], fmt::format("model.vocabulary_tiles={}", tiles)}, asked.budgets)
+                .refusal(),
+            "");
+  // Only a number that the config leaves open is raised.
+  EXPECT_EQ(with_fitting_tiles(asked.request()).model.vocabulary_tiles, 1U);
+  const test::Asked open(large, asked.budgets);
+  EXPECT_EQ(with_fitting_tiles(open.request()).model.vocabulary_tiles, tiles);
+  const test::Asked roomy(large, {512 * kMiB, 512 * kMiB});
+  EXPECT_EQ(with_fitting_tiles(roomy.request()).model.vocabulary_tiles, 1U);
 }
 
 TEST(Advice, DrivesThatAreTooSmallAreNotAdvised) {

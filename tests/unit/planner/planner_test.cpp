@@ -475,27 +475,6 @@ TEST(PlannerRefusal, NeverAdvisesPresentSettings) {
   expect_other_advice("8", "auto", {2 * kMiB, 2 * kMiB});
 }
 
-/// The largest block is the embedding with the output matrix. Only tiles make it smaller.
-TEST(PlannerRefusal, AdvisesTilesOfALargeVocabulary) {
-  const std::vector<std::string> large = {"model.vocab_size=16384"};
-  Asked asked({large[0], "model.vocabulary_tiles=1"}, {16 * kMiB, 512 * kMiB});
-  asked.config.ballast.compute_threads = 1;
-  const std::string message = asked.refusal();
-  const std::string words = "it would fit with --set model.vocabulary_tiles=";
-  const auto at = message.find(words);
-  ASSERT_NE(at, std::string::npos) << message;
-  const std::uint64_t tiles = std::stoull(message.substr(at + words.size()));
-  EXPECT_EQ(
-      Asked({large[0], fmt::format("model.vocabulary_tiles={}", tiles)}, asked.budgets).refusal(),
-      "");
-  // Only a number that the config leaves open is raised.
-  EXPECT_EQ(with_fitting_tiles(asked.request()).model.vocabulary_tiles, 1U);
-  const Asked open(large, asked.budgets);
-  EXPECT_EQ(with_fitting_tiles(open.request()).model.vocabulary_tiles, tiles);
-  const Asked roomy(large, {512 * kMiB, 512 * kMiB});
-  EXPECT_EQ(with_fitting_tiles(roomy.request()).model.vocabulary_tiles, 1U);
-}
-
 TEST(PlannerRefusal, AdvisesNoDrivesWhereThereAreNone) {
   Asked asked({"zero_optimization.offload_optimizer.device=cpu",
                "zero_optimization.offload_param.device=cpu", "train_micro_batch_size_per_gpu=1"},
