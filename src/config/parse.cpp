@@ -25,8 +25,9 @@ void expand_model_path(Document& document, std::vector<std::string>& notes) {
   const std::filesystem::path folder = Value(document, *given, "model.path").path_text();
   // Keys that no config.json has, those of training alone, and one that may be switched off.
   constexpr std::array kOwn = {
-      "vocabulary_tiles",     "layer_tiles",        "router_bias_update_speed", "output_router_logits",
-      "router_aux_loss_coef", "router_z_loss_coef", model::kPadToken};
+      "vocabulary_tiles",     "layer_tiles",          "router_bias_update_speed",
+      "output_router_logits", "router_aux_loss_coef", "router_z_loss_coef",
+      model::kPadToken};
   for (const auto& member : model->members()) {
     const bool own = std::find(kOwn.begin(), kOwn.end(), member.key) != kOwn.end();
     const bool skipped = own || member.value.is_null() || is_comment(member.key);

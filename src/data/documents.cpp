@@ -13,7 +13,6 @@
 #include "ballast/core/log.h"
 #include "ballast/formats/safetensors.h"
 
-#include "src/data/id_check.h"
 #include "src/data/packing.h"
 #include "src/data/permutation.h"
 #include "src/formats/format_advice.h"

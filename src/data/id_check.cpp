@@ -84,11 +84,6 @@ void take_lowest_priority() {
 
 }  // namespace
 
-TokenTable limit_of_ids(std::uint64_t vocab_size, const std::optional<TokenTable>& table) {
-  if (table && table->rows < vocab_size) return *table;
-  return {.rows = std::min<std::uint64_t>(vocab_size, std::uint64_t{1} << 31U)};
-}
-
 bool check_sample(const TokenSource& source) {
   const std::uint64_t size = source.size();
   Sampler sampler(source);

@@ -5,7 +5,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,14 +12,6 @@
 #include "ballast/data/tokens.h"
 
 namespace ballast::data {
-
-/// Returns the matrix that limits token ids: `table` if it has fewer rows than the vocabulary, else
-/// the embedding, with at most 2^31 rows.
-TokenTable limit_of_ids(std::uint64_t vocab_size, const std::optional<TokenTable>& table);
-
-/// Reason of a refusal of an id that is below model.vocab_size.
-constexpr const char* kNoRow =
-    "the tables that the layers read have no row for it; leave such tokens out of the data";
 
 /// A stream of tokens whose ids are not all checked yet.
 struct UncheckedTokens {

@@ -10,7 +10,6 @@
 #include "ballast/core/log.h"
 #include "ballast/text/files.h"
 
-#include "src/data/id_check.h"
 #include "src/formats/format_advice.h"
 #include "src/formats/text_files.h"
 #include "src/formats/token_formats.h"

@@ -478,8 +478,8 @@ Ending train(const config::Config& asked, Observer& observer, const std::atomic<
   with_held_warnings(ranks, [&] {
     // Checked before planning, which may measure the machine for a minute.
     if (!open_run(config, observer, ranks, chosen, inputs)) return;
-    config =
-        with_pad_token_of_checkpoint(settle_tiles(config, ranks, interrupted, chosen), chosen, ranks);
+    config = with_pad_token_of_checkpoint(settle_tiles(config, ranks, interrupted, chosen), chosen,
+                                          ranks);
     planner::RunPlan plan = planner::plan_run(config, ranks, interrupted, options.source);
     comm::collective_try(ranks, [&] {
       trainer.emplace(std::move(plan), config, inputs, observer, interrupted, chosen, ranks);

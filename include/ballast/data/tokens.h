@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ballast/config/config.h"
+#include "ballast/data/token_table.h"
 
 namespace ballast::data {
 
@@ -22,12 +23,6 @@ struct TokenRange {
 struct TokenSplit {
   TokenRange training;
   TokenRange held_out;  ///< may be empty
-};
-
-/// A matrix of the model of which a token reads one row, and the config key of its size.
-struct TokenTable {
-  std::string key = "model.vocab_size";
-  std::uint64_t rows = 0;
 };
 
 /// Several files as one sequence of token ids, in the order given. Keeps only names and sizes in

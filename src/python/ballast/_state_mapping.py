@@ -125,7 +125,7 @@ class ParameterState(MutableMapping[str, Any]):
 
 
 def misfit(engine: Engine, record: Record, values: Mapping[str, Any]) -> str | None:
-    """What is wrong with the first of these values that the parameter cannot have."""
+    """Describes the first of these values that the parameter cannot have."""
     for name in (*engine.moment_names(), "master"):
         value = values.get(name)
         if name not in values or (isinstance(value, torch.Tensor)

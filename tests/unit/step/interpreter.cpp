@@ -401,8 +401,7 @@ class Interpreter {
     put(op, {target, 0, rank_.padded_weights(op.block)}, current);
   }
 
-  /// Completes an input from the parts of all tensor places. This rank has the first, in the target
-  /// or in a buffer of its own.
+  /// Completes an input from the parts of all tensor places. This rank has the first.
   void gather_parts(const Operation& op) {
     const BufferId target = take(op, Role::target, true).buffer;
     const bool apart = op.buffer(Role::source) != kNoBuffer;
@@ -415,24 +414,22 @@ class Interpreter {
   }
 
   void gather_counts(const Operation& op) {
-    const Use source = take(op, Role::source, false);
-    const Use target = take(op, Role::target, true);
-    const auto pieces = memory_.read(source.buffer, 0, 1);
+    const BufferId target = take(op, Role::target, true).buffer;
+    const auto pieces = memory_.read(take(op, Role::source, false).buffer, 0, 1);
     if (pieces.empty() || !belongs(op, program_, pieces.front().content, run_of(op))) {
       return complain(op, "gathers something else");
     }
     Content all = pieces.front().content;
     all.what = What::counts;
-    put(op, {target.buffer, 0, schedule_.ranks * size_of(all.number)}, all);
+    put(op, {target, 0, schedule_.ranks * size_of(all.number)}, all);
   }
 
   void decode(const Operation& op) {
     const BlockSizes& sizes = problem_.blocks[op.block];
-    const std::uint64_t version = updates_[op.block];
     need(op, {take(op, Role::source, false).buffer, 0, sizes.weight_bytes},
-         weights_of(op.block, version));
+         weights_of(op.block, updates_[op.block]));
     put(op, {take(op, Role::target, true).buffer, 0, sizes.dequantized_bytes},
-        {What::decoded, op.block, 0, version});
+        {What::decoded, op.block, 0, updates_[op.block]});
   }
 
   /// A visitor makes the first values, or looks at those that are there, piece by piece.
