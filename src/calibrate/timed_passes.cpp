@@ -20,7 +20,7 @@ using model::Pass;
 using model::Port;
 
 /// Longer operations are not repeated often, but a single one may have been disturbed.
-constexpr double kLong = 0.5;
+constexpr double kLongPass = 0.5;
 /// Longer operations need no warm-up call.
 constexpr double kWarm = 0.1;
 /// Shorter kernels are enqueued and timed several at a time, like in a step. If other work comes
@@ -279,7 +279,7 @@ double TimedPasses::seconds(const Kind& kind, std::size_t kinds) {
     once = time();
   }
   if (once >= kWarm) {
-    const std::size_t least = once >= kLong ? 2 : 3;
+    const std::size_t least = once >= kLongPass ? 2 : 3;
     while (slices.size() < least) time();
     return sample_.record(undisturbed_time(slices, {cpus, sample_.busy}));
   }

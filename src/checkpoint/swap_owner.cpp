@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-constexpr std::string_view kPrefix = "ballast-run-";
+constexpr std::string_view kOwnedPrefix = "ballast-run-";
 constexpr std::string_view kOldPrefix = "ballast-";
 constexpr std::string_view kRecord = ".json";
 constexpr std::size_t kIdDigits = 16;
@@ -111,7 +111,7 @@ std::optional<SwapName> parse_swap_name(const std::string& name) {
   NameParts parts(name);
   SwapName found;
   std::uint32_t path = 0;
-  const bool whole = parts.skip(kPrefix) && parts.take_id(found.id) && parts.skip("-step-") &&
+  const bool whole = parts.skip(kOwnedPrefix) && parts.take_id(found.id) && parts.skip("-step-") &&
                      parts.take(found.step) && parts.skip("-rank-") && parts.take(found.rank) &&
                      parts.skip(".swap-") && parts.take(path) && parts.ended();
   return whole ? std::optional(found) : std::nullopt;
@@ -130,19 +130,19 @@ std::string swap_name(std::uint32_t rank) {
 }
 
 std::string swap_name_elsewhere(const RunOwner& owner, const fs::path& folder, std::uint32_t rank) {
-  return fmt::format("{}{}-{}-{}", kPrefix, owner.id(), folder.filename().string(),
+  return fmt::format("{}{}-{}-{}", kOwnedPrefix, owner.id(), folder.filename().string(),
                      swap_name(rank));
 }
 
 fs::path owner_record(const fs::path& directory, const std::string& id) {
-  return directory / fmt::format("{}{}{}", kPrefix, id, kRecord);
+  return directory / fmt::format("{}{}{}", kOwnedPrefix, id, kRecord);
 }
 
 std::string record_id(const std::string& name) {
   NameParts parts(name);
   std::string id;
   const bool whole =
-      parts.skip(kPrefix) && parts.take_id(id) && parts.skip(kRecord) && parts.ended();
+      parts.skip(kOwnedPrefix) && parts.take_id(id) && parts.skip(kRecord) && parts.ended();
   return whole ? id : "";
 }
 

@@ -32,7 +32,6 @@ namespace fs = std::filesystem;
 using text::Json;
 
 /// Describes the storage of the weights, and which kinds of storage WeightFiles reads.
-constexpr const char* kQuantization = "quantization_config";
 constexpr const char* kBitsandbytes = "bitsandbytes";
 /// Sizes of the model, for which transformers' defaults are never intended.
 constexpr std::array kNeeded = {"vocab_size", "hidden_size", "num_layers", "num_heads"};

@@ -73,8 +73,6 @@ bool is_empty(const Json& value) {
          (value.is_array() && value.elements().empty());
 }
 
-constexpr const char* kQuantization = "quantization_config";
-
 /// Sorts the keys of one config.json.
 class UnknownKeys {
  public:

@@ -8,6 +8,9 @@
 
 namespace ballast::config {
 
+/// Section of config.json that describes quantised weights.
+inline constexpr const char* kQuantization = "quantization_config";
+
 /// Checks the keys of config.json `file` that the model section of `family` does not use. Appends
 /// notes to `notes`: one for each kind of dropout, and one for all keys that the family's class of
 /// transformers does not read. Throws Error(config) that names all other unknown keys, since they

@@ -22,7 +22,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kPatience = std::chrono::seconds(1);
+constexpr auto kLongestPause = std::chrono::seconds(1);
 constexpr auto kPause = std::chrono::milliseconds(5);
 
 /// Whether a stream has not taken anything after a signal.
@@ -64,7 +64,7 @@ int write_output(int stream, std::string_view text) {
       text.remove_prefix(static_cast<std::size_t>(done));
       last_taken = Clock::now();
     } else if (done < 0 && errno == EAGAIN) {
-      if (patient && Clock::now() - last_taken > kPatience) {
+      if (patient && Clock::now() - last_taken > kLongestPause) {
         is_stuck(stream) = true;
         return ETIMEDOUT;
       }
