@@ -132,10 +132,13 @@ Key last_batch_iteration_key() {
           {}};
 }
 
-/// Without ballast.steps, "auto" has no value yet.
+/// Without ballast.steps, "auto" has no value yet. A linear schedule may leave the key out.
 Key total_num_steps_key(SchedulerSection& s) {
   Key key = whole("total_num_steps", s.total_num_steps, {1, kSteps.high});
-  key.write = [&s] { return s.total_num_steps > 0 ? Json(s.total_num_steps) : Json("auto"); };
+  key.write = [&s] {
+    if (s.total_num_steps > 0) return Json(s.total_num_steps);
+    return s.type == SchedulerSection::Type::linear ? Json() : Json("auto");
+  };
   return key;
 }
 
