@@ -153,8 +153,10 @@ void note_warmup_rate(Config& c, const Document& document) {
 /// DeepSpeed warms up for at least 2 steps. Its version 0.19.8 refuses 0.
 void note_short_warmup(Config& c, const Document& document) {
   constexpr std::uint64_t kLeast = 2;
+  using enum SchedulerSection::Type;
   const std::uint64_t given = c.scheduler.warmup_num_steps;
-  if (c.scheduler.type == SchedulerSection::Type::constant || given >= kLeast) return;
+  const bool exact = c.scheduler.type == constant || c.scheduler.type == linear;
+  if (exact || given >= kLeast) return;
   if (find_path(document.root(), "scheduler.params.warmup_num_steps") == nullptr) return;
   c.notes.push_back(
       fmt::format("scheduler.params.warmup_num_steps: {} counts as {}, as in DeepSpeed{}; give {}",

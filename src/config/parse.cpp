@@ -47,7 +47,9 @@ void expand_model_path(Document& document, std::vector<std::string>& notes) {
   }
   section["weights"] = folder.string();
   for (const char* key : kOwn) {
-    if (const Json* const value = find_given(*model, key)) section[key] = *value;
+    const bool null_counts = key == std::string_view(model::kPadToken);
+    const Json* const value = null_counts ? model->find(key) : find_given(*model, key);
+    if (value != nullptr) section[key] = *value;
   }
   document.replace_section("model", std::move(section),
                            fmt::format("from {}", (folder / kCheckpointConfig).string()));

@@ -30,9 +30,12 @@ json gpt2() {
 struct Folder {
   explicit Folder(const json& config) { dir.write("m/config.json", config.dump()); }
   [[nodiscard]] Config parse(const json& model = {{"path", "m"}}) const {
-    const json text = {{"model", model},
-                       {"data", {{"text", "t"}, {"sequence_length", 32}}},
-                       {"train_batch_size", 1}};
+    const json text = {
+        {"model", model},
+        {"data", {{"text", "t"}, {"sequence_length", 32}}},
+        // Without it, the first note is about the optimizer.
+        {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-3}, {"weight_decay", 0.01}}}}},
+        {"train_batch_size", 1}};
     return config::parse(text.dump(), dir.path(), "c.json", {});
   }
   test::TempDir dir;

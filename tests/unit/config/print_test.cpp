@@ -446,9 +446,13 @@ std::set<std::string> families_in(const std::string& cell) {
   if (cell.find("atent attention") != std::string::npos) {
     found.insert({"deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4"});
   }
-  if (cell.find("(not gpt2)") == std::string::npos) return found;
+  // "(not A, B)": all others.
+  std::smatch excluded;
+  if (!std::regex_search(cell, excluded, std::regex(R"(\(not ((gpt2|gpt_neox|, )+)\))")))
+    return found;
+  const std::string names = excluded[1].str();
   for (const std::string& family : model::family_names()) found.insert(family);
-  found.erase("gpt2");
+  for (const std::string& family : families_in(names)) found.erase(family);
   return found;
 }
 

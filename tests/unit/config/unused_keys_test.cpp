@@ -89,6 +89,7 @@ const std::map<std::string, std::vector<json>>& plausible() {
       {"swiglu_limit", {3.0}},
       {"swiglu_alpha", {1.0}},
       {"decoder_sparse_step", {2}},
+      {"pad_token_id", {7}},
       {"mlp_only_layers", {json::array({0}), json::array({0, 1, 2, 3, 4, 5})}},
       {"router_aux_loss_coef", {0.5}},
       {"router_z_loss_coef", {0.1}}};
