@@ -197,24 +197,33 @@ TEST(Advice, ASequenceThatIsTooLongIsShortenedOnlyIfNothingElseHelps) {
   EXPECT_FALSE(says(other, "sequence_length")) << other;
 }
 
+/// A run whose rates are those of the host device, so that a build with CUDA takes the sizes of the
+/// host's kernels, too.
+test::Asked on_host(const std::vector<std::string>& overrides, memory::Budgets budgets) {
+  test::Asked asked(overrides, budgets);
+  asked.config.ballast.compute_threads = 1;
+  asked.rates.shared_cores = asked.rates.compute_threads = asked.rates.update_threads = 1;
+  return asked;
+}
+
 /// The largest block is the embedding with the output matrix. Only tiles make it smaller.
 TEST(Advice, TilesOfALargeVocabularyAreNamedAndTaken) {
   const std::vector<std::string> large = {"model.vocab_size=16384"};
-  test::Asked asked({large[0], "model.vocabulary_tiles=1"}, {16 * kMiB, 512 * kMiB});
-  asked.config.ballast.compute_threads = 1;
+  const test::Asked asked =
+      on_host({large[0], "model.vocabulary_tiles=1"}, {16 * kMiB, 512 * kMiB});
   const std::string message = asked.refusal();
   const std::string words = "it would fit with --set model.vocabulary_tiles=";
   const auto at = message.find(words);
   ASSERT_NE(at, std::string::npos) << message;
   const std::uint64_t tiles = std::stoull(message.substr(at + words.size()));
-  EXPECT_EQ(test::Asked({large[0], fmt::format("model.vocabulary_tiles={}", tiles)}, asked.budgets)
-                .refusal(),
-            "");
+  EXPECT_EQ(
+      on_host({large[0], fmt::format("model.vocabulary_tiles={}", tiles)}, asked.budgets).refusal(),
+      "");
   // Only a number that the config leaves open is raised.
   EXPECT_EQ(with_fitting_tiles(asked.request()).model.vocabulary_tiles, 1U);
-  const test::Asked open(large, asked.budgets);
+  const test::Asked open = on_host(large, asked.budgets);
   EXPECT_EQ(with_fitting_tiles(open.request()).model.vocabulary_tiles, tiles);
-  const test::Asked roomy(large, {512 * kMiB, 512 * kMiB});
+  const test::Asked roomy = on_host(large, {512 * kMiB, 512 * kMiB});
   EXPECT_EQ(with_fitting_tiles(roomy.request()).model.vocabulary_tiles, 1U);
 }
 
