@@ -170,6 +170,10 @@ class CheckedStates {
       held_;  ///< file and number of the chunk in memory
 };
 
+/// Returns the checkpoint `from`, or the latest one of the run directory `from`, whose states need
+/// not be intact. Skips those that cannot be opened: a resume names them.
+std::optional<Checkpoint> newest_readable(const std::filesystem::path& from);
+
 /// Calls `work`, which reads the checkpoint `folder`, and appends advice_after_damage() to its
 /// Error(data).
 void with_restart_advice(const std::filesystem::path& folder, const std::function<void()>& work);

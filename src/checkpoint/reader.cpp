@@ -296,17 +296,22 @@ TileCounts Checkpoint::tiles() const {
           .layers = count_tiles(blocks_, "layer 0 mlp ")};
 }
 
-std::optional<TileCounts> tiles_of(const fs::path& from) {
+std::optional<Checkpoint> newest_readable(const fs::path& from) {
   const std::vector<fs::path> folders =
       names_checkpoint(from) ? std::vector{from} : checkpoints_of(from);
   for (const fs::path& folder : folders) {
     try {
-      return Checkpoint(folder).tiles();
-    } catch (const Error& error) {
-      if (error.category() != ErrorCategory::data) throw;  // damaged, so an earlier one is used
+      return Checkpoint(folder);
+    } catch (const Error&) {
+      continue;
     }
   }
   return std::nullopt;
+}
+
+std::optional<TileCounts> tiles_of(const fs::path& from) {
+  const std::optional<Checkpoint> found = newest_readable(from);
+  return found ? std::optional(found->tiles()) : std::nullopt;
 }
 
 void Checkpoint::check_fits(const engine::Blueprint& blueprint, const Check& check) const {

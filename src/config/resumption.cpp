@@ -112,12 +112,6 @@ void add_settings(const Json& value, const std::string& path, Settings& settings
   }
 }
 
-bool is_allowed(const std::string& key, const std::vector<std::string>& allowed) {
-  return std::any_of(allowed.begin(), allowed.end(), [&key](const std::string& name) {
-    return name == kAll || name == key || is_in(key, name);
-  });
-}
-
 /// The names for --allow-change that cover `keys`: a section if several of its keys are among them.
 std::vector<std::string> shortest_names(const std::vector<std::string>& keys) {
   std::vector<std::string> names;
@@ -209,6 +203,12 @@ void check_allowed_names(const std::vector<std::string>& names) {
     if (row != nullptr) refuse("cannot change, because the position in the data follows from it");
     refuse(fmt::format("there is no such key of results{}", did_you_mean(name, known)));
   }
+}
+
+bool is_allowed(const std::string& key, const std::vector<std::string>& allowed) {
+  return std::any_of(allowed.begin(), allowed.end(), [&key](const std::string& name) {
+    return name == kAll || name == key || is_in(key, name);
+  });
 }
 
 void refuse_changes(const std::vector<Change>& changes, const std::vector<std::string>& allowed,

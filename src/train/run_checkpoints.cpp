@@ -246,6 +246,11 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
   return resumed;
 }
 
+std::filesystem::path resumed_from(const config::Config& config, const RunOptions& options) {
+  const bool own = options.directory == RunDirectory::continued && options.resume.empty();
+  return own ? config.ballast.out : options.resume;
+}
+
 void check_room_for_checkpoints(const engine::Engine& engine, const config::Config& config,
                                 comm::Ranks* ranks, bool new_swap_files) {
   if (engine.blueprint().mesh.rank != 0 || !RunCheckpoints::wanted(config)) return;

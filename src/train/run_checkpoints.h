@@ -48,11 +48,9 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
                    const std::function<void(const Resumed&)>& found = {},
                    const SettingsCheck* check = nullptr);
 
-/// Returns the config of a run with these options. If the run resumes from a checkpoint without
-/// model.pad_token_id, as versions wrote that lack the key, it continues to train the row of that
-/// token, unless options.allowed_changes names the key. Logs this on rank 0. Collective.
-config::Config with_pad_token_of_checkpoint(const config::Config& config, const RunOptions& options,
-                                            comm::Ranks* ranks);
+/// Returns the checkpoint or run directory from which a run with these options resumes. "": it
+/// begins.
+std::filesystem::path resumed_from(const config::Config& config, const RunOptions& options);
 
 /// Throws Error(io) if the file system of the run directory lacks space for its checkpoints and one
 /// that is being written. `new_swap_files`: the run has not created its swap files yet, so they

@@ -1,15 +1,18 @@
 #include "src/train/settled_tiles.h"
 
+#include <filesystem>
+
 #include "ballast/checkpoint/checkpoints.h"
 #include "ballast/comm/collective_try.h"
 #include "ballast/planner/run_plan.h"
+
+#include "src/train/run_checkpoints.h"
 
 namespace ballast::train {
 
 config::Config settle_tiles(const config::Config& config, comm::Ranks* ranks,
                             const std::atomic<bool>* interrupted, const RunOptions& options) {
-  const bool own = options.directory == RunDirectory::continued;
-  const auto& from = own && options.resume.empty() ? config.ballast.out : options.resume;
+  const std::filesystem::path from = resumed_from(config, options);
   if (!config.open_tiles.any() || from.empty()) {
     return planner::settle_tiles(config, ranks, interrupted, options.source);
   }

@@ -29,6 +29,7 @@
 #include "src/train/held_warnings.h"
 #include "src/train/initial_weights.h"
 #include "src/train/loss_scaler.h"
+#include "src/train/pad_token.h"
 #include "src/train/recovery.h"
 #include "src/train/run_checkpoints.h"
 #include "src/train/run_end.h"
@@ -258,12 +259,11 @@ class Trainer {
 
   void start_engine() {
     if (resumes()) {
-      const bool own = options_.directory == RunDirectory::continued;
-      const auto& from = own && options_.resume.empty() ? config_.ballast.out : options_.resume;
       const SettingsCheck check = {settings_, options_.allowed_changes};
       constexpr std::uint64_t kAny = std::numeric_limits<std::uint64_t>::max();
-      resumed_ = resume_run(*engine_, config_, from, ranks_, kAny, {}, &check);
-      return take(resumed_, own);
+      resumed_ =
+          resume_run(*engine_, config_, resumed_from(config_, options_), ranks_, kAny, {}, &check);
+      return take(resumed_, options_.directory == RunDirectory::continued);
     }
     start_from_weights(*engine_, config_, [this](Bytes done, Bytes total) {
       if (is_root()) observer_.reading(done, total);

@@ -48,6 +48,9 @@ std::vector<Change> find_changes(const Settings& before, const Settings& now);
 /// results, or a section with such keys ("optimizer").
 void check_allowed_names(const std::vector<std::string>& names);
 
+/// Returns whether the names of --allow-change allow another value of `key`.
+bool is_allowed(const std::string& key, const std::vector<std::string>& allowed);
+
 /// If `allowed` does not cover all `changes`, throws Error(config) with one line that begins with
 /// `from` and lists all changes.
 void refuse_changes(const std::vector<Change>& changes, const std::vector<std::string>& allowed,
