@@ -292,14 +292,8 @@ void run_visit(const CurrentOperation& at) {
   at.lanes.zeros_from(use.buffer) = piece.zeros_from;
 }
 
-void run_keep(const CurrentOperation& at) {
-  const Bytes bytes = at.operation.bytes;
-  device::Device& device = at.own().device;
-  device.copy_to_other(at.stream(), device, at.device(at.target(), bytes),
-                       at.device(at.source(), bytes));
-}
-
-void run_copy_to_other_device(const CurrentOperation& at) {
+/// Copies between two devices of the rank, or two buffers of one.
+void run_copy_on_devices(const CurrentOperation& at) {
   const Bytes bytes = at.operation.bytes;
   const Use& target = at.target();
   const std::uint8_t to = at.blueprint().schedule.buffers[target.buffer].device;
@@ -325,8 +319,8 @@ constexpr std::array<ActionHandler, plan::kActionCount> kHandlers = {
      {Action::read, run_visit},
      {Action::select, run_select},
      {Action::scatter, run_scatter},
-     {Action::pass, run_copy_to_other_device},
-     {Action::keep, run_keep},
+     {Action::pass, run_copy_on_devices},
+     {Action::keep, run_copy_on_devices},
      {Action::exchange, run_exchange}}};
 
 constexpr bool in_order_of_actions() {
