@@ -34,8 +34,8 @@
 namespace ballast::tools {
 namespace {
 
-/// Only rank 0 logs; warnings of other ranks are printed with the rank's number. A line that
-/// several parts of the program find is printed once.
+/// Only rank 0 logs; warnings of other ranks are printed with the rank's number. A note that
+/// several parts of the program find is printed once. Warnings are events, which may repeat.
 void install_log_sink(bool verbose, std::uint32_t rank) {
   constexpr std::size_t kRemembered = 1000;
   set_log_sink([verbose, rank, shown = std::set<std::string>()](LogLevel level,
@@ -46,7 +46,7 @@ void install_log_sink(bool verbose, std::uint32_t rank) {
     const std::string text = fmt::format("ballast: {}{}{}", warning ? "warning: " : "", who,
                                          text::printable(line, line.size()));
     if (shown.size() == kRemembered) shown.clear();
-    if (!shown.insert(text).second) return;
+    if (!warning && !shown.insert(text).second) return;
     const bool taken = take_line(text, true);
     if (taken && isatty(STDERR_FILENO) == 1) return;
     erase_live_line();

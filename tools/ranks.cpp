@@ -66,7 +66,7 @@ std::string first_word(const std::string& launcher) {
 
 void report_without_ranks(std::uint32_t rank, const std::string& message) {
   wait_for_lower_ranks(rank);
-  if (interrupted()) return;
+  if (rank > 0 && interrupted()) return;  // by the launcher, since a lower rank has reported
   const std::string who = rank == 0 ? "" : fmt::format("rank {} on {}: ", rank, comm::host_name());
   print_error(who + message);
 }
