@@ -92,11 +92,11 @@ std::string parent_of(const fs::path& path) {
 }
 
 /// Returns the path of the directory with the handle of `owner`, if it exists and this process may
-/// open it. `beside`: a directory on the same file system.
-std::optional<fs::path> find_by_handle(const RunOwner& owner, const fs::path& beside) {
+/// open it. `anchor`: a directory on the same file system.
+std::optional<fs::path> find_by_handle(const RunOwner& owner, const fs::path& anchor) {
   HandleBuffer handle;
   if (!read_handle(owner.handle, handle)) return std::nullopt;
-  const Descriptor mount(::open(beside.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const Descriptor mount(::open(anchor.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!mount.is_open()) return std::nullopt;
   const Descriptor found(
       ::open_by_handle_at(mount.number(), handle.get(), O_PATH | O_DIRECTORY | O_CLOEXEC));
@@ -200,9 +200,9 @@ Whereabouts find_owner(const RunOwner& owner) {
     place = place.parent_path();
   }
   // The number of the device may be another since the machine was restarted.
-  const auto beside = describe(AT_FDCWD, place.c_str());
+  const auto here = describe(AT_FDCWD, place.c_str());
   const bool same_parent = !owner.parent.empty() && parent_of(owner.path) == owner.parent;
-  if (!beside || (beside->device != owner.device && !same_parent)) return {unknown, owner.path};
+  if (!here || (here->device != owner.device && !same_parent)) return {unknown, owner.path};
   if (const auto found = find_by_handle(owner, place)) return {there, *found};
   return {gone, owner.path};
 }

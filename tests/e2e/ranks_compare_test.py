@@ -25,7 +25,6 @@ import runs
 
 BALLAST = str(pathlib.Path(sys.argv[1]).resolve())
 MPIRUN = sys.argv[2] if len(sys.argv) > 2 else ""
-SKIPPED = 77
 PATIENCE = 240
 DIFFERENCES = int(os.environ.get("BALLAST_TEST_DIFFERENCES", "6"))
 SEED = int(os.environ.get("BALLAST_TEST_SEED", "20266"))
@@ -238,13 +237,5 @@ class Differences(RanksTest):
         self.assert_named(done, {1}, "--resume")
 
 
-def main():
-    version = subprocess.run([BALLAST, "--version"], capture_output=True, text=True, check=True)
-    if not MPIRUN or "self, mpi" not in version.stdout:
-        print("skipped: there is no mpirun, or ballast was built without MPI")
-        sys.exit(SKIPPED)
-    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
-
-
 if __name__ == "__main__":
-    main()
+    runs.main_with_ranks(BALLAST, MPIRUN)

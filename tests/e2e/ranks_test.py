@@ -25,7 +25,6 @@ import runs
 BALLAST = str(pathlib.Path(sys.argv[1]).resolve())
 MPIRUN = sys.argv[2] if len(sys.argv) > 2 else ""
 PATIENCE = 240  # seconds within which anything must be over, even on slow machines
-SKIPPED = 77
 
 TINY = {
     **{section: runs.TINY[section] for section in ("model", "data", "optimizer", "aio")},
@@ -409,13 +408,5 @@ class Failures(RanksTest):
         self.assert_one_error(self.finish(process), 130, "interrupted")
 
 
-def main():
-    version = subprocess.run([BALLAST, "--version"], capture_output=True, text=True, check=True)
-    if not MPIRUN or "self, mpi" not in version.stdout:
-        print("skipped: there is no mpirun, or ballast was built without MPI")
-        sys.exit(SKIPPED)
-    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
-
-
 if __name__ == "__main__":
-    main()
+    runs.main_with_ranks(BALLAST, MPIRUN)

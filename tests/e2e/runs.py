@@ -158,6 +158,18 @@ def write_file(path, tensors, metadata=None):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
+SKIPPED = 77  # exit status of a test program that meson shows as skipped
+
+
+def main_with_ranks(ballast, mpirun):
+    """Runs the tests of the calling script, whose first two arguments are the program and mpirun."""
+    version = subprocess.run([ballast, "--version"], capture_output=True, text=True, check=True)
+    if not mpirun or "self, mpi" not in version.stdout:
+        print("skipped: there is no mpirun, or ballast was built without MPI")
+        sys.exit(SKIPPED)
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
+
+
 def main():
     """Runs the tests of the calling script, whose first argument is the program."""
     RunTest.ballast = os.path.abspath(sys.argv.pop(1))
