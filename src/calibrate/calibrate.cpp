@@ -35,10 +35,24 @@ constexpr Bytes kMostCold = 256 * kMiB;
 /// Assumed cache size if it is unknown.
 constexpr Bytes kSomeCache = 64 * kMiB;
 
+/// Returns a model as wide as a tile of `whole`. A family that derives the width of its heads from
+/// the width of the model (GPT-NeoX) keeps all heads.
+model::ModelConfig tile_sample(const model::ModelConfig& whole) {
+  model::ModelConfig tile = model::config_of_tile(whole);
+  try {
+    static_cast<void>(model::build_architecture(tile));
+  } catch (const Error& error) {
+    if (error.category() != ErrorCategory::config) throw;
+    tile.num_heads = whole.num_heads;
+    tile.num_kv_heads = whole.num_kv_heads;
+  }
+  return tile;
+}
+
 /// Returns a model with the layers of `model`, without experts and as wide as a tile if layers are
 /// cut, and a head, whose rate hardly depends on the size of a large vocabulary.
 model::ModelConfig sample_config(const model::Architecture& model, DType type) {
-  model::ModelConfig config = model::config_of_tile(model::without_experts(model.config));
+  model::ModelConfig config = tile_sample(model::without_experts(model.config));
   config.vocabulary_tiles = 1;
   const Bytes row = config.hidden_size * (size_of(type) + size_of(DType::f32));
   config.vocab_size = std::clamp<std::uint64_t>(kMatrixBytes / row, 1, config.vocab_size);

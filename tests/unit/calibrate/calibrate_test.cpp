@@ -185,7 +185,8 @@ TEST_F(CalibrationTest, MeasuresDrivesOnlyIfTheRunMayUseThem) {
 }
 
 TEST_F(CalibrationTest, RefusesAPathThatIsNeededAndMissing) {
-  const std::string path = "zero_optimization.offload_optimizer.nvme_path=\"/nowhere\"";
+  // Only the last folder of a path is made.
+  const std::string path = "zero_optimization.offload_optimizer.nvme_path=\"/nowhere/swap\"";
   try {
     rates_of(config({kOnNvme, path}));
     FAIL();

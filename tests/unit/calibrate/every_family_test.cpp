@@ -61,6 +61,7 @@ const std::vector<Choice>& choices() {
       {"head", {R"(ballast.train=["lm_head.weight"])"}},
       {"vocabulary in tiles", {"model.vocabulary_tiles=2"}},
       {"layers in tiles", {"model.layer_tiles=2", "model.vocabulary_tiles=2"}},
+      {"layers in three tiles", {"model.use_parallel_residual=false", "model.layer_tiles=3"}},
       {"tied", {"model.tie_embeddings=true"}},
       {"not tied", {"model.tie_embeddings=false"}}};
   return all;
