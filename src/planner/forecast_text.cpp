@@ -139,7 +139,7 @@ void describe_unbudgeted(const Forecast& forecast, Lines& lines) {
   } else if (ballast.writes_checkpoints()) {
     text += fmt::format(", {} more while checkpoints are written", format_bytes(buffers));
   }
-  add(lines, "not budgeted", text);
+  add_wrapped(lines, fmt::format("  {:<17} {}", "not budgeted", text), 20);
 }
 
 void describe_run(const Forecast& forecast, Lines& lines) {

@@ -204,11 +204,11 @@ class CheckpointsTest(runs.RunTest):
         before = sorted(self.path.rglob("*"))
         self.damage("run/checkpoints/step-4/rank-0.states", 7)
         for status, source, words in (
-                (1, "=nowhere", ("nowhere", "no such checkpoint or run directory")),
-                (1, "=text.txt", ("text.txt", "neither a checkpoint nor a run")),
+                (2, "=nowhere", ("--resume: ", "nowhere: no such directory")),
+                (2, "=text.txt", ("text.txt", "is not a directory")),
                 (1, "=run/checkpoints", ("run/checkpoints", "neither a checkpoint nor a run")),
-                (1, "=run/checkpoints/step-3", ("step-3/checkpoint.json: No such file",
-                                                "another checkpoint of this run is ")),
+                (2, "=run/checkpoints/step-3", ("step-3: no such directory", "did you mean ",
+                                                "run/checkpoints/step-")),
                 (1, "=run/checkpoints/step-4", ("step-4/rank-0.states: damaged",
                                                 "another checkpoint of this run is ", "step-2")),
                 (2, "=reference", ("has 8 finished steps, but the run only 8", "--steps")),

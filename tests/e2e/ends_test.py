@@ -284,7 +284,11 @@ class Signals(EndTest):
         """A signal while the machine is measured, because the cache of rates is empty."""
         shutil.rmtree(self.path / "cache", ignore_errors=True)
         process = self.start(*arguments, env={**os.environ, "XDG_CACHE_HOME": str(self.path / "cache")})
-        time.sleep(0.4)
+        before = ""
+        while "measuring this machine" not in before:
+            line = process.stderr.readline()
+            self.assertNotEqual(line, "", before)
+            before += line
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=120)
         self.assertIn("SIGTERM: the run ends before its first step; ", err)

@@ -540,8 +540,9 @@ class Folder(RunTest):
         self.assert_fails(done, 1, "out.tmp-", "-of-00003.safetensors", "File too large")
         (self.path / "full").mkdir()
         (self.path / "full/file").write_text("mine")
-        for out in ("full", "full/file", "model"):
-            self.assert_fails(self.run_ballast("export", "model", "--out", out), 2, out, "exists")
+        for out, words in (("full", "exists"), ("full/file", "is a file, not a folder"),
+                           ("model", "exists")):
+            self.assert_fails(self.run_ballast("export", "model", "--out", out), 2, out, words)
         self.assertEqual(set(self.path.iterdir()), before | {self.path / "full"})
         self.assert_fails(self.run_ballast("export", "model", "--out", "x", "--dtype", "int8"), 2,
                           "--dtype")

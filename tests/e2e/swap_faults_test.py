@@ -141,11 +141,12 @@ class BeforeTheFirstByte(SwapTest):
         self.assertFalse((self.path / "run").exists(), "the run directory was made all the same")
 
     def test_missing(self):
-        self.assert_planning_fails(f"{self.path}/none: no such directory", "create it",
-                                   swap=self.path / "none")
+        self.assert_planning_fails(f"{self.path}/none/swap: no such directory", "create it",
+                                   swap=self.path / "none/swap")
 
     def test_one_of_two_missing(self):
-        self.assert_planning_fails("none: no such directory", swap=[self.swap, self.path / "none"])
+        self.assert_planning_fails("none/swap: no such directory",
+                                   swap=[self.swap, self.path / "none/swap"])
 
     def test_a_file(self):
         self.assert_planning_fails("text.txt is not a directory", swap=self.path / "text.txt")

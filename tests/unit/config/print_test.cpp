@@ -450,9 +450,8 @@ std::set<std::string> families_in(const std::string& cell) {
   std::smatch excluded;
   if (!std::regex_search(cell, excluded, std::regex(R"(\(not ((gpt2|gpt_neox|, )+)\))")))
     return found;
-  const std::string names = excluded[1].str();
   for (const std::string& family : model::family_names()) found.insert(family);
-  for (const std::string& family : families_in(names)) found.erase(family);
+  for (const std::string& family : families_in(excluded[1].str())) found.erase(family);
   return found;
 }
 
