@@ -34,7 +34,7 @@ struct HandleBuffer {
     get()->handle_bytes = MAX_HANDLE_SZ;
   }
   [[nodiscard]] file_handle* get() { return reinterpret_cast<file_handle*>(bytes.data()); }
-  alignas(file_handle) std::vector<unsigned char> bytes;
+  std::vector<unsigned char> bytes;  ///< the allocator aligns it for every type
 };
 
 std::string handle_of(const fs::path& path) {
