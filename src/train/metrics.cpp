@@ -103,7 +103,7 @@ std::string to_json_line(const StepMetrics& metrics) {
   return line.compact();
 }
 
-MetricsWriter::MetricsWriter(std::filesystem::path path, Existing existing) {
+MetricsWriter::MetricsWriter(const std::filesystem::path& path, Existing existing) {
   try {
     open(path, O_EXCL);
   } catch (const Error& error) {

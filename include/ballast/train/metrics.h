@@ -85,7 +85,7 @@ class MetricsWriter {
 
   /// Creates `path` exclusively, or opens it. Throws Error(io), with EEXIST if the file exists and
   /// `existing` refuses it.
-  explicit MetricsWriter(std::filesystem::path path, Existing existing = Existing::replaced);
+  explicit MetricsWriter(const std::filesystem::path& path, Existing existing = Existing::replaced);
   /// Removes a file that this object created, if it has no line.
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
