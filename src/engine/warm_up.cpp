@@ -25,9 +25,9 @@ bool needs_kernels(const Operation& operation) {
          operation.lane == Lane::reduce;
 }
 
-/// The properties that select an operation's kernels: for a pass its shape, and which of its ports
-/// are bound; for others the size of the block, and for a gather whether it is in place and moves
-/// codes. Vocabulary tiles differ in their sizes.
+/// The properties that select an operation's kernels, which every device loads: for a pass its
+/// shape, and which of its ports are bound; for others the size of the block, and for a gather
+/// whether it is in place and moves codes. Vocabulary tiles differ in their sizes.
 auto kind_of(const Operation& operation, const Blueprint& blueprint) {
   std::uint64_t bound = 0;
   for (const plan::Use& use : operation.uses) {
@@ -39,8 +39,8 @@ auto kind_of(const Operation& operation, const Blueprint& blueprint) {
   const std::uint64_t size = layer ? block.elements : operation.block;
   const std::uint64_t shape =
       pass ? blueprint.problem.program().passes[step::pass_id(operation)].shape : size;
-  return std::tuple(operation.action, operation.payload, shape, pass ? 0 : block.frozen_elements,
-                    operation.micro == 0, bound);
+  return std::tuple(operation.device, operation.action, operation.payload, shape,
+                    pass ? 0 : block.frozen_elements, operation.micro == 0, bound);
 }
 
 /// Pretends that the routers have dispatched a row to each expert, so that the kernels of experts

@@ -365,7 +365,7 @@ std::size_t version() {
 }
 cublasStatus_t create(cublasLtHandle_t* made) {
   if (FakeCuda::refuses("cublasLtCreate")) return CUBLAS_STATUS_NOT_INITIALIZED;
-  if (!FakeCuda::start_libraries()) return CUBLAS_STATUS_ALLOC_FAILED;
+  if (!FakeCuda::start_library(FakeCuda::started_cublaslt)) return CUBLAS_STATUS_ALLOC_FAILED;
   return make(made, 0);
 }
 

@@ -1,6 +1,7 @@
 #include "tests/support/fake_cuda.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +11,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -52,6 +54,16 @@ std::mutex registry_mutex;
 std::map<std::byte*, std::size_t>& registry() {
   static std::map<std::byte*, std::size_t> pieces;
   return pieces;
+}
+
+/// From which GPU to which access to memory is enabled.
+std::set<std::pair<int, int>>& direct_ways() {
+  static std::set<std::pair<int, int>> ways;
+  return ways;
+}
+bool is_direct(int from, int to) {
+  const std::scoped_lock lock(registry_mutex);
+  return direct_ways().contains({from, to});
 }
 
 /// Returns whether the call may allocate or free memory now.
@@ -171,9 +183,6 @@ void expect_no_work(const char* call) {
   FakeCuda::complain(std::string(call) + " while work is pending");
   await_all_streams();
 }
-std::size_t taken_by_libraries() {
-  return FakeCuda::libraries_started ? FakeCuda::library_memory.load() : 0;
-}
 
 bool mapped(std::byte* start, std::size_t size) {
   const std::size_t before =
@@ -277,7 +286,7 @@ cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int device) {
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   if (const cudaError_t code = answer_to("cudaMemGetInfo")) return code;
   *total = FakeCuda::memory;
-  *free = *total - std::min(*total, FakeMemory::taken() + taken_by_libraries());
+  *free = *total - std::min(*total, FakeMemory::taken() + FakeCuda::taken_by_libraries());
   return cudaSuccess;
 }
 
@@ -285,7 +294,11 @@ cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int v
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) {
     return remembered(cudaErrorInvalidValue);
   }
-  ++FakeCuda::shared_memory_calls;
+  const int calls = FakeCuda::shared_memory_calls++;
+  for (int i = 0; i < 5000 && FakeCuda::shared_memory_waits_on == current_device; ++i) {
+    if (FakeCuda::shared_memory_calls > calls + 1) FakeCuda::shared_memory_waits_on = -1;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   return static_cast<std::size_t>(value) > FakeCuda::most_shared_memory
              ? remembered(cudaErrorInvalidValue)
              : cudaSuccess;
@@ -295,7 +308,7 @@ cudaError_t cudaMalloc(void** memory, std::size_t size) {
   *memory = nullptr;
   if (const cudaError_t code = answer_to_allocation("cudaMalloc")) return code;
   if (size <= FakeCuda::most_at_once &&
-      size + FakeMemory::taken() + taken_by_libraries() <= FakeCuda::memory) {
+      size + FakeMemory::taken() + FakeCuda::taken_by_libraries() <= FakeCuda::memory) {
     *memory = FakeMemory::take(size, current_device);
   }
   return *memory == nullptr ? remembered(cudaErrorMemoryAllocation) : cudaSuccess;
@@ -409,10 +422,16 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
   if (const cudaError_t code = answer_to("cudaDeviceEnablePeerAccess")) return code;
   if (!FakeCuda::peers || peer == current_device) return remembered(cudaErrorInvalidDevice);
-  static std::set<std::pair<int, int>> enabled;
+  if (FakeCuda::peers_enabling != cudaSuccess) return remembered(FakeCuda::peers_enabling);
   const std::scoped_lock lock(registry_mutex);
-  const bool fresh = enabled.insert({current_device, peer}).second;
+  const bool fresh = direct_ways().emplace(current_device, peer).second;
   return fresh ? cudaSuccess : remembered(cudaErrorPeerAccessAlreadyEnabled);
+}
+cudaError_t cudaDeviceDisablePeerAccess(int peer) {
+  if (const cudaError_t code = answer_to("cudaDeviceDisablePeerAccess")) return code;
+  const std::scoped_lock lock(registry_mutex);
+  const bool was = direct_ways().erase({current_device, peer}) > 0;
+  return was ? cudaSuccess : remembered(cudaErrorPeerAccessNotEnabled);
 }
 cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device,
                                 std::size_t size, cudaStream_t stream) {
@@ -426,6 +445,7 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
     return remembered(cudaErrorInvalidValue);
   }
   FakeCuda::copied_to_peers += size;
+  if (FakeCuda::peers_lose_copies && is_direct(from_device, to_device)) return cudaSuccess;
   return on_stream(
       stream, [=] { std::memcpy(to, from, size); }, nullptr, 1U << to_device);
 }

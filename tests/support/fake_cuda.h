@@ -62,16 +62,26 @@ struct FakeCuda {
   static inline std::atomic<int> kernels_until_fault = -1;
   static inline std::atomic<cudaError_t> fault = cudaSuccess;
 
-  /// Memory of the GPU, and the part of it that cuBLASLt and cuDNN take when they start.
+  /// Memory of the GPUs, and the part of it that cuBLASLt and cuDNN take when they start on one.
   static inline std::atomic<std::size_t> memory = std::size_t{1} << 33U;
   static inline std::atomic<std::size_t> library_memory = 0;
-  static inline std::atomic<bool> libraries_started = false;
-  /// Takes the libraries' memory. Returns false if there is not enough.
-  static bool start_libraries();
+  /// The GPUs on which each library has started, and those whose memory they have taken; a bit for
+  /// each GPU.
+  static inline std::atomic<std::uint64_t> started_cublaslt = 0;
+  static inline std::atomic<std::uint64_t> started_cudnn = 0;
+  static inline std::atomic<std::uint64_t> with_library_memory = 0;
+  /// Takes the libraries' memory on the current GPU. Returns false if there is not enough, or on
+  /// the first start of this library there inside a step, which allocates.
+  static bool start_library(std::atomic<std::uint64_t>& started);
+  /// Memory that the libraries take on all GPUs.
+  static std::size_t taken_by_libraries();
   /// Returns the calling thread's current GPU. Not a call of CUDA.
   static int current();
-  /// Whether GPUs can access each other's memory.
+  /// Whether GPUs can access each other's memory, what enabling that returns, and whether direct
+  /// copies are lost.
   static inline std::atomic<bool> peers = true;
+  static inline std::atomic<cudaError_t> peers_enabling = cudaSuccess;
+  static inline std::atomic<bool> peers_lose_copies = false;
   /// Bytes copied between GPUs so far.
   static inline std::atomic<std::size_t> copied_to_peers = 0;
   /// Objects that exist: streams and events.
@@ -137,6 +147,8 @@ struct FakeCuda {
   /// Number of calls that allow kernels more shared memory; calls for more bytes fail.
   static inline std::atomic<int> shared_memory_calls = 0;
   static inline std::atomic<std::size_t> most_shared_memory = SIZE_MAX;
+  /// The GPU on which these calls wait until another GPU has had one; negative: none.
+  static inline std::atomic<int> shared_memory_waits_on = -1;
   /// The GPU's clock, which only fakes of kernels advance.
   static inline std::atomic<double> milliseconds = 0.0;
   /// Number of calls with a stream or an event of another device than the thread's current one,

@@ -338,7 +338,7 @@ cudnnStatus_t execute(cudnnHandle_t, cudnnBackendDescriptor_t plan_of,
 
 cudnnStatus_t create(cudnnHandle_t* made) {
   if (FakeCuda::refuses("cudnnCreate")) return CUDNN_STATUS_INTERNAL_ERROR;
-  if (!FakeCuda::start_libraries()) return CUDNN_STATUS_INTERNAL_ERROR;
+  if (!FakeCuda::start_library(FakeCuda::started_cudnn)) return CUDNN_STATUS_INTERNAL_ERROR;
   const auto code = std::exchange(FakeCudnn::next_start, CUDNN_STATUS_SUCCESS);
   if (code != CUDNN_STATUS_SUCCESS) return code;
   *made = reinterpret_cast<cudnnHandle_t>(new int(0));

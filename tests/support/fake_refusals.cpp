@@ -1,5 +1,8 @@
 // Refusals and complaints of the fakes of CUDA and its libraries.
 #include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -85,10 +88,24 @@ cudaError_t FakeCuda::answer(const char* call) {
   return allocates ? cudaErrorMemoryAllocation : cudaErrorUnknown;
 }
 
-bool FakeCuda::start_libraries() {
-  if (libraries_started || library_memory == 0) return true;
-  if (FakeMemory::taken() + library_memory > memory) return false;
-  libraries_started = true;
+std::size_t FakeCuda::taken_by_libraries() {
+  return static_cast<std::size_t>(std::popcount(with_library_memory.load())) * library_memory;
+}
+
+bool FakeCuda::start_library(std::atomic<std::uint64_t>& started) {
+  const std::uint64_t gpu = std::uint64_t{1} << static_cast<unsigned>(current());
+  if ((started & gpu) != 0) return true;
+  if (NoAllocation::exists()) {
+    ++NoAllocation::refused;
+    complain("the first start of a library on a GPU inside a step, which allocates memory");
+    return false;
+  }
+  if (library_memory > 0 && (with_library_memory & gpu) == 0) {
+    const std::size_t before = FakeMemory::taken() + taken_by_libraries();
+    if (before + library_memory > memory) return false;
+    with_library_memory |= gpu;
+  }
+  started |= gpu;
   return true;
 }
 

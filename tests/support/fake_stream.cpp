@@ -250,12 +250,12 @@ Queues& queues() {
   return *kept;
 }
 
-/// Kernels whose code is on the GPU.
+/// Notes that the kernel's code is on the current GPU. Returns whether it was not.
 bool note_loaded(const void* kernel) {
   static std::mutex mutex;
-  static auto* const loaded = new std::set<const void*>;
+  static auto* const loaded = new std::set<std::pair<int, const void*>>;
   const std::scoped_lock lock(mutex);
-  return loaded->insert(kernel).second;
+  return loaded->emplace(FakeCuda::current(), kernel).second;
 }
 
 GpuSet current_gpu() {

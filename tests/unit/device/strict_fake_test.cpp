@@ -46,6 +46,7 @@ class StrictFake : public testing::Test {
     FakeCuda::seed = before_;
   }
   void SetUp() override {
+    must(cudaSetDevice(0));
     for (auto& stream : streams_) must(cudaStreamCreateWithFlags(&stream, 0));
     void* memory = nullptr;
     must(cudaMallocHost(&memory, kBytes));
@@ -260,10 +261,31 @@ TEST_F(StrictFake, NamesAllocationsAndFirstLaunchesInAStep) {
     EXPECT_EQ(cudaFree(nullptr), cudaErrorNotPermitted);
     EXPECT_EQ(test::launch_on_stream(nullptr, &kLoaded, [] {}), cudaSuccess);
     EXPECT_EQ(test::launch_on_stream(nullptr, &kNew, [] {}), cudaErrorNotPermitted);
+    must(cudaSetDevice(1));
+    EXPECT_EQ(test::launch_on_stream(nullptr, &kLoaded, [] {}), cudaErrorNotPermitted);
+    must(cudaSetDevice(0));
   }
   EXPECT_EQ(complaints.text(),
             "cudaMalloc in a step\ncudaMallocHost in a step\ncudaFree in a step\n"
+            "the first launch of a kernel inside a step, which loads its code\n"
             "the first launch of a kernel inside a step, which loads its code\n");
+}
+
+TEST_F(StrictFake, NamesTheFirstStartOfALibraryOnAGpuInAStep) {
+  const FakeCuda::Complaints complaints;
+  FakeCuda::started_cublaslt = 1;  // on GPU 0
+  cublasLtHandle_t handle = nullptr;
+  {
+    const FakeCuda::NoAllocation in_step;
+    ASSERT_EQ(cublaslt().create(&handle), CUBLAS_STATUS_SUCCESS);
+    cublaslt().destroy(handle);
+    must(cudaSetDevice(1));
+    EXPECT_EQ(cublaslt().create(&handle), CUBLAS_STATUS_ALLOC_FAILED);
+    must(cudaSetDevice(0));
+  }
+  EXPECT_EQ(complaints.text(),
+            "the first start of a library on a GPU inside a step, which allocates memory\n");
+  FakeCuda::started_cublaslt = 0;
 }
 
 TEST_F(StrictFake, NamesMemoryThatIsFreedWhileWorkIsPending) {
@@ -333,6 +355,7 @@ TEST_F(StrictFake, AFaultOfAKernelStays) {
 }
 
 TEST_F(StrictFake, MemoryEndsWhereTheLibrariesBegin) {
+  FakeCuda::started_cublaslt = 0;
   FakeCuda::library_memory = std::size_t{600} << 20U;
   void* memory = nullptr;
   ASSERT_EQ(cudaMalloc(&memory, FakeCuda::memory - (std::size_t{500} << 20U)), cudaSuccess);
@@ -344,7 +367,7 @@ TEST_F(StrictFake, MemoryEndsWhereTheLibrariesBegin) {
             cudaErrorMemoryAllocation);
   cublaslt().destroy(handle);
   FakeCuda::library_memory = 0;
-  FakeCuda::libraries_started = false;
+  FakeCuda::with_library_memory = 0;
 }
 
 }  // namespace
