@@ -114,11 +114,12 @@ std::vector<Engine::OwnDevice> Engine::make_devices() const {
                                       blueprint_.shape, with_products(options_.kernels, trials_));
     own.update = update::make_device_update(*own.device, updater_);
   }
-  for (const OwnDevice& from : devices) {
-    for (const OwnDevice& to : devices) {
-      if (&from == &to || from.device->connect(*to.device)) continue;
-      log(LogLevel::debug, fmt::format("device: copies from {} to {} pass through host memory",
-                                       from.device->description(), to.device->description()));
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    for (std::size_t j = i + 1; j < devices.size(); ++j) {
+      if (devices[i].device->connect(*devices[j].device)) continue;
+      log(LogLevel::debug,
+          fmt::format("device: copies between {} and {} pass through host memory",
+                      devices[i].device->description(), devices[j].device->description()));
     }
   }
   return devices;

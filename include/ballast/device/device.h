@@ -91,8 +91,8 @@ class Device {
   virtual void copy_to_device(Stream& stream, DeviceBytes to, ConstHostBytes from) = 0;
   virtual void copy_to_host(Stream& stream, HostBytes to, ConstDeviceBytes from) = 0;
 
-  /// Prepares copies to `other`, a device of the same kind. Returns whether they are direct;
-  /// otherwise they pass through host memory. Throws Error(device).
+  /// Prepares copies to and from `other`, a device of the same kind. Returns whether they are
+  /// direct; otherwise they pass through host memory. Throws Error(device).
   virtual bool connect(Device& other) = 0;
   /// Enqueues a copy on a stream of this device: `from` is in its memory, `to` in that of `other`,
   /// to which it is connected, or which is this device. Both ranges have equal sizes and must stay

@@ -11,6 +11,7 @@
 #include "src/device/cuda/driver_files.h"
 #include "src/device/cuda/errors.h"
 #include "src/device/cuda/gpu_facts.h"
+#include "src/device/cuda/peer_access.h"
 #include "src/device/cuda/pin.h"
 #include "src/device/cuda/stream.h"
 #include "src/device/device_memory.h"
@@ -184,19 +185,7 @@ class CudaDevice final : public Device {
 
   bool connect(Device& other) override {
     const int peer = number_of(other);
-    if (peer == ordinal_) return true;
-    int direct = 0;
-    check_cuda(cudaDeviceCanAccessPeer(&direct, ordinal_, peer),
-               fmt::format("connecting CUDA devices {} and {}", ordinal_, peer));
-    if (direct == 0) return false;
-    check_cuda(cudaSetDevice(ordinal_), fmt::format("selecting CUDA device {}", ordinal_));
-    const cudaError_t code = cudaDeviceEnablePeerAccess(peer, 0);
-    if (code == cudaErrorPeerAccessAlreadyEnabled) {
-      static_cast<void>(cudaGetLastError());
-    } else {
-      check_cuda(code, fmt::format("connecting CUDA devices {} and {}", ordinal_, peer));
-    }
-    return true;
+    return peer == ordinal_ || enable_peer_access(ordinal_, peer);
   }
   void copy_to_other(Stream& stream, Device& other, DeviceBytes to,
                      ConstDeviceBytes from) override {

@@ -5,19 +5,34 @@
 #include <utility>
 
 namespace ballast::device {
+namespace {
+
+/// The limit of a kernel on a device.
+struct Allowed {
+  std::mutex mutex;
+  std::size_t bytes = 0;
+};
+
+Allowed& allowed_to(const void* kernel, int ordinal) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, Allowed> all;
+  const std::scoped_lock lock(mutex);
+  return all[{kernel, ordinal}];
+}
+
+}  // namespace
 
 cudaError_t allow_shared_memory(const void* kernel, std::size_t bytes) {
   if (bytes <= kFreelyShared) return cudaSuccess;
-  static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, std::size_t> allowed;
   int ordinal = 0;
   if (const cudaError_t code = cudaGetDevice(&ordinal); code != cudaSuccess) return code;
-  const std::scoped_lock lock(mutex);
-  std::size_t& most = allowed[{kernel, ordinal}];
-  if (bytes <= most) return cudaSuccess;
+  Allowed& allowed = allowed_to(kernel, ordinal);
+  // The call may load the kernel, for which it may wait for its device: launches of others go on.
+  const std::scoped_lock lock(allowed.mutex);
+  if (bytes <= allowed.bytes) return cudaSuccess;
   const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                 static_cast<int>(bytes));
-  if (code == cudaSuccess) most = bytes;
+  if (code == cudaSuccess) allowed.bytes = bytes;
   return code;
 }
 

@@ -31,7 +31,7 @@ void enter(int ordinal) {
 /// the watches after each query, and rethrows their exceptions.
 template <class Query>
 cudaError_t poll_watching(const CudaStream::Watches& watches, const Query& query) {
-  Polling polling;
+  Polling polling(Polling::Worker::device);
   while (true) {
     const cudaError_t state = query();
     // Watches come first, because they describe a failed collective better than the device does.

@@ -1,5 +1,6 @@
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -7,6 +8,7 @@
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 
+#include "tests/support/captured_log.h"
 #include "tests/support/fake_cuda.h"
 
 namespace ballast::device::cuda_peers_test {
@@ -52,6 +54,33 @@ TEST(CudaPeers, CopyDirectlyOrThroughTheHost) {
   EXPECT_FALSE(second->connect(*first));
   expect_copy(*second, *first);
   FakeCuda::peers = true;
+}
+
+TEST(CudaPeers, CopyThroughTheHostIfDirectCopiesAreLost) {
+  const auto first = make(5);
+  const auto second = make(6);
+  const test::CapturedLog log;
+  FakeCuda::peers_lose_copies = true;
+  EXPECT_FALSE(first->connect(*second));
+  EXPECT_FALSE(first->connect(*second)) << "twice";
+  expect_copy(*first, *second);
+  FakeCuda::peers_lose_copies = false;
+  EXPECT_NE(log.text().find("do not arrive, although the driver allows them"), std::string::npos)
+      << log.text();
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+TEST(CudaPeers, CopyThroughTheHostIfDirectCopiesCannotBeEnabled) {
+  const auto first = make(5);
+  const auto second = make(6);
+  const test::CapturedLog log;
+  FakeCuda::peers_enabling = cudaErrorUnsupportedLimit;
+  EXPECT_FALSE(first->connect(*second));
+  FakeCuda::peers_enabling = cudaSuccess;
+  expect_copy(*first, *second);
+  EXPECT_EQ(log.text().find("direct copies between CUDA devices "), 0U) << log.text();
+  EXPECT_NE(log.text().find(" fail ("), std::string::npos) << log.text();
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
 TEST(CudaPeers, TwoDevicesShareAGpu) {

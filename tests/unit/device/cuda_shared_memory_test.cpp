@@ -68,6 +68,18 @@ TEST_F(SharedMemory, ThatWasRefusedIsRefusedAgain) {
   EXPECT_EQ(FakeCuda::shared_memory_calls, 3);
 }
 
+TEST_F(SharedMemory, IsAllowedOnADeviceWhileAnotherOneIsWaitedFor) {
+  static const int kernel = 0;
+  FakeCuda::shared_memory_waits_on = 0;
+  std::jthread busy([] { EXPECT_EQ(allow_shared_memory(&kernel, kMuch), cudaSuccess); });
+  while (FakeCuda::shared_memory_calls == 0) std::this_thread::yield();
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  EXPECT_EQ(allow_shared_memory(&kernel, kMuch), cudaSuccess);
+  busy.join();
+  EXPECT_EQ(FakeCuda::shared_memory_waits_on, -1) << "the second call waited for the first one";
+  FakeCuda::shared_memory_waits_on = -1;
+}
+
 TEST_F(SharedMemory, IsAskedForOnceByManyThreads) {
   static const int kernels[8] = {};
   {
