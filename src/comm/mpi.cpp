@@ -149,7 +149,7 @@ class MpiSession {
   }
 
   void wait(const Collective& what, MpiHandle& request) {
-    Polling polling;
+    Polling polling(Polling::Worker::polls);
     while (true) {
       int done = 0;
       check(mpi().test(&request, &done), what);

@@ -121,7 +121,7 @@ class NcclChannel {
   }
 
   void settle(const Collective& what) {
-    Polling polling;
+    Polling polling(Polling::Worker::device);
     while (true) {
       ncclResult_t state = ncclSuccess;
       require(nccl().state(communicator_, &state), what);

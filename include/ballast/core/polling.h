@@ -12,30 +12,41 @@ namespace ballast {
 /// that waiting threads leave the cores to working ones.
 class Polling {
  public:
+  /// Who does the work that is polled for: the polls themselves as far as they use much CPU time
+  /// (MPI moves data in them), or a device, of which a poll only asks.
+  enum class Worker { polls, device };
+
   using TimePoint = std::chrono::steady_clock::time_point;
   using Duration = std::chrono::steady_clock::duration;
   using Now = TimePoint (*)();
   using CpuTime = Duration (*)();
 
-  explicit Polling(Now now = &std::chrono::steady_clock::now, CpuTime cpu_time = &of_this_thread)
-      : now_(now), cpu_time_(cpu_time), start_(now()), last_(start_), busy_(cpu_time()) {}
+  explicit Polling(Worker worker, Now now = &std::chrono::steady_clock::now,
+                   CpuTime cpu_time = &of_this_thread)
+      : worker_(worker),
+        now_(now),
+        cpu_time_(cpu_time),
+        start_(now()),
+        last_(start_),
+        busy_(used()),
+        sleep_(shortest()) {}
 
-  /// Call it after each poll. A poll that computed for long has made progress, so pauses become
-  /// short again. A poll during which other threads ran has not.
+  /// Call it after each poll. If polls work, one that computed for long has made progress, so
+  /// pauses become short again. A poll during which other threads ran has not.
   void pause() {
     advance();
-    if (cpu_time_() - busy_ > kBusyPoll) {
+    if (used() - busy_ > kBusyPoll) {
       polls_ = 0;
-      sleep_ = kShortest;
+      sleep_ = shortest();
     }
     if (polls_++ < kYields) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(sleep_);
-      sleep_ = std::min(kLongest, sleep_ + sleep_ / 4);
+      sleep_ = std::min(longest(), sleep_ + sleep_ / 4);
     }
     advance();
-    busy_ = cpu_time_();
+    busy_ = used();
   }
 
   /// Seconds waited up to the last pause. Gaps above kStopped are ignored, because this process was
@@ -47,9 +58,18 @@ class Polling {
  private:
   static constexpr int kYields = 20;
   static constexpr Duration kBusyPoll = std::chrono::microseconds(4);
-  static constexpr Duration kShortest = std::chrono::microseconds(10);
-  static constexpr Duration kLongest = std::chrono::milliseconds(1);
   static constexpr Duration kStopped = std::chrono::seconds(1);
+
+  [[nodiscard]] bool polls_work() const { return worker_ == Worker::polls; }
+  /// A query of a device takes some microseconds, so shorter pauses would take a core.
+  [[nodiscard]] Duration shortest() const {
+    return std::chrono::microseconds(polls_work() ? 10 : 20);
+  }
+  [[nodiscard]] Duration longest() const {
+    return std::chrono::microseconds(polls_work() ? 1000 : 200);
+  }
+  /// CPU time that this thread has used. Reading it takes as long as a query of a device.
+  [[nodiscard]] Duration used() const { return polls_work() ? cpu_time_() : Duration(); }
 
   void advance() {
     const TimePoint now = now_();
@@ -63,13 +83,14 @@ class Polling {
     return std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
   }
 
+  Worker worker_;
   Now now_;
   CpuTime cpu_time_;
   TimePoint start_;
   TimePoint last_;
   Duration busy_;  ///< CPU time of this thread after the last pause
   int polls_ = 0;
-  Duration sleep_ = kShortest;
+  Duration sleep_;
 };
 
 }  // namespace ballast

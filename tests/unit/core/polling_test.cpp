@@ -20,7 +20,7 @@ Polling::TimePoint stepping_clock() {
 
 TEST(Polling, CountsLooksAndPauses) {
   step = milliseconds(100);
-  Polling polling(&stepping_clock);
+  Polling polling(Polling::Worker::polls, &stepping_clock);
   EXPECT_EQ(polling.seconds(), 0.0);
   polling.pause();
   polling.pause();
@@ -29,7 +29,7 @@ TEST(Polling, CountsLooksAndPauses) {
 
 TEST(Polling, DoesNotCountATimeInWhichItWasStopped) {
   step = milliseconds(100);
-  Polling polling(&stepping_clock);
+  Polling polling(Polling::Worker::polls, &stepping_clock);
   polling.pause();
   moment += seconds(3600);
   polling.pause();
@@ -56,13 +56,21 @@ TEST(Polling, SleepsIfOtherThreadsRanDuringPollsButNotIfPollsMadeProgress) {
   step = milliseconds(1);
   constexpr int kPolls = 100;
   const auto sleeps_of = [](Polling::CpuTime cpu_time) {
-    Polling polling(&stepping_clock, cpu_time);
+    Polling polling(Polling::Worker::polls, &stepping_clock, cpu_time);
     const long before = sleeps();
     for (int i = 0; i < kPolls; ++i) polling.pause();
     return sleeps() - before;
   };
   EXPECT_GE(sleeps_of(&idle), kPolls / 2);
   EXPECT_LT(sleeps_of(&busy), kPolls / 2);
+}
+
+TEST(Polling, LeavesTheCoreToOthersHoweverLongAQueryOfADeviceTakes) {
+  constexpr int kPolls = 100;
+  Polling polling(Polling::Worker::device, &std::chrono::steady_clock::now, &busy);
+  const long before = sleeps();
+  for (int i = 0; i < kPolls; ++i) polling.pause();
+  EXPECT_GE(sleeps() - before, kPolls / 2);
 }
 
 }  // namespace
