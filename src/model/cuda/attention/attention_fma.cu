@@ -115,8 +115,8 @@ struct RowState {
   float sum = 0.0F;  ///< this lane's part of the sum of exp(score - greatest)
 };
 
-/// There is one block per head, tile of queries and sequence. `scale` applies to exponents of base
-/// 2.
+/// There is one block per tile of queries, head and sequence: only the first number of blocks may
+/// be above 65,535, which tiles of long sequences are. `scale` applies to exponents of base 2.
 template <int kParts, class T>
 __global__ void __launch_bounds__(kThreads)
     attend(AttentionShape shape, float scale, SoftCap cap, const T* qkv, T* out, float* log_sums) {
@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(kThreads)
   float* const queries = device::dynamic_shared<float>();
   float* const step = queries + kRows * tile_step(size);
   float* const weights = step + kStep * tile_step(size) + warp() * kForwardRows * kStep;
-  const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.x);
-  const int first = static_cast<int>(blockIdx.y) * kRows;
+  const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.y);
+  const int first = static_cast<int>(blockIdx.x) * kRows;
   const int first_row = first + warp() * kForwardRows;
   const int end = std::min(first + kRows, length);
   const SequenceMask mask = mask_of(shape, blockIdx.z);
@@ -207,7 +207,7 @@ __device__ Weight weight_of(float product, float dp, const QueryRow& row, float 
   return {probability, probability * (dp - row.delta) * cap.slope(score)};
 }
 
-/// Gradients of keys and values (kOfKeys) or of queries. There is one block per head, tile of rows
+/// Gradients of keys and values (kOfKeys) or of queries. There is one block per tile of rows, head
 /// and sequence. Heads that share keys are processed one after the other. `scale`: softmax_scale().
 template <bool kOfKeys, int kParts, class T>
 __global__ void __launch_bounds__(kThreads)
@@ -222,12 +222,12 @@ __global__ void __launch_bounds__(kThreads)
   float* const gradients = step + kStep * tile_step(size) + warp() * 2 * kBackwardRows * kStep;
   float* const probabilities = gradients + kBackwardRows * kStep;
   const std::size_t heads = kOfKeys ? shape.heads / shape.kv_heads : 1;
-  const int first = static_cast<int>(blockIdx.y) * kRows;
+  const int first = static_cast<int>(blockIdx.x) * kRows;
   const int mine = warp() * kBackwardRows;  // first row in the tile
   const SequenceMask mask = mask_of(shape, blockIdx.z);
   float sums[kBackwardRows][kParts] = {};
   float second_sums[kBackwardRows][kParts] = {};
-  for (std::size_t head = blockIdx.x * heads; head < (blockIdx.x + 1) * heads; ++head) {
+  for (std::size_t head = blockIdx.y * heads; head < (blockIdx.y + 1) * heads; ++head) {
     const Sides<T> sides = sides_of(shape, head, qkv, dout, rows);
     load_rows(own, kOfKeys ? sides.keys : sides.queries, first, kRows);
     load_rows(own_second, kOfKeys ? sides.values : sides.douts, first, kRows);
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
-  const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.x * heads);
+  const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.y * heads);
   write_rows<kBackwardRows>(sums, {cap.scale, cap.scale},
                             rows_in_qkv(shape, dqkv + (kOfKeys ? place.key : place.query)),
                             first + mine);
@@ -289,8 +289,8 @@ cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const T* qkv
                   const QueryRow* rows, const T* dout, T* dqkv) {
   constexpr int kRows = kWarps * kBackwardRows;
   return device::launch({.stream = stream,
-                         .blocks = {static_cast<unsigned>(kOfKeys ? shape.kv_heads : shape.heads),
-                                    static_cast<unsigned>((shape.length + kRows - 1) / kRows),
+                         .blocks = {static_cast<unsigned>((shape.length + kRows - 1) / kRows),
+                                    static_cast<unsigned>(kOfKeys ? shape.kv_heads : shape.heads),
                                     static_cast<unsigned>(shape.sequences)},
                          .threads = kThreads,
                          .shared_bytes = shared_bytes(shape, 2 * kRows + kStep, 2 * kRows * kStep)},
@@ -307,14 +307,14 @@ cudaError_t plain_attention(cudaStream_t stream, const AttentionShape& shape, co
   if (!has_kernels(shape)) return cudaErrorInvalidValue;
   constexpr int kRows = kWarps * kForwardRows;
   return for_parts(shape, [&](auto parts) {
-    return device::launch({.stream = stream,
-                           .blocks = {static_cast<unsigned>(shape.heads),
-                                      static_cast<unsigned>((shape.length + kRows - 1) / kRows),
-                                      static_cast<unsigned>(shape.sequences)},
-                           .threads = kThreads,
-                           .shared_bytes = shared_bytes(shape, kRows + kStep, kRows * kStep)},
-                          &attend<parts.value, T>, shape, softmax_scale(shape) * kLog2E,
-                          cap_of(shape), qkv, out, log_sums);
+    return device::launch(
+        {.stream = stream,
+         .blocks = {static_cast<unsigned>((shape.length + kRows - 1) / kRows),
+                    static_cast<unsigned>(shape.heads), static_cast<unsigned>(shape.sequences)},
+         .threads = kThreads,
+         .shared_bytes = shared_bytes(shape, kRows + kStep, kRows * kStep)},
+        &attend<parts.value, T>, shape, softmax_scale(shape) * kLog2E, cap_of(shape), qkv, out,
+        log_sums);
   });
 }
 
