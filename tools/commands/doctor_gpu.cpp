@@ -14,6 +14,7 @@
 #include "ballast/model/attention.h"
 #include "ballast/model/compute.h"
 
+#include "src/model/compute/attention_shapes.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/link_copies.h"
 #include "tools/commands/doctor.h"
@@ -175,13 +176,8 @@ Finding check_products_peak(const config::Config& config, const GpuEffort& effor
   return finding;
 }
 
-Finding check_attention(const config::Config& config, const GpuEffort& effort) {
-  const model::ModelConfig& m = config.model;
-  const model::AttentionShape shape = {.sequences = 1,
-                                       .length = std::min(config.data.sequence_length, effort.rows),
-                                       .heads = m.num_heads,
-                                       .kv_heads = m.num_kv_heads,
-                                       .head_dim = m.head_dim};
+Finding check_attention(const config::Config& config, const model::AttentionShape& shape,
+                        const GpuEffort& effort) {
   device::DeviceOptions options = inputs::device_options(config);
   options.budget = round_up(model::attention_trial_bytes(shape), kPage);
   const auto device = device::make_device(options);
@@ -236,8 +232,11 @@ std::vector<Finding> examine_gpu(const config::Config& config, const GpuEffort& 
   run_check(
       "GEMM peak", [&] { return check_products_peak(config, effort, gpu); }, findings);
   if (config.type == DType::bf16) {
-    run_check(
-        "attention", [&] { return check_attention(config, effort); }, findings);
+    for (const model::AttentionShape& shape :
+         model::attention_shapes(config.model, {.sequences = 1, .length = length})) {
+      run_check(
+          "attention", [&] { return check_attention(config, shape, effort); }, findings);
+    }
   }
   findings.push_back(
       {Severity::good, "device memory",

@@ -213,6 +213,19 @@ TEST_F(GpuStart, DoctorExaminesEveryFamilyOfLayers) {
   }
 }
 
+TEST_F(GpuStart, DoctorMeasuresEachWidthOfHeads) {
+  const char* const two_widths =
+      R"("family": "gemma4", "vocab_size": 131, "hidden_size": 32, "num_layers": 6,
+         "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "global_head_dim": 264)";
+  std::vector<std::string> texts;
+  for (const tools::Finding& one :
+       named(tools::examine_gpu(config({}, two_widths), kLittle), "attention")) {
+    EXPECT_EQ(one.severity, tools::Severity::good) << one.text;
+    texts.push_back(one.text.substr(one.text.rfind(", ") + 2));
+  }
+  EXPECT_EQ(texts, (std::vector<std::string>{"heads of 8", "heads of 264"}));
+}
+
 TEST_F(GpuStart, DoctorRefersToTheRatesOfKnownGpus) {
   for (const tools::KnownGpu& gpu : tools::known_gpus()) {
     const plan::Rates rates =

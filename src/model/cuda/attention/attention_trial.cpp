@@ -2,6 +2,8 @@
 #include <span>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
@@ -17,11 +19,12 @@ namespace {
 
 void require_kernels(const AttentionShape& s) {
   const bool counted = s.sequences > 0 && s.length > 0 && s.heads > 0 && s.kv_heads > 0;
-  const bool sized = s.head_dim > 0 && s.head_dim % 8 == 0 && s.head_dim <= 256;
+  const bool sized = s.head_dim > 0 && s.head_dim % 8 == 0 && s.head_dim <= cuda::kWidestHead;
   if (counted && sized && s.heads % s.kv_heads == 0) return;
-  throw Error(
-      ErrorCategory::usage,
-      "attention needs head_dim to be a multiple of 8 up to 256 and kv_heads to divide heads");
+  throw Error(ErrorCategory::usage,
+              fmt::format("attention needs head_dim to be a multiple of 8 up to {} and kv_heads to "
+                          "divide heads",
+                          cuda::kWidestHead));
 }
 
 class CudaAttentionTrial final : public AttentionTrial {

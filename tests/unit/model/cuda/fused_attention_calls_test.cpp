@@ -234,7 +234,7 @@ TEST_F(FusedAttentionCalls, ATrialWithoutCudnnSaysWhy) {
 
 TEST_F(FusedAttentionCalls, ATrialOfExtentsThatNoKernelDoesIsRefused) {
   for (const AttentionShape& extents :
-       {AttentionShape{.head_dim = 12}, AttentionShape{.head_dim = 264},
+       {AttentionShape{.head_dim = 12}, AttentionShape{.head_dim = 520},
         AttentionShape{.heads = 3, .kv_heads = 2}, AttentionShape{.sequences = 0}}) {
     EXPECT_THROW(attention_trial_bytes(extents), Error);
   }
