@@ -48,9 +48,10 @@ std::uint64_t count_non_finite(DType type, const void* gradient, Elems size) {
   return count_non_finite<std::uint32_t>(gradient, size, 0x7f800000U);
 }
 
-/// Number of elements of a piece of PieceWork: all arrays of a piece fit into a core's cache.
-constexpr Elems kPiece = Elems{8} * 1024;
-static_assert(kPiece % Codes::kBlock == 0);
+/// Number of elements whose old values are copied at once: all arrays of a piece fit into a core's
+/// cache, from which the update then reads them.
+constexpr Elems kSavedPiece = Elems{8} * 1024;
+static_assert(kSavedPiece % Codes::kBlock == 0);
 
 /// Copies elements [start, start + count) of `from` to `to`, except arrays that either of them
 /// lacks.
@@ -99,10 +100,12 @@ void Updater::step(const Hyper& hyper, const Shard& shard) const {
 
 void Updater::step(const Hyper& hyper, const Shard& shard, const Shard& saved) const {
   expects(is_copy_of(saved, shard), "optimizer update: the saved shard has another form");
-  step(hyper, shard,
-       {.before = [&](Elems first,
-                      Elems count) { copy_piece(hyper.optimizer, shard, saved, first, count); },
-        .after = [](Elems, Elems) { finish_stream_copies(); }});
+  const PieceWork copies = {
+      .before = [&](Elems first,
+                    Elems count) { copy_piece(hyper.optimizer, shard, saved, first, count); },
+      .after = [](Elems, Elems) { finish_stream_copies(); },
+      .elements = kSavedPiece};
+  impl_->step(hyper, shard, &copies);
 }
 
 void Updater::step(const Hyper& hyper, const Shard& shard, const PieceWork& around) const {
@@ -137,7 +140,7 @@ void Updater::Impl::step(const Hyper& hyper, const Shard& shard, const PieceWork
   const Chunks chunks(shard.size);
   workers.for_ranges(chunks.count(), [&](Elems first, Elems last) {
     const Elems end = chunks.start(last);
-    const Elems stride = around == nullptr ? end : kPiece;
+    const Elems stride = around == nullptr ? end : around->elements;
     for (Elems start = chunks.start(first); start < end; start += stride) {
       const Elems stop = std::min(end, start + stride);
       if (around != nullptr) around->before(start, stop - start);

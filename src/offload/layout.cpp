@@ -10,6 +10,7 @@ namespace {
 
 using cpu_adam::Codes;
 using cpu_adam::Moments;
+using cpu_adam::WeightChecks;
 using cpu_adam::Weights;
 
 /// `array` from element `first` on; null stays null.
@@ -76,7 +77,7 @@ OffloadLayout::Arrays OffloadLayout::arrays(DType type, Elems count) const {
   const bool blockwise = moments_ == Moments::Format::blockwise8;
   const Elems exponents = blockwise ? Codes::exponents_of(count) : 0;
   at.remainder_or_copy = add(count * Weights::master_width(type));
-  at.checks = add(type == DType::bf16 ? checks_of(count) * sizeof(std::uint16_t) : 0);
+  at.checks = add(type == DType::bf16 ? WeightChecks::values_of(count) * sizeof(std::uint16_t) : 0);
   at.first = add(count * sizes.first_moment);
   at.first_exponents = add(sizes.first_moment > 0 ? exponents : 0);
   at.second = add(count * sizes.second_moment);

@@ -2,15 +2,17 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "ballast/core/dtype.h"
 
 namespace ballast::offload {
 namespace {
 
-using cpu_adam::Shard;
+using cpu_adam::WeightChecks;
 using cpu_adam::Weights;
+
+/// Weights whose check values are compared at once.
+constexpr Elems kCompared = 16 * WeightChecks::kBlock;
 
 /// The arrays of bf16 weights from an element on.
 struct SplitArrays {
@@ -35,10 +37,9 @@ bool is_copy(const PartStates& states) {
 
 SplitArrays split_arrays(const PartStates& states, Elems first = 0) {
   auto* const weights = static_cast<Bf16*>(states.shard.weights.main);
-  auto* const remainders =
-      static_cast<std::uint16_t*>(states.shard.weights.remainder_or_copy);
+  auto* const remainders = static_cast<std::uint16_t*>(states.shard.weights.remainder_or_copy);
   return {weights == nullptr ? nullptr : weights + first, remainders + first,
-          states.checks + first / kCheckedWeights};
+          states.checks + WeightChecks::values_of(first)};
 }
 
 CopyArrays copy_arrays(const PartStates& states, Elems first = 0) {
@@ -47,80 +48,55 @@ CopyArrays copy_arrays(const PartStates& states, Elems first = 0) {
           weights == nullptr ? nullptr : weights + first};
 }
 
-/// Returns the check value of kCheckedWeights weights: a multilinear hash, whose multipliers are
-/// arbitrary odd numbers.
-std::uint16_t check_of(const Bf16* weights) {
-  static_assert(kCheckedWeights * sizeof(Bf16) == 2 * sizeof(std::uint64_t));
-  std::array<std::uint64_t, 2> words = {};
-  std::memcpy(words.data(), weights, sizeof words);
-  const std::uint64_t sum =
-      words[0] * 0x9e3779b97f4a7c15U + words[1] * 0xc2b2ae3d27d4eb4fU;
-  return static_cast<std::uint16_t>(sum >> 48U);
-}
-
-/// Returns the check value of the last weights of a part, fewer than kCheckedWeights.
-std::uint16_t check_of_last(const Bf16* weights, Elems count) {
-  std::array<Bf16, kCheckedWeights> all = {};
-  std::copy_n(weights, count, all.begin());
-  return check_of(all.data());
-}
-
-/// Calls `work(first, count, check)` for each group of `count` weights.
-void for_groups(const Bf16* weights, Elems count, const auto& work) {
-  const Elems whole = count / kCheckedWeights * kCheckedWeights;
-  for (Elems i = 0; i < whole; i += kCheckedWeights) {
-    work(i, kCheckedWeights, check_of(weights + i));
+/// Calls `work(element)` for each weight whose check value differs from that in `at`.
+void for_changed(const SplitArrays& at, Elems count, const auto& work) {
+  std::array<std::uint16_t, WeightChecks::values_of(kCompared)> checks;
+  for (Elems first = 0; first < count; first += kCompared) {
+    const Elems size = std::min(kCompared, count - first);
+    const std::uint16_t* const old = at.checks + WeightChecks::values_of(first);
+    cpu_adam::compute_checks(at.weights + first, size, checks.data());
+    if (std::equal(old, old + WeightChecks::values_of(size), checks.data())) continue;
+    for (Elems i = 0; i < size; ++i) {
+      const Elems check =
+          i / WeightChecks::kBlock * WeightChecks::kColumns + i % WeightChecks::kColumns;
+      if (checks.at(check) != old[check]) work(first + i);
+    }
   }
-  if (whole < count) work(whole, count - whole, check_of_last(weights + whole, count - whole));
 }
 
-/// Writes remainders and check values of a master, and the weights it rounds to.
-void split_values(std::span<const float> values, Bf16* weights, std::uint16_t* remainders,
-                  std::uint16_t* checks) {
+/// Splits a master into remainders and the weights it rounds to, with their check values.
+void split_values(std::span<const float> values, const SplitArrays& to) {
   for (Elems i = 0; i < values.size(); ++i) {
     const SplitMaster split = split_master(values[i]);
-    weights[i] = split.weight;
-    remainders[i] = split.remainder;
+    to.weights[i] = split.weight;
+    to.remainders[i] = split.remainder;
   }
-  for_groups(weights, values.size(), [&](Elems first, Elems, std::uint16_t check) {
-    checks[first / kCheckedWeights] = check;
-  });
+  cpu_adam::compute_checks(to.weights, values.size(), to.checks);
 }
 
 }  // namespace
 
 PartStates part_of(const PartStates& states, Elems first, Elems count) {
   return {cpu_adam::part_of(states.shard, first, count),
-          states.checks == nullptr ? nullptr : states.checks + first / kCheckedWeights};
+          states.checks == nullptr ? nullptr : states.checks + WeightChecks::values_of(first)};
 }
 
-bool follow_weights(const PartStates& states, Elems first, Elems count) {
-  bool changed = false;
+void follow_weights(const PartStates& states, Elems first, Elems count) {
   if (is_split(states)) {
     const SplitArrays at = split_arrays(states, first);
-    for_groups(at.weights, count, [&](Elems group, Elems size, std::uint16_t check) {
-      if (check == at.checks[group / kCheckedWeights]) return;
-      at.checks[group / kCheckedWeights] = check;
-      std::fill_n(at.remainders + group, size, std::uint16_t{0});
-      changed = true;
-    });
+    for_changed(at, count, [&](Elems i) { at.remainders[i] = 0; });
   } else if (is_copy(states)) {
     const CopyArrays at = copy_arrays(states, first);
     for (Elems i = 0; i < count; ++i) {
-      if (to_f16(at.master[i]) == at.weights[i]) continue;
-      at.master[i] = to_float(at.weights[i]);
-      changed = true;
+      if (to_f16(at.master[i]) != at.weights[i]) at.master[i] = to_float(at.weights[i]);
     }
   }
-  return changed;
 }
 
 void note_weights(const PartStates& states, Elems first, Elems count) {
   if (!is_split(states)) return;
   const SplitArrays at = split_arrays(states, first);
-  for_groups(at.weights, count, [&](Elems group, Elems, std::uint16_t check) {
-    at.checks[group / kCheckedWeights] = check;
-  });
+  cpu_adam::compute_checks(at.weights, count, at.checks);
 }
 
 void forget_master(const PartStates& states) {
@@ -134,12 +110,8 @@ void forget_master(const PartStates& states) {
 void read_master(const PartStates& states, std::span<float> out) {
   if (is_split(states)) {
     const SplitArrays at = split_arrays(states);
-    for_groups(at.weights, out.size(), [&](Elems group, Elems size, std::uint16_t check) {
-      const bool kept = check == at.checks[group / kCheckedWeights];
-      for (Elems i = group; i < group + size; ++i) {
-        out[i] = join_master({at.weights[i], kept ? at.remainders[i] : std::uint16_t{0}});
-      }
-    });
+    for (Elems i = 0; i < out.size(); ++i) out[i] = join_master({at.weights[i], at.remainders[i]});
+    for_changed(at, out.size(), [&](Elems i) { out[i] = to_float(at.weights[i]); });
   } else if (is_copy(states)) {
     const CopyArrays at = copy_arrays(states);
     for (Elems i = 0; i < out.size(); ++i) {
@@ -153,12 +125,12 @@ void write_master(const PartStates& states, std::span<const float> values, NewMa
   const bool sets_weights = mode == NewMaster::sets_weights;
   if (is_split(states)) {
     const SplitArrays at = split_arrays(states);
-    if (sets_weights) return split_values(values, at.weights, at.remainders, at.checks);
-    std::array<Bf16, kCheckedWeights> weights = {};
-    for (Elems i = 0; i < values.size(); i += kCheckedWeights) {
-      const Elems count = std::min(kCheckedWeights, values.size() - i);
-      split_values(values.subspan(i, count), weights.data(), at.remainders + i,
-                   at.checks + i / kCheckedWeights);
+    if (sets_weights) return split_values(values, at);
+    std::array<Bf16, WeightChecks::kBlock> weights = {};
+    for (Elems i = 0; i < values.size(); i += WeightChecks::kBlock) {
+      const Elems count = std::min(WeightChecks::kBlock, values.size() - i);
+      split_values(values.subspan(i, count),
+                   {weights.data(), at.remainders + i, at.checks + WeightChecks::values_of(i)});
     }
   } else if (is_copy(states)) {
     const CopyArrays at = copy_arrays(states);
@@ -172,7 +144,7 @@ void copy_master(const PartStates& from, const PartStates& to) {
   const Elems size = from.shard.size;
   if (is_split(from)) {
     std::copy_n(split_arrays(from).remainders, size, split_arrays(to).remainders);
-    std::copy_n(from.checks, checks_of(size), to.checks);
+    std::copy_n(from.checks, WeightChecks::values_of(size), to.checks);
   } else if (is_copy(from)) {
     std::copy_n(copy_arrays(from).master, size, copy_arrays(to).master);
   }

@@ -127,8 +127,7 @@ void OffloadedOptimizer::update_part(const PartStates& states, const cpu_adam::H
     return updater_.step(hyper, states.shard);
   }
   updater_.step(hyper, states.shard,
-                {.before = [&](Elems first,
-                               Elems count) { follow_weights(states, first, count); },
+                {.before = [&](Elems first, Elems count) { follow_weights(states, first, count); },
                  .after = [&](Elems first, Elems count) { note_weights(states, first, count); }});
 }
 
@@ -144,15 +143,14 @@ void OffloadedOptimizer::visit(
     std::size_t parameter, void* weights,
     const std::function<bool(const ParameterPart&, const PartStates&)>& work) {
   finish();
-  for (std::size_t group = layout_.first_sub_group(parameter);
-       group < layout_.sub_groups().size(); ++group) {
+  for (std::size_t group = layout_.first_sub_group(parameter); group < layout_.sub_groups().size();
+       ++group) {
     const std::vector<ParameterPart>& parts = layout_.sub_groups()[group].parts;
     if (parts.front().parameter > parameter) return;
     const auto part = std::ranges::find(parts, parameter, &ParameterPart::parameter);
     const HostBytes states = homes_.acquire(group, false);
     try {
-      const bool changed =
-          work(*part, layout_.part_states(*part, states, weights, kNoGradient));
+      const bool changed = work(*part, layout_.part_states(*part, states, weights, kNoGradient));
       homes_.release(group, changed ? WriteBack::later : WriteBack::none);
     } catch (...) {
       homes_.release(group, WriteBack::later);

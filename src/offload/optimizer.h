@@ -55,13 +55,14 @@ class OffloadedOptimizer {
   /// Blocks until no step is running. Throws like begin().
   void finish();
 
-  /// Makes the next update of the parameter take all its weights as the master. Throws like begin().
+  /// Makes the next update of the parameter take all its weights as the master. Throws like
+  /// begin().
   void forget_master(std::size_t parameter);
 
   /// Calls `work` for each part of the parameter, with its arrays and without a gradient. It
   /// returns whether it has changed the states. `weights`: those of the parameter, or null if
-  /// `work` uses neither them nor the master. On NVMe, changes of one sub-group by several visits are
-  /// written once. Throws like begin().
+  /// `work` uses neither them nor the master. On NVMe, changes of one sub-group by several visits
+  /// are written once. Throws like begin().
   void visit(std::size_t parameter, void* weights,
              const std::function<bool(const ParameterPart&, const PartStates&)>& work);
 

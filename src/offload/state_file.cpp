@@ -185,16 +185,17 @@ Checksums save_parameter(const FiledParameter& one, formats::SafetensorsWriter& 
                          PartBuffers& buffers) {
   const auto kinds = kinds_of(one);
   std::array<RunningChecksum, 3> sums;
-  one.states->visit(one.parameter, one.weights, [&](const ParameterPart& part, const PartStates& states) {
-    const StateValues values = buffers.of(kinds, part);
-    read_values(one.states->layout().optimizer(), states, values);
-    for (std::size_t i = 0; i < kinds.size(); ++i) {
-      const std::span<float> some = values.*kinds[i].kind.values;
-      sums.at(i).add(std::as_bytes(some));
-      writer.write(kinds[i].name, some, part.first);
-    }
-    return false;
-  });
+  one.states->visit(one.parameter, one.weights,
+                    [&](const ParameterPart& part, const PartStates& states) {
+                      const StateValues values = buffers.of(kinds, part);
+                      read_values(one.states->layout().optimizer(), states, values);
+                      for (std::size_t i = 0; i < kinds.size(); ++i) {
+                        const std::span<float> some = values.*kinds[i].kind.values;
+                        sums.at(i).add(std::as_bytes(some));
+                        writer.write(kinds[i].name, some, part.first);
+                      }
+                      return false;
+                    });
   Checksums checksums;
   for (std::size_t i = 0; i < kinds.size(); ++i) checksums.push_back(sums.at(i).digest());
   return checksums;
@@ -206,15 +207,16 @@ void load_parameter(const FiledParameter& one, const formats::SafetensorsReader&
   std::erase_if(kinds, [&](const KindInFile& kind) { return reader.find(kind.name) == nullptr; });
   const bool has_master = std::ranges::any_of(
       kinds, [](const KindInFile& kind) { return kind.kind.values == kMaster.values; });
-  one.states->visit(one.parameter, one.weights, [&](const ParameterPart& part, const PartStates& states) {
-    const StateValues values = buffers.of(kinds, part);
-    for (const KindInFile& kind : kinds) {
-      reader.read(kind.name, values.*kind.kind.values, part.first);
-    }
-    if (!has_master) forget_master(states);
-    write_values(one.states->layout().optimizer(), states, values);
-    return true;
-  });
+  one.states->visit(one.parameter, one.weights,
+                    [&](const ParameterPart& part, const PartStates& states) {
+                      const StateValues values = buffers.of(kinds, part);
+                      for (const KindInFile& kind : kinds) {
+                        reader.read(kind.name, values.*kind.kind.values, part.first);
+                      }
+                      if (!has_master) forget_master(states);
+                      write_values(one.states->layout().optimizer(), states, values);
+                      return true;
+                    });
 }
 
 }  // namespace

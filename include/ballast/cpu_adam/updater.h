@@ -48,6 +48,9 @@ const std::vector<TouchWay>& touch_ways();
 struct PieceWork {
   std::function<void(Elems first, Elems count)> before;
   std::function<void(Elems first, Elems count)> after;
+  /// Most elements of a piece, a multiple of Codes::kBlock. This many narrow ones have been
+  /// prefetched by the update of the preceding piece.
+  Elems elements = 1024;
 };
 
 /// Runs updates on a bounded number of threads. The result is bit-identical for every instruction
