@@ -6,6 +6,7 @@
 
 #include "cpu_adam/kernel_adamw.h"
 #include "cpu_adam/kernel_bf16_first.h"
+#include "cpu_adam/kernel_checks.h"
 #include "cpu_adam/kernel_formats.h"
 #include "cpu_adam/kernel_moments.h"
 #include "cpu_adam/kernel_rules.h"
@@ -266,6 +267,7 @@ constexpr Variant make_variant(Isa isa) {
   v.squares[gradient_index(DType::bf16)] = sum_squares<Lanes, Bf16Gradient>;
   v.squares[gradient_index(DType::f16)] = sum_squares<Lanes, F16Gradient>;
   v.squares[gradient_index(DType::f32)] = sum_squares<Lanes, F32Gradient>;
+  v.checks = block_checks;
   return v;
 }
 

@@ -83,8 +83,8 @@ struct Updater::Impl {
   const Variant& variant;
   Workers workers;
 
-  /// Runs one update. `saved` receives the old values unless it is null.
-  void step(const Hyper& hyper, const Shard& shard, const Shard* saved) const;
+  /// Runs one update, in pieces unless `around` is null.
+  void step(const Hyper& hyper, const Shard& shard, const PieceWork* around) const;
 };
 
 Updater::Updater(const UpdaterOptions& options)
@@ -100,10 +100,19 @@ void Updater::step(const Hyper& hyper, const Shard& shard) const {
 
 void Updater::step(const Hyper& hyper, const Shard& shard, const Shard& saved) const {
   expects(is_copy_of(saved, shard), "optimizer update: the saved shard has another form");
-  impl_->step(hyper, shard, &saved);
+  const PieceWork copies = {
+      .before = [&](Elems first,
+                    Elems count) { copy_piece(hyper.optimizer, shard, saved, first, count); },
+      .after = [](Elems, Elems) { finish_stream_copies(); },
+      .elements = kSavedPiece};
+  impl_->step(hyper, shard, &copies);
 }
 
-void Updater::Impl::step(const Hyper& hyper, const Shard& shard, const Shard* saved) const {
+void Updater::step(const Hyper& hyper, const Shard& shard, const PieceWork& around) const {
+  impl_->step(hyper, shard, &around);
+}
+
+void Updater::Impl::step(const Hyper& hyper, const Shard& shard, const PieceWork* around) const {
   require_complete(hyper, shard);
   if (shard.size == 0) return;
   const auto kernel_of = [&](const auto& table) {
@@ -131,13 +140,13 @@ void Updater::Impl::step(const Hyper& hyper, const Shard& shard, const Shard* sa
   const Chunks chunks(shard.size);
   workers.for_ranges(chunks.count(), [&](Elems first, Elems last) {
     const Elems end = chunks.start(last);
-    const Elems stride = saved == nullptr ? end : kSavedPiece;
+    const Elems stride = around == nullptr ? end : around->elements;
     for (Elems start = chunks.start(first); start < end; start += stride) {
       const Elems stop = std::min(end, start + stride);
-      if (saved != nullptr) copy_piece(hyper.optimizer, shard, *saved, start, stop - start);
+      if (around != nullptr) around->before(start, stop - start);
       for_pieces(shard.first_element, start, stop, update);
+      if (around != nullptr) around->after(start, stop - start);
     }
-    if (saved != nullptr) finish_stream_copies();
   });
 }
 

@@ -77,6 +77,9 @@ using TouchKernel = void (*)(const TouchedArray* arrays, std::size_t count, std:
                              std::size_t stretch, bool prefetches, bool streams) noexcept;
 /// The sum of squares of up to a chunk of gradients.
 using SquaresKernel = double (*)(const void* gradient, std::size_t size) noexcept;
+/// compute_checks() of whole blocks.
+using ChecksKernel = void (*)(const Bf16* weights, std::size_t blocks,
+                              std::uint16_t* values) noexcept;
 
 inline constexpr int kOptimizers = 5;
 inline constexpr int kGradientTypes = 3;
@@ -95,6 +98,7 @@ struct Variant {
   CompressedKernel blockwise8[kOptimizers][Weights::kFormats][kGradientTypes];
   TouchKernel touch;
   SquaresKernel squares[kGradientTypes];
+  ChecksKernel checks;
 };
 
 extern const Variant kScalarVariant;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +11,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
 #include "ballast/cpu_adam/reference.h"
+#include "ballast/cpu_adam/weight_checks.h"
 
 #include "src/offload/optimizer.h"
 #include "src/offload/state_file.h"
@@ -224,10 +226,10 @@ TEST_P(Offload, CopiedStatesContinueWithTheSameBits) {
   states.finish();
   OffloadedOptimizer copy = make(model, {}, 256);
   for (std::size_t i = 0; i < model.parameters.size(); ++i) {
-    copy_states(states, i, copy, i, model.weights[i].data());
+    copy_states(states, i, copy, i);
   }
   EXPECT_EQ(values_of(copy, model), values_of(states, model));
-  EXPECT_THROW(copy_states(states, 0, copy, 1, nullptr), Error);
+  EXPECT_THROW(copy_states(states, 0, copy, 1), Error);
 }
 
 TEST_P(Offload, ChangedFp16WeightsReplaceTheirMasters) {
@@ -243,6 +245,12 @@ TEST_P(Offload, ChangedFp16WeightsReplaceTheirMasters) {
   EXPECT_EQ(after, before);
 }
 
+std::vector<float> master_of(OffloadedOptimizer& states, Model& model, std::size_t parameter) {
+  std::vector<float> master(model.parameters[parameter].elements);
+  read_values(states, parameter, model.weights[parameter].data(), {master, {}, {}});
+  return master;
+}
+
 TEST_P(Offload, WeightsThatOthersChangeBecomeTheMaster) {
   Model model;
   OffloadedOptimizer states = make(model, on_nvme());
@@ -251,12 +259,100 @@ TEST_P(Offload, WeightsThatOthersChangeBecomeTheMaster) {
   states.finish();
   auto* weights = reinterpret_cast<Bf16*>(model.weights[0].data());
   for (Elems i = 0; i < 3000; ++i) weights[i] = to_bf16(2.0F);
-  states.forget_master(0);
+  const std::vector<float> expected(3000, 2.0F);
+  EXPECT_EQ(master_of(states, model, 0), expected);
   for (ParameterUpdate& update : updates) update.hyper.learning_rate = 0.0;
   states.begin(updates);
-  std::vector<float> master(3000);
-  read_values(states, 0, weights, {master, {}, {}});
-  EXPECT_EQ(master, std::vector<float>(3000, 2.0F));
+  EXPECT_EQ(master_of(states, model, 0), expected);
+}
+
+TEST_P(Offload, RestoredWeightsKeepTheirMasters) {
+  for (const StatePlace& place : {StatePlace{}, on_nvme()}) {
+    Model model, right;
+    OffloadedOptimizer states = make(model, place);
+    OffloadedOptimizer expected = make(right, {});
+    for (int step = 1; step <= 3; ++step) {
+      states.begin(model.updates(step, Optimizer::adamw));
+      states.finish();
+      expected.begin(right.updates(step, Optimizer::adamw));
+      expected.finish();
+      const auto kept = model.weights;
+      for (const std::size_t i : {0U, 2U}) std::ranges::fill(model.weights[i], 1.5F);
+      master_of(states, model, 0);  // a read meanwhile changes nothing
+      master_of(states, model, 2);
+      model.weights = kept;
+    }
+    EXPECT_EQ(values_of(states, model), values_of(expected, right));
+    EXPECT_EQ(model.weights, right.weights);
+  }
+}
+
+TEST_P(Offload, OneChangedBf16WeightLeavesWeightsOfOtherChecks) {
+  Model model;
+  OffloadedOptimizer states = make(model, {});
+  states.begin(model.updates(1, Optimizer::adamw));
+  states.finish();
+  auto* weights = reinterpret_cast<Bf16*>(model.weights[0].data());
+  std::vector<float> expected = master_of(states, model, 0);
+  const std::vector<float> before = expected;
+  constexpr Elems kChanged = 2999;  // in the last, incomplete block of its part
+  weights[kChanged] = to_bf16(3.0F);
+  constexpr Elems kColumns = cpu_adam::WeightChecks::kColumns;
+  constexpr Elems kBlock = cpu_adam::WeightChecks::kBlock;
+  for (Elems i = kChanged / kBlock * kBlock; i < 3000; ++i) {
+    if (i % kColumns == kChanged % kColumns) expected[i] = to_float(weights[i]);
+  }
+  EXPECT_EQ(master_of(states, model, 0), expected);
+  EXPECT_NE(expected, before);
+  auto updates = model.updates(2, Optimizer::adamw);
+  for (ParameterUpdate& update : updates) update.hyper.learning_rate = 0.0;
+  states.begin(updates);
+  EXPECT_EQ(master_of(states, model, 0), expected);
+}
+
+TEST_P(Offload, ForgottenMastersEqualTheirWeights) {
+  Model model;
+  OffloadedOptimizer states = make(model, on_nvme());
+  states.begin(model.updates(1, Optimizer::adamw));
+  for (const std::size_t i : {0U, 1U, 2U}) states.forget_master(i);
+  const std::vector<float> bf16 = master_of(states, model, 0);
+  const std::vector<float> f16 = master_of(states, model, 2);
+  const auto* bf16_weights = reinterpret_cast<const Bf16*>(model.weights[0].data());
+  const auto* f16_weights = reinterpret_cast<const F16*>(model.weights[2].data());
+  for (Elems i = 0; i < bf16.size(); ++i) EXPECT_EQ(bf16[i], to_float(bf16_weights[i]));
+  for (Elems i = 0; i < f16.size(); ++i) EXPECT_EQ(f16[i], to_float(f16_weights[i]));
+}
+
+TEST_P(Offload, AwaitedMastersBelongToEqualWeights) {
+  Model model;
+  OffloadedOptimizer states = make(model, on_nvme());
+  states.begin(model.updates(1, Optimizer::adamw));
+  states.finish();
+  for (const std::size_t i : {0U, 2U}) {
+    const std::vector<float> master = master_of(states, model, i);
+    const auto loaded = model.weights[i];
+    std::ranges::fill(model.weights[i], 0.25F);
+    const auto present = model.weights[i];
+    write_values(states, i, model.weights[i].data(), {master, {}, {}}, NewMaster::awaits_weights);
+    EXPECT_EQ(model.weights[i], present);
+    EXPECT_NE(master_of(states, model, i), master);
+    model.weights[i] = loaded;
+    EXPECT_EQ(master_of(states, model, i), master);
+  }
+}
+
+TEST_P(Offload, AwaitedMastersAreCopied) {
+  Model model;
+  OffloadedOptimizer states = make(model, on_nvme());
+  states.begin(model.updates(1, Optimizer::adamw));
+  states.finish();
+  const auto expected = values_of(states, model);
+  const auto kept = model.weights;
+  for (auto& weights : model.weights) std::ranges::fill(weights, 0.25F);
+  OffloadedOptimizer copy = make(model, {}, 256);
+  for (std::size_t i = 0; i < model.parameters.size(); ++i) copy_states(states, i, copy, i);
+  model.weights = kept;
+  EXPECT_EQ(values_of(copy, model), expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Moments, Offload,
