@@ -38,6 +38,7 @@ class Record:
         self.number = 0  # in `states`
         self.steps = 0
         self.has_state = False
+        self.deleted = False  # the user has deleted the state; a master may remain
         self.keeps_moments = True  # False for sgd without momentum
         self.version = 0  # version of the weights that the master belongs to
         self.sample: torch.Tensor | None = None  # some of these weights
@@ -46,6 +47,10 @@ class Record:
         self.others: dict[str, Any] = {}  # further entries of the user in the optimizer's state
         self.view: Callable[[], Any] = no_view  # the object that users have for the state
         self.waiting: Any = None  # a state of another shape that a user has assigned
+
+    def begin_state(self) -> None:
+        self.has_state = True
+        self.deleted = False
 
 
 class Engine:
@@ -281,7 +286,7 @@ class Engine:
         torch.autograd.graph.increment_version(list(gradients))
         for record in records:
             record.steps += 1
-            record.has_state = True
+            record.begin_state()
             record.version = version_of(record.parameter)
             record.sample = None
             self._stepped[record.parameter] = record
@@ -400,7 +405,7 @@ class Engine:
         self.synchronize()
         self.follow([record])
         self.require([record])
-        record.has_state = True
+        record.begin_state()
         if record.states is None:
             return
         values = {name: value.detach().to("cpu", torch.float32).contiguous()
@@ -430,6 +435,7 @@ class Engine:
         # torch's SGD accepts a state with only a master, its other optimizers do not.
         record.has_state = (record.has_state and self.rule == "sgd"
                             and record.dtype != torch.float32)
+        record.deleted = True
         record.steps = 0
         record.others = {}
 
@@ -497,6 +503,17 @@ def check_member(parameter: Any, name: str) -> None:
         raise TypeError(f"{name}: {type(parameter).__name__} is not a tensor")
     if parameter.requires_grad:
         check_parameter(parameter, name)
+
+
+def has_no_updates(parameter: torch.Tensor) -> bool:
+    """Whether the parameter is frozen and of a kind that cannot be trained, such as codes."""
+    if parameter.requires_grad:
+        return False
+    try:
+        check_parameter(parameter, "")
+    except (TypeError, ValueError):
+        return True
+    return False
 
 
 def check_parameter(parameter: torch.Tensor, name: str) -> None:

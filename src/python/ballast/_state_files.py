@@ -128,7 +128,7 @@ def _apply(engine: Engine, record: Record, saved: _Saved) -> None:
         record.has_state = record.states is not None
         return
     record.steps = saved.steps
-    record.has_state = True
+    record.begin_state()
     record.keeps_moments = saved.keeps_moments
     record.others = {}
     with torch.no_grad():

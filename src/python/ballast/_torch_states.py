@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ._engine import Engine, Record, zeros_for
+from ._engine import Engine, Record, has_no_updates, zeros_for
 
 _CLASSES = {"adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
 # Settings of torch's optimizers that change results and that the update does not have.
@@ -60,7 +60,8 @@ def parse(engine: Engine, own_groups: list[dict[str, Any]],
         groups.append({**own, **new, "params": own["params"]})
     states = {}
     for number, state in state_dict["state"].items():
-        if number in parameters and state:
+        # torch.optim.Adagrad has states for frozen parameters of all types.
+        if number in parameters and state and not has_no_updates(parameters[number]):
             record = engine.record(parameters[number])
             states[record] = _values(engine, record, {"step": steps[number], **state},
                                      f"state[{number}]")
@@ -115,14 +116,14 @@ def write(engine: Engine, states: dict[Record, Values]) -> None:
         known = {name: zeros_for(record) if value is None else value
                  for name, value in moments.items()}
         if "master" in values and record.dtype != torch.float32:
-            known["master"] = _master(record, values["master"])
+            known["master"] = fitting_master(record, values["master"])
         engine.write(record, known)
         record.steps = values["step"]
         record.others = {name: value for name, value in values.items()
                          if name not in ("step", "master", *moments)}
 
 
-def _master(record: Record, saved: torch.Tensor) -> torch.Tensor:
+def fitting_master(record: Record, saved: torch.Tensor) -> torch.Tensor:
     """The saved master where the weight is its rounded value (in either direction for ties), and
     the weight elsewhere, since the model may have other weights now."""
     weights = record.parameter.detach().to("cpu")
