@@ -48,10 +48,9 @@ std::uint64_t count_non_finite(DType type, const void* gradient, Elems size) {
   return count_non_finite<std::uint32_t>(gradient, size, 0x7f800000U);
 }
 
-/// Number of elements whose old values are copied at once: all arrays of a piece fit into a core's
-/// cache, from which the update then reads them.
-constexpr Elems kSavedPiece = Elems{8} * 1024;
-static_assert(kSavedPiece % Codes::kBlock == 0);
+/// Number of elements of a piece of PieceWork: all arrays of a piece fit into a core's cache.
+constexpr Elems kPiece = Elems{8} * 1024;
+static_assert(kPiece % Codes::kBlock == 0);
 
 /// Copies elements [start, start + count) of `from` to `to`, except arrays that either of them
 /// lacks.
@@ -83,8 +82,8 @@ struct Updater::Impl {
   const Variant& variant;
   Workers workers;
 
-  /// Runs one update. `saved` receives the old values unless it is null.
-  void step(const Hyper& hyper, const Shard& shard, const Shard* saved) const;
+  /// Runs one update, in pieces unless `around` is null.
+  void step(const Hyper& hyper, const Shard& shard, const PieceWork* around) const;
 };
 
 Updater::Updater(const UpdaterOptions& options)
@@ -100,10 +99,17 @@ void Updater::step(const Hyper& hyper, const Shard& shard) const {
 
 void Updater::step(const Hyper& hyper, const Shard& shard, const Shard& saved) const {
   expects(is_copy_of(saved, shard), "optimizer update: the saved shard has another form");
-  impl_->step(hyper, shard, &saved);
+  step(hyper, shard,
+       {.before = [&](Elems first,
+                      Elems count) { copy_piece(hyper.optimizer, shard, saved, first, count); },
+        .after = [](Elems, Elems) { finish_stream_copies(); }});
 }
 
-void Updater::Impl::step(const Hyper& hyper, const Shard& shard, const Shard* saved) const {
+void Updater::step(const Hyper& hyper, const Shard& shard, const PieceWork& around) const {
+  impl_->step(hyper, shard, &around);
+}
+
+void Updater::Impl::step(const Hyper& hyper, const Shard& shard, const PieceWork* around) const {
   require_complete(hyper, shard);
   if (shard.size == 0) return;
   const auto kernel_of = [&](const auto& table) {
@@ -131,13 +137,13 @@ void Updater::Impl::step(const Hyper& hyper, const Shard& shard, const Shard* sa
   const Chunks chunks(shard.size);
   workers.for_ranges(chunks.count(), [&](Elems first, Elems last) {
     const Elems end = chunks.start(last);
-    const Elems stride = saved == nullptr ? end : kSavedPiece;
+    const Elems stride = around == nullptr ? end : kPiece;
     for (Elems start = chunks.start(first); start < end; start += stride) {
       const Elems stop = std::min(end, start + stride);
-      if (saved != nullptr) copy_piece(hyper.optimizer, shard, *saved, start, stop - start);
+      if (around != nullptr) around->before(start, stop - start);
       for_pieces(shard.first_element, start, stop, update);
+      if (around != nullptr) around->after(start, stop - start);
     }
-    if (saved != nullptr) finish_stream_copies();
   });
 }
 

@@ -147,6 +147,7 @@ StateHomes::Staging* StateHomes::find(std::size_t group) {
 StateHomes::Staging& StateHomes::take_staging() {
   while (staging_[turn_ % staging_.size()].in_use) ++turn_;
   Staging& staging = staging_[turn_++ % staging_.size()];
+  if (staging.changed) start_write(staging);
   staging.group.reset();
   if (staging.reading) std::exchange(staging.reading, nullptr)->finish();
   if (staging.writing) std::exchange(staging.writing, nullptr)->finish();
@@ -166,6 +167,19 @@ StateHomes::Staging& StateHomes::start_read(std::size_t group, bool ahead) {
   return staging;
 }
 
+void StateHomes::start_write(Staging& staging) {
+  Home& home = homes_[*staging.group];
+  const HostBytes memory = staging.memory.first(layout_.sub_groups()[*staging.group].bytes);
+  staging.changed = false;
+  staging.writing = home.space->write(home.extent, memory, ++home.version);
+}
+
+void StateHomes::start_writes(std::optional<std::size_t> except) {
+  for (Staging& staging : staging_) {
+    if (staging.changed && !staging.in_use && staging.group != except) start_write(staging);
+  }
+}
+
 void StateHomes::read_from(std::size_t position) {
   const std::size_t count = std::min({kAhead, swapped_.size(), staging_.size() - 1});
   for (std::size_t i = 0; i < count; ++i) {
@@ -180,6 +194,7 @@ HostBytes StateHomes::acquire(std::size_t group, bool ahead) {
     if (ahead && group == 0) read_first();
     return homes_[group].memory;
   }
+  start_writes(group);
   Staging* staging = find(group);
   if (staging == nullptr) staging = &start_read(group, false);
   staging->in_use = true;
@@ -201,15 +216,13 @@ HostBytes StateHomes::acquire(std::size_t group, bool ahead) {
   return staging->memory.first(layout_.sub_groups()[group].bytes);
 }
 
-void StateHomes::release(std::size_t group, bool changed) {
+void StateHomes::release(std::size_t group, WriteBack write) {
   if (resident(group)) return;
   Staging* staging = find(group);
   expects(staging != nullptr && staging->in_use, "optimizer states: released without acquire");
   staging->in_use = false;
-  if (!changed) return;
-  Home& home = homes_[group];
-  const HostBytes memory = staging->memory.first(layout_.sub_groups()[group].bytes);
-  staging->writing = home.space->write(home.extent, memory, ++home.version);
+  staging->changed = staging->changed || write != WriteBack::none;
+  if (write == WriteBack::now) start_write(*staging);
 }
 
 void StateHomes::read_first() {
@@ -217,6 +230,7 @@ void StateHomes::read_first() {
 }
 
 void StateHomes::finish_writes() {
+  start_writes(std::nullopt);
   for (Staging& staging : staging_) {
     if (staging.writing) std::exchange(staging.writing, nullptr)->finish();
   }

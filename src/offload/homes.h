@@ -25,6 +25,10 @@ struct StatePlace {
   std::optional<Bytes> host_bytes;
 };
 
+/// When a released sub-group is written back, if it has changed: now, or when its buffer gets
+/// another sub-group or finish_writes() is called.
+enum class WriteBack : std::uint8_t { none, now, later };
+
 /// The memory of all sub-groups, in host memory or on NVMe. Sub-groups on NVMe pass through a few
 /// staging buffers: while one is updated, the next are read and the last are written. Not
 /// thread-safe.
@@ -45,8 +49,8 @@ class StateHomes {
   /// prefetches the next ones. Throws Error(io) and Error(state) like
   /// state::SwapTransfer::finish().
   HostBytes acquire(std::size_t group, bool ahead);
-  /// Releases a sub-group before the next acquire(). `changed`: it must be written back.
-  void release(std::size_t group, bool changed);
+  /// Releases a sub-group before the next acquire().
+  void release(std::size_t group, WriteBack write);
   /// Starts to read the first sub-groups of the next pass.
   void read_first();
   /// Returns when everything is written. Throws like acquire().
@@ -72,6 +76,7 @@ class StateHomes {
     std::unique_ptr<state::SwapTransfer> reading;
     std::unique_ptr<state::SwapTransfer> writing;
     bool in_use = false;
+    bool changed = false;  ///< must be written later
   };
 
   /// Places of new sub-groups, and the size of the staging buffers that all then need.
@@ -90,6 +95,9 @@ class StateHomes {
   /// Returns the next staging buffer in turn, without a transfer.
   Staging& take_staging();
   Staging& start_read(std::size_t group, bool ahead);
+  void start_write(Staging& staging);
+  /// Starts the writes of changed sub-groups that are not in use, except one.
+  void start_writes(std::optional<std::size_t> except);
   /// Starts to read the next sub-groups on NVMe, beginning with the one at `position` in swapped_.
   void read_from(std::size_t position);
   void finish_transfers();

@@ -76,6 +76,7 @@ OffloadLayout::Arrays OffloadLayout::arrays(DType type, Elems count) const {
   const bool blockwise = moments_ == Moments::Format::blockwise8;
   const Elems exponents = blockwise ? Codes::exponents_of(count) : 0;
   at.remainder_or_copy = add(count * Weights::master_width(type));
+  at.checks = add(type == DType::bf16 ? checks_of(count) * sizeof(std::uint16_t) : 0);
   at.first = add(count * sizes.first_moment);
   at.first_exponents = add(sizes.first_moment > 0 ? exponents : 0);
   at.second = add(count * sizes.second_moment);
@@ -90,8 +91,8 @@ Bytes OffloadLayout::bytes() const {
   return sum;
 }
 
-cpu_adam::Shard OffloadLayout::shard(const ParameterPart& part, HostBytes states, void* weights,
-                                     const cpu_adam::Gradient& gradient) const {
+PartStates OffloadLayout::part_states(const ParameterPart& part, HostBytes states, void* weights,
+                                      const cpu_adam::Gradient& gradient) const {
   const Parameter& parameter = parameters_.at(part.parameter);
   const Arrays at = arrays(parameter.type, part.count);
   std::byte* base = states.data() + part.offset;
@@ -99,13 +100,15 @@ cpu_adam::Shard OffloadLayout::shard(const ParameterPart& part, HostBytes states
     const bool blockwise = moments_ == Moments::Format::blockwise8;
     return blockwise ? reinterpret_cast<std::uint8_t*>(base + offset) : nullptr;
   };
-  return {Weights::of(parameter.type, from(weights, part.first, parameter.type),
-                      base + at.remainder_or_copy),
-          {moments_, base + at.first, base + at.second, exponents(at.first_exponents),
-           exponents(at.second_exponents)},
-          {gradient.type, from(gradient.data, part.first, gradient.type)},
-          part.count,
-          first_elements_.at(part.parameter) + part.first};
+  const bool has_checks = parameter.type == DType::bf16;
+  return {{Weights::of(parameter.type, from(weights, part.first, parameter.type),
+                       base + at.remainder_or_copy),
+           {moments_, base + at.first, base + at.second, exponents(at.first_exponents),
+            exponents(at.second_exponents)},
+           {gradient.type, from(gradient.data, part.first, gradient.type)},
+           part.count,
+           first_elements_.at(part.parameter) + part.first},
+          has_checks ? reinterpret_cast<std::uint16_t*>(base + at.checks) : nullptr};
 }
 
 }  // namespace ballast::offload

@@ -10,6 +10,8 @@
 #include "ballast/cpu_adam/optimizer.h"
 #include "ballast/cpu_adam/shard.h"
 
+#include "src/offload/masters.h"
+
 namespace ballast::offload {
 
 /// A parameter whose states are kept.
@@ -36,8 +38,8 @@ struct OffloadSubGroup {
 };
 
 /// Layout of the optimizer states of some parameters. Each part has consecutive arrays: the
-/// remainder of bf16 weights or the fp32 master of fp16 weights, the moments, and their shared
-/// exponents if they are Codes. The caller owns weights and gradients.
+/// remainder and check values of bf16 weights or the fp32 master of fp16 weights, the moments, and
+/// their shared exponents if they are Codes. The caller owns weights and gradients.
 class OffloadLayout {
  public:
   /// `largest`: maximum elements per sub-group, a multiple of Codes::kBlock.
@@ -60,13 +62,14 @@ class OffloadLayout {
   /// Returns the arrays of a part for an update. `states`: its sub-group. `weights`: all weights of
   /// the parameter, in its type; may be null if only the moments are used. `gradient`: gradient of
   /// the whole parameter.
-  [[nodiscard]] cpu_adam::Shard shard(const ParameterPart& part, HostBytes states, void* weights,
-                                      const cpu_adam::Gradient& gradient) const;
+  [[nodiscard]] PartStates part_states(const ParameterPart& part, HostBytes states, void* weights,
+                                       const cpu_adam::Gradient& gradient) const;
 
  private:
   /// Offsets of a part's arrays, relative to its own.
   struct Arrays {
     Bytes remainder_or_copy = 0;
+    Bytes checks = 0;
     Bytes first = 0;
     Bytes second = 0;
     Bytes first_exponents = 0;

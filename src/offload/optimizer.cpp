@@ -1,7 +1,6 @@
 #include "src/offload/optimizer.h"
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 
 #include "ballast/core/error.h"
@@ -9,32 +8,18 @@
 namespace ballast::offload {
 namespace {
 
-using cpu_adam::Shard;
 using cpu_adam::Weights;
 
 /// A gradient for shards that are not updated.
 const cpu_adam::Gradient kNoGradient(static_cast<const float*>(nullptr));
-
-template <class T>
-std::span<T> array(void* data, Elems size) {
-  return {static_cast<T*>(data), size};
-}
 
 }  // namespace
 
 OffloadedOptimizer::OffloadedOptimizer(OffloadLayout layout, StatePlace place, int threads)
     : layout_(std::move(layout)),
       updater_({.threads = threads}),
-      homes_(layout_, updater_, std::move(place)) {
-  know_parts();
-}
-
-void OffloadedOptimizer::know_parts() {
-  update_of_.resize(layout_.parameters().size());
-  for (std::size_t i = knows_master_.size(); i < layout_.sub_groups().size(); ++i) {
-    knows_master_.emplace_back(layout_.sub_groups()[i].parts.size());
-  }
-}
+      homes_(layout_, updater_, std::move(place)),
+      update_of_(layout_.parameters().size()) {}
 
 std::size_t OffloadedOptimizer::add(const std::vector<Parameter>& parameters) {
   finish();
@@ -43,7 +28,7 @@ std::size_t OffloadedOptimizer::add(const std::vector<Parameter>& parameters) {
   grown.add(parameters);
   homes_.grow(grown);
   layout_ = std::move(grown);
-  know_parts();
+  update_of_.resize(layout_.parameters().size());
   return first;
 }
 
@@ -123,82 +108,56 @@ void OffloadedOptimizer::update_group(std::size_t group) {
   };
   if (!std::ranges::any_of(parts, has_update)) return;
   const HostBytes states = homes_.acquire(group, true);
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    const ParameterPart& part = parts[i];
+  for (const ParameterPart& part : parts) {
     const Elems elements = layout_.parameters()[part.parameter].elements;
     if (const ParameterUpdate* update = update_of_[part.parameter]) {
-      const Shard shard = layout_.shard(part, states, update->weights, update->gradient);
-      require_master(shard, knows_master_[group][i]);
-      updater_.step(update->hyper, shard);
+      update_part(layout_.part_states(part, states, update->weights, update->gradient),
+                  update->hyper);
     }
     if (part.first + part.count < elements) continue;
     const std::lock_guard lock(mutex_);
     updated_ = part.parameter + 1;
     changed_.notify_all();
   }
-  homes_.release(group, true);
+  homes_.release(group, WriteBack::now);
 }
 
-bool OffloadedOptimizer::require_master(const Shard& shard, char& known) const {
-  const Weights& weights = shard.weights;
-  if (known != 0) {
-    return weights.format == Weights::Format::copy_f16 && follow_weights(weights, shard.size);
+void OffloadedOptimizer::update_part(const PartStates& states, const cpu_adam::Hyper& hyper) const {
+  if (states.shard.weights.format == Weights::Format::plain) {
+    return updater_.step(hyper, states.shard);
   }
-  known = 1;
-  if (weights.format == Weights::Format::split) {
-    std::ranges::fill(array<std::uint16_t>(weights.remainder_or_copy, shard.size),
-                      std::uint16_t{0});
-  } else if (weights.format == Weights::Format::copy_f16) {
-    auto* master = static_cast<float*>(weights.main);
-    const auto* weight = static_cast<const F16*>(weights.remainder_or_copy);
-    updater_.for_ranges(shard.size, [&](Elems first, Elems last) {
-      for (Elems i = first; i < last; ++i) master[i] = to_float(weight[i]);
-    });
-  }
-  return true;
-}
-
-bool OffloadedOptimizer::follow_weights(const Weights& weights, Elems size) const {
-  auto* master = static_cast<float*>(weights.main);
-  const auto* weight = static_cast<const F16*>(weights.remainder_or_copy);
-  std::atomic<bool> changed = false;
-  updater_.for_ranges(size, [&](Elems first, Elems last) {
-    for (Elems i = first; i < last; ++i) {
-      if (to_f16(master[i]).bits == weight[i].bits) continue;
-      master[i] = to_float(weight[i]);
-      changed.store(true, std::memory_order_relaxed);
-    }
-  });
-  return changed;
+  updater_.step(hyper, states.shard,
+                {.before = [&](Elems first,
+                               Elems count) { follow_weights(states, first, count); },
+                 .after = [&](Elems first, Elems count) { note_weights(states, first, count); }});
 }
 
 void OffloadedOptimizer::forget_master(std::size_t parameter) {
-  finish();
-  for (std::size_t group = layout_.first_sub_group(parameter); group < knows_master_.size();
-       ++group) {
-    const std::vector<ParameterPart>& parts = layout_.sub_groups()[group].parts;
-    if (parts.front().parameter > parameter) return;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (parts[i].parameter == parameter) knows_master_[group][i] = 0;
-    }
-  }
+  if (layout_.parameters().at(parameter).type == DType::f32) return;
+  visit(parameter, nullptr, [](const ParameterPart&, const PartStates& states) {
+    offload::forget_master(states);
+    return true;
+  });
 }
 
 void OffloadedOptimizer::visit(
     std::size_t parameter, void* weights,
-    const std::function<bool(const ParameterPart&, const Shard&)>& work) {
+    const std::function<bool(const ParameterPart&, const PartStates&)>& work) {
   finish();
-  for (std::size_t group = layout_.first_sub_group(parameter); group < knows_master_.size();
-       ++group) {
+  for (std::size_t group = layout_.first_sub_group(parameter);
+       group < layout_.sub_groups().size(); ++group) {
     const std::vector<ParameterPart>& parts = layout_.sub_groups()[group].parts;
     if (parts.front().parameter > parameter) return;
     const auto part = std::ranges::find(parts, parameter, &ParameterPart::parameter);
     const HostBytes states = homes_.acquire(group, false);
-    const Shard shard = layout_.shard(*part, states, weights, kNoGradient);
-    char& known = knows_master_[group][static_cast<std::size_t>(part - parts.begin())];
-    const bool made_master = weights != nullptr && require_master(shard, known);
-    const bool changed = work(*part, shard);
-    homes_.release(group, changed || made_master);
+    try {
+      const bool changed =
+          work(*part, layout_.part_states(*part, states, weights, kNoGradient));
+      homes_.release(group, changed ? WriteBack::later : WriteBack::none);
+    } catch (...) {
+      homes_.release(group, WriteBack::later);
+      throw;
+    }
   }
 }
 

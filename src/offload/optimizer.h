@@ -28,9 +28,8 @@ struct ParameterUpdate {
 /// Results do not depend on the place of the states, the size of sub-groups, or the instruction
 /// set. Calls must not overlap.
 ///
-/// 16-bit weights have an fp32 master. It equals the weights until their first update, and again
-/// after forget_master(). An fp16 weight that differs from its rounded master was changed by the
-/// caller and replaces the master.
+/// 16-bit weights have an fp32 master. Each update first compares the weights with those that the
+/// master belongs to: weights that the caller has changed become the master (see masters.h).
 class OffloadedOptimizer {
  public:
   OffloadedOptimizer(OffloadLayout layout, StatePlace place, int threads);
@@ -56,30 +55,26 @@ class OffloadedOptimizer {
   /// Blocks until no step is running. Throws like begin().
   void finish();
 
-  /// Makes the next update of the parameter take its weights as the master, because the caller has
-  /// changed them.
+  /// Makes the next update of the parameter take all its weights as the master. Throws like begin().
   void forget_master(std::size_t parameter);
 
   /// Calls `work` for each part of the parameter, with its arrays and without a gradient. It
   /// returns whether it has changed the states. `weights`: those of the parameter, or null if
-  /// `work` uses only the moments. Throws like begin().
+  /// `work` uses neither them nor the master. On NVMe, changes of one sub-group by several visits are
+  /// written once. Throws like begin().
   void visit(std::size_t parameter, void* weights,
-             const std::function<bool(const ParameterPart&, const cpu_adam::Shard&)>& work);
+             const std::function<bool(const ParameterPart&, const PartStates&)>& work);
 
  private:
   void run();
   void run_step();
   void update_group(std::size_t group);
-  /// Creates the master from the weights if there is none. Returns whether the states have changed.
-  bool require_master(const cpu_adam::Shard& shard, char& known) const;
-  bool follow_weights(const cpu_adam::Weights& weights, Elems size) const;
-  void know_parts();
+  void update_part(const PartStates& states, const cpu_adam::Hyper& hyper) const;
   void rethrow_failure();
 
   OffloadLayout layout_;
   cpu_adam::Updater updater_;
   StateHomes homes_;
-  std::vector<std::vector<char>> knows_master_;  ///< by sub-group and part
 
   std::mutex mutex_;
   std::condition_variable changed_;

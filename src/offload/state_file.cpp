@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -17,7 +19,6 @@ namespace ballast::offload {
 namespace {
 
 using cpu_adam::Moments;
-using cpu_adam::Shard;
 using state::RunningChecksum;
 
 constexpr const char* kFormat = "ballast.optimizer.format";
@@ -166,14 +167,27 @@ void check_values(const formats::SafetensorsReader& reader) {
   }
 }
 
-/// Writes one parameter and adds to the checksums of its kinds.
-void save_parameter(const FiledParameter& one, formats::SafetensorsWriter& writer,
-                    PartBuffers& buffers, std::vector<float>& checksums) {
+/// Returns the parameters in the order of their states, so that each sub-group is transferred once.
+std::vector<const FiledParameter*> in_order_of_states(std::span<const FiledParameter> parameters) {
+  std::vector<const FiledParameter*> all;
+  for (const FiledParameter& one : parameters) all.push_back(&one);
+  std::ranges::sort(all, std::less<>(), [](const FiledParameter* one) {
+    return std::pair(one->states, one->parameter);
+  });
+  return all;
+}
+
+/// Checksums of the kinds of one parameter.
+using Checksums = std::vector<std::uint64_t>;
+
+/// Writes one parameter. Returns the checksums of its kinds.
+Checksums save_parameter(const FiledParameter& one, formats::SafetensorsWriter& writer,
+                         PartBuffers& buffers) {
   const auto kinds = kinds_of(one);
   std::array<RunningChecksum, 3> sums;
-  one.states->visit(one.parameter, one.weights, [&](const ParameterPart& part, const Shard& shard) {
+  one.states->visit(one.parameter, one.weights, [&](const ParameterPart& part, const PartStates& states) {
     const StateValues values = buffers.of(kinds, part);
-    read_values(one.states->layout().optimizer(), shard, values);
+    read_values(one.states->layout().optimizer(), states, values);
     for (std::size_t i = 0; i < kinds.size(); ++i) {
       const std::span<float> some = values.*kinds[i].kind.values;
       sums.at(i).add(std::as_bytes(some));
@@ -181,22 +195,24 @@ void save_parameter(const FiledParameter& one, formats::SafetensorsWriter& write
     }
     return false;
   });
-  for (std::size_t i = 0; i < kinds.size(); ++i) {
-    for (const float piece : pieces_of(sums.at(i).digest())) checksums.push_back(piece);
-  }
+  Checksums checksums;
+  for (std::size_t i = 0; i < kinds.size(); ++i) checksums.push_back(sums.at(i).digest());
+  return checksums;
 }
 
 void load_parameter(const FiledParameter& one, const formats::SafetensorsReader& reader,
                     PartBuffers& buffers) {
   auto kinds = kinds_of(one);
   std::erase_if(kinds, [&](const KindInFile& kind) { return reader.find(kind.name) == nullptr; });
-  one.states->forget_master(one.parameter);
-  one.states->visit(one.parameter, one.weights, [&](const ParameterPart& part, const Shard& shard) {
+  const bool has_master = std::ranges::any_of(
+      kinds, [](const KindInFile& kind) { return kind.kind.values == kMaster.values; });
+  one.states->visit(one.parameter, one.weights, [&](const ParameterPart& part, const PartStates& states) {
     const StateValues values = buffers.of(kinds, part);
     for (const KindInFile& kind : kinds) {
       reader.read(kind.name, values.*kind.kind.values, part.first);
     }
-    write_values(one.states->layout().optimizer(), shard, values);
+    if (!has_master) forget_master(states);
+    write_values(one.states->layout().optimizer(), states, values);
     return true;
   });
 }
@@ -218,8 +234,16 @@ void save_states(std::span<const FiledParameter> parameters, const std::filesyst
   tensors.push_back({kChecksums, DType::f32, {tensors.size(), kPieces}});
   formats::SafetensorsWriter writer(file, tensors, all);
   PartBuffers buffers;
+  std::map<const FiledParameter*, Checksums> sums;
+  for (const FiledParameter* one : in_order_of_states(parameters)) {
+    sums[one] = save_parameter(*one, writer, buffers);
+  }
   std::vector<float> checksums;
-  for (const FiledParameter& one : parameters) save_parameter(one, writer, buffers, checksums);
+  for (const auto& [one, own] : sums) {  // addresses are in the order of the file
+    for (const std::uint64_t sum : own) {
+      for (const float piece : pieces_of(sum)) checksums.push_back(piece);
+    }
+  }
   writer.write(kChecksums, checksums);
   writer.finish();
 }
@@ -230,7 +254,9 @@ void load_states(std::span<const FiledParameter> parameters, const std::filesyst
   check_parameters(reader, parameters);
   check_values(reader);
   PartBuffers buffers;
-  for (const FiledParameter& one : parameters) load_parameter(one, reader, buffers);
+  for (const FiledParameter* one : in_order_of_states(parameters)) {
+    load_parameter(*one, reader, buffers);
+  }
 }
 
 Notes read_notes(const std::filesystem::path& file) {

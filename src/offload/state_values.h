@@ -15,22 +15,22 @@ struct StateValues {
 };
 
 /// Copies states of a part out. Moments that the optimizer does not keep are left unchanged.
-void read_values(cpu_adam::Optimizer optimizer, const cpu_adam::Shard& shard,
+void read_values(cpu_adam::Optimizer optimizer, const PartStates& states,
                  const StateValues& values);
-/// Copies states of a part in. A master also sets the weights. See cpu_adam::write_moments().
-void write_values(cpu_adam::Optimizer optimizer, const cpu_adam::Shard& shard,
-                  const StateValues& values);
+/// Copies states of a part in. See cpu_adam::write_moments() and write_master().
+void write_values(cpu_adam::Optimizer optimizer, const PartStates& states,
+                  const StateValues& values, NewMaster mode = NewMaster::sets_weights);
 
 /// The overloads below do this for a whole parameter. Throw like OffloadedOptimizer::begin().
 void read_values(OffloadedOptimizer& states, std::size_t parameter, void* weights,
                  const StateValues& values);
 void write_values(OffloadedOptimizer& states, std::size_t parameter, void* weights,
-                  const StateValues& values);
+                  const StateValues& values, NewMaster mode = NewMaster::sets_weights);
 
 /// Copies the states of one parameter to another one with the same number of elements and the same
-/// optimizer, part by part. `weights`: weights of both, if they have the same type, to copy the
-/// master too; or null. The objects must differ. Throws like OffloadedOptimizer::begin().
+/// optimizer, part by part, with the master if both have the same type. The objects must differ.
+/// Throws like OffloadedOptimizer::begin().
 void copy_states(OffloadedOptimizer& from, std::size_t parameter, OffloadedOptimizer& to,
-                 std::size_t target, void* weights);
+                 std::size_t target);
 
 }  // namespace ballast::offload

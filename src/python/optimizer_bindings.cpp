@@ -27,6 +27,7 @@ namespace {
 
 using cpu_adam::Gradient;
 using cpu_adam::Moments;
+using offload::NewMaster;
 using offload::Notes;
 using offload::OffloadedOptimizer;
 using offload::OffloadLayout;
@@ -214,9 +215,10 @@ void read(States& states, std::size_t parameter, const Array& weights,
 
 void write(States& states, std::size_t parameter, const Array& weights,
            const std::optional<Array>& master, const std::optional<Array>& first,
-           const std::optional<Array>& second) {
+           const std::optional<Array>& second, bool sets_weights) {
   offload::write_values(states.get(), parameter, states.weights(parameter, weights),
-                        values_at(states, parameter, master, first, second));
+                        values_at(states, parameter, master, first, second),
+                        sets_weights ? NewMaster::sets_weights : NewMaster::awaits_weights);
 }
 
 /// A parameter of a file: its name there, states, number, weights.
@@ -288,18 +290,15 @@ void bind_optimizer(nb::module_& module) {
            nb::arg("first").none(), nb::arg("second").none(), Unlocked(),
            "Copies states to fp32 arrays; None skips a state.")
       .def("write", &write, nb::arg("parameter"), nb::arg("weights"), nb::arg("master").none(),
-           nb::arg("first").none(), nb::arg("second").none(), Unlocked(),
-           "Copies states from fp32 arrays; None keeps a state.")
+           nb::arg("first").none(), nb::arg("second").none(), nb::arg("sets_weights"), Unlocked(),
+           "Copies states from fp32 arrays; None keeps a state. The master may set the weights.")
       .def(
           "copy",
-          [](States& s, std::size_t parameter, States& to, std::size_t target,
-             const std::optional<Array>& weights) {
-            void* own = weights ? s.weights(parameter, *weights) : nullptr;
-            offload::copy_states(s.get(), parameter, to.get(), target, own);
+          [](States& s, std::size_t parameter, States& to, std::size_t target) {
+            offload::copy_states(s.get(), parameter, to.get(), target);
           },
-          nb::arg("parameter"), nb::arg("to"), nb::arg("target"), nb::arg("weights").none(),
-          Unlocked(),
-          "Copies states of a parameter to other states, piece by piece; the master with weights.")
+          nb::arg("parameter"), nb::arg("to"), nb::arg("target"), Unlocked(),
+          "Copies states of a parameter to other states, the master if both have the same type.")
       .def_prop_ro("host_bytes", [](States& s) { return s.get().homes().host_bytes(); })
       .def_prop_ro("nvme_bytes", [](States& s) { return s.get().homes().nvme_bytes(); })
       .def_prop_ro("io_backend",

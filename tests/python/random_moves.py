@@ -40,8 +40,13 @@ class Moves(Pair):
             if fresh:
                 new = random_values(new, seed)
             values = change(parameter, new)
-            # This order leaves a state's master behind, so the weights become the master.
-            master = values.float() if order is assign_first else change(side.trained(name), new.float())
+            old = side.trained(name).detach()
+            if order is not assign_first:
+                master = change(old, new.float())
+            else:  # the old master is in the state, and stays where it rounds to the new weights
+                master = values.float()
+                if old.shape == values.shape:
+                    master = torch.where(old.to(values.dtype) == values, old, master)
             number, part, at = side.place_of(name)
             order(side.optimizers[number], (part, at), lambda: side.replace(name, values, master),
                   lambda value: change(value, torch.zeros(len(copies), *value.shape[1:])), side.trained(name))

@@ -42,6 +42,14 @@ struct TouchWay {
 /// The patterns that a benchmark should try, the update's own first.
 const std::vector<TouchWay>& touch_ways();
 
+/// Work on elements [first, first + count) of a shard before and after their update, while a core
+/// has them in its cache. `first` is a multiple of Codes::kBlock, and `count` too except at the end
+/// of the shard. Called on the threads of the update, for each element once.
+struct PieceWork {
+  std::function<void(Elems first, Elems count)> before;
+  std::function<void(Elems first, Elems count)> after;
+};
+
 /// Runs updates on a bounded number of threads. The result is bit-identical for every instruction
 /// set, number of threads, order of chunks and division of a range into shards (with Codes: at
 /// multiples of Codes::kBlock). Calls on one object must not overlap.
@@ -62,6 +70,9 @@ class Updater {
   /// restore() can undo the step. `saved` has the same formats and size; its null pointers and its
   /// gradient are ignored.
   void step(const Hyper& hyper, const Shard& shard, const Shard& saved) const;
+
+  /// Like step() above, with other work on each piece of the shard. Both functions must be set.
+  void step(const Hyper& hyper, const Shard& shard, const PieceWork& around) const;
 
   /// Copies the arrays of `saved` that are not null back to `shard`.
   void restore(Optimizer optimizer, const Shard& shard, const Shard& saved) const;

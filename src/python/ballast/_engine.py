@@ -40,10 +40,8 @@ class Record:
         self.has_state = False
         self.deleted = False  # the user has deleted the state; a master may remain
         self.keeps_moments = True  # False for sgd without momentum
-        self.version = 0  # version of the weights that the master belongs to
-        self.sample: torch.Tensor | None = None  # some of these weights
         self.mirror: torch.Tensor | None = None
-        self.mirrored: tuple[Any, ...] = ()  # the memory that the mirror copies
+        self.mirrored: tuple[Any, ...] = ()  # the memory that the mirror copies, and its version
         self.others: dict[str, Any] = {}  # further entries of the user in the optimizer's state
         self.view: Callable[[], Any] = no_view  # the object that users have for the state
         self.waiting: Any = None  # a state of another shape that a user has assigned
@@ -80,7 +78,6 @@ class Engine:
         self._uploads: dict[torch.Tensor, Record] = {}
         self._hidden: dict[torch.Tensor, torch.Tensor] = {}
         self._guarded: dict[torch.Tensor, Record] = {}
-        self._stepped: dict[torch.Tensor, Record] = {}  # parameters of the running update
         self._lock = threading.RLock()
 
     # Parameters
@@ -129,7 +126,6 @@ class Engine:
             for number, record in enumerate(some, first):
                 record.states = states
                 record.number = number
-                record.version = version_of(record.parameter)
 
     def drop(self, records: Iterable[Record]) -> None:
         """Forgets parameters that the optimizer does not have any more. Their states are freed when
@@ -194,9 +190,7 @@ class Engine:
             for number, record in enumerate(some):
                 made[record] = states, number
                 if record.has_state and record.states is not None:
-                    same = record.dtype == _present(record)
-                    record.states.copy(record.number, states, number,
-                                       array_of(self.weights(record)) if same else None)
+                    record.states.copy(record.number, states, number)
         self._main, self._small = kept[True], kept[False]
         self._dropped = 0
         for record, (states, number) in made.items():
@@ -204,21 +198,19 @@ class Engine:
         for record in self.records.values():
             if record.dtype != _present(record):
                 record.dtype = record.parameter.dtype
-                record.version = version_of(record.parameter)
-                record.sample = None
                 record.mirror = None
 
     # Weights
 
     def weights(self, record: Record) -> torch.Tensor:
         """The memory that the update changes. This is the parameter's own memory if it is on the
-        CPU."""
+        CPU, otherwise a copy of the present weights."""
         parameter = record.parameter
         if parameter.device.type == "cpu" and parameter.is_contiguous():
             record.mirror = None
             return parameter.detach()
         mirror = record.mirror
-        place = (parameter.device, parameter.data_ptr(), parameter.dtype, parameter.shape)
+        place = memory_of(parameter)
         if mirror is None or mirror.shape != parameter.shape or mirror.dtype != parameter.dtype:
             with torch.inference_mode(False):
                 mirror = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu",
@@ -230,27 +222,12 @@ class Engine:
         record.mirrored = place
         return mirror
 
-    def current_weights(self, record: Record) -> torch.Tensor:
-        """weights(), after other code's changes have been copied to the master."""
-        if record.version != version_of(record.parameter):
-            self.refresh(record)
-        elif record.sample is not None and not torch.equal(record.sample, sample_of(record)):
-            self.refresh(record)
-        return self.weights(record)
-
-    def note_weights(self, record: Record) -> None:
-        """Records that the parameter's present weights belong to its master."""
-        record.version = version_of(record.parameter)
-        if record.dtype != torch.float32 and record.parameter.device.type == "cpu":
-            record.sample = sample_of(record).clone()
-
     def refresh(self, record: Record) -> None:
         """Uses the present weights of a 16-bit parameter as its master."""
-        record.sample = None
         record.mirrored = ()
         if record.states is not None:
+            self.synchronize()
             record.states.forget_master(record.number)
-        record.version = version_of(record.parameter)
 
     def upload(self, record: Record) -> None:
         """Copies updated weights to a parameter whose memory the update cannot change itself."""
@@ -273,7 +250,7 @@ class Engine:
                 self._keep_moments(record, self.rule != "sgd" or group["momentum"] != 0)
                 if record.states is not None:
                     updates.setdefault(record.states, []).append(
-                        (record.number, array_of(self.current_weights(record)), array_of(gradient),
+                        (record.number, array_of(self.weights(record)), array_of(gradient),
                          record.steps + 1, number))
         self.loans.end()
         records = [self.records[p] for p in gradients]
@@ -287,10 +264,8 @@ class Engine:
         for record in records:
             record.steps += 1
             record.begin_state()
-            record.version = version_of(record.parameter)
-            record.sample = None
-            self._stepped[record.parameter] = record
             if record.mirror is not None:
+                record.mirrored = memory_of(record.parameter)
                 self._uploads[record.parameter] = record
 
     def _keep_moments(self, record: Record, keep: bool) -> None:
@@ -343,8 +318,6 @@ class Engine:
                 self._settle(record)
             for record in self._uploads.values():
                 self.upload(record)
-            for record in self._stepped.values():
-                self.note_weights(record)
         finally:
             self._release_all()
 
@@ -354,8 +327,6 @@ class Engine:
         _guards.release(parameter)
         if self._uploads.pop(parameter, None) is not None:
             self.upload(record)
-        if self._stepped.pop(parameter, None) is not None:
-            self.note_weights(record)
         hidden = self._hidden.pop(parameter, None)
         if hidden is None:
             return
@@ -374,7 +345,6 @@ class Engine:
         self._guarded = {}
         self._uploads = {}
         self._hidden = {}
-        self._stepped = {}
 
     # States
 
@@ -393,15 +363,18 @@ class Engine:
         self.follow([record])
         values = {name: zeros_for(record) for name in names}
         if values and record.states is not None:
-            record.states.read(record.number, array_of(self.current_weights(record)),
+            record.states.read(record.number, array_of(self.weights(record)),
                                *self._arrays(values))
         elif "master" in values:
             values["master"].copy_(record.parameter.detach())
         return values
 
     @torch.no_grad()
-    def write(self, record: Record, values: dict[str, torch.Tensor]) -> None:
-        """Replaces these states. A new master also sets the weights."""
+    def write(self, record: Record, values: dict[str, torch.Tensor],
+              sets_weights: bool = True) -> None:
+        """Replaces these states. A new master also sets the weights, or, without `sets_weights`,
+        becomes that of equal weights: the next update uses it where the weights then are its
+        rounded values."""
         self.synchronize()
         self.follow([record])
         self.require([record])
@@ -410,10 +383,10 @@ class Engine:
             return
         values = {name: value.detach().to("cpu", torch.float32).contiguous()
                   for name, value in values.items()}
-        record.states.write(record.number, array_of(self.current_weights(record)), *self._arrays(values))
-        if "master" in values:
+        record.states.write(record.number, array_of(self.weights(record)), *self._arrays(values),
+                            sets_weights)
+        if "master" in values and sets_weights:
             self.upload(record)
-            self.note_weights(record)
 
     def wait_with(self, record: Record, state: Any) -> None:
         """Keeps an assigned state that the parameter cannot have until the next step."""
@@ -472,12 +445,10 @@ def describe(record: Record, dtype: torch.dtype | None = None) -> tuple[int, str
     return record.elements, TYPES[dtype or record.dtype], record.first_element
 
 
-def sample_of(record: Record) -> torch.Tensor:
-    """The bits of at least 64 evenly spaced weights of a parameter on the CPU, or of all. They show
-    whether other code has changed weights without PyTorch's counter of changes."""
-    weights = record.parameter.detach()
-    flat = weights.view(-1) if weights.is_contiguous() else weights.reshape(-1)
-    return flat[:: max(1, flat.numel() // 64)].view(torch.int16)
+def memory_of(parameter: torch.Tensor) -> tuple[Any, ...]:
+    """The memory of a parameter, and PyTorch's number of its changes."""
+    return (parameter.device, parameter.data_ptr(), parameter.dtype, parameter.shape,
+            parameter._version)
 
 
 def zeros_for(record: Record) -> torch.Tensor:
@@ -490,10 +461,6 @@ def _present(record: Record) -> torch.dtype:
     parameter = record.parameter
     fits = parameter.dtype in TYPES and parameter.numel() == record.elements
     return parameter.dtype if fits else record.dtype
-
-
-def version_of(parameter: torch.Tensor) -> int:
-    return parameter._version
 
 
 def check_member(parameter: Any, name: str) -> None:

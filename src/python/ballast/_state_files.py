@@ -68,7 +68,7 @@ def save(engine: Engine, groups: list[dict[str, Any]], names: dict[torch.Tensor,
             keys.add(key)
             if record.has_state and record.states is not None:
                 native.append((key, record.states, record.number,
-                               array_of(engine.current_weights(record))))
+                               array_of(engine.weights(record))))
             entries.append(entry)
     kept_groups = []
     for group in groups:
@@ -113,7 +113,7 @@ def load(engine: Engine, groups: list[dict[str, Any]], names: dict[torch.Tensor,
     engine.require(with_state)
     for record in with_state:
         engine.part_from_view(record)
-    native = [(one.key, record.states, record.number, array_of(engine.current_weights(record)))
+    native = [(one.key, record.states, record.number, array_of(engine.weights(record)))
               for record, one in with_state.items() if record.states is not None]
     _ballast.load_optimizer(native, file)
     for record, one in records.items():
@@ -133,7 +133,6 @@ def _apply(engine: Engine, record: Record, saved: _Saved) -> None:
     record.others = {}
     with torch.no_grad():
         engine.upload(record)
-    engine.note_weights(record)
 
 
 def _key(number: int, entry: dict[str, Any]) -> str:

@@ -109,8 +109,8 @@ class ParameterState(MutableMapping[str, Any]):
         self._parameter = None
 
     def give_to(self, record: Record) -> None:
-        """Makes this the state of a parameter. Raises ValueError for moments of another shape. The
-        parameter keeps its weights: those that the master does not round to become the master."""
+        """Makes this the state of a parameter, which keeps its weights. Raises ValueError for moments
+        of another shape. A master of another shape is left out."""
         values = dict(self._values)
         master = values.pop("master", None)
         wrong = misfit(self._engine, record, values)
@@ -121,7 +121,7 @@ class ParameterState(MutableMapping[str, Any]):
             write_value(self._engine, record, name, value)
         if (isinstance(master, torch.Tensor) and master.shape == record.parameter.shape
                 and record.dtype != torch.float32):
-            write_value(self._engine, record, "master", fitting_master(record, master))
+            self._engine.write(record, {"master": fitting_master(record, master)}, sets_weights=False)
         self._parameter = record.parameter
         self._values = {}
         record.view = weakref.ref(self)

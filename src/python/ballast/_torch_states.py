@@ -102,7 +102,8 @@ def _values(engine: Engine, record: Record, state: Mapping[str, Any], place: str
 @torch.no_grad()
 def write(engine: Engine, states: dict[Record, Values]) -> None:
     """Replaces all states by the given ones. Parameters without one start with new states. Masters
-    stay unless new ones are given. Memory for all states is allocated before anything changes."""
+    stay unless new ones are given, which do not change weights: the model may be loaded before or
+    after. Memory for all states is allocated before anything changes."""
     engine.follow(states)
     engine.require(states)
     for record in list(engine.records.values()):
@@ -117,17 +118,20 @@ def write(engine: Engine, states: dict[Record, Values]) -> None:
                  for name, value in moments.items()}
         if "master" in values and record.dtype != torch.float32:
             known["master"] = fitting_master(record, values["master"])
-        engine.write(record, known)
+        engine.write(record, known, sets_weights=False)
         record.steps = values["step"]
         record.others = {name: value for name, value in values.items()
                          if name not in ("step", "master", *moments)}
 
 
 def fitting_master(record: Record, saved: torch.Tensor) -> torch.Tensor:
-    """The saved master where the weight is its rounded value (in either direction for ties), and
-    the weight elsewhere, since the model may have other weights now."""
-    weights = record.parameter.detach().to("cpu")
+    """The saved master. Half way between two bf16 weights it rounds away from zero. If the model has
+    the weight nearer to zero, as other programs round, the master becomes the next smaller one."""
+    weights = record.parameter.detach().to("cpu", torch.float32)
     saved = saved.detach().to("cpu", torch.float32)
-    exact = weights.to(torch.float32)
-    off = (saved.to(weights.dtype).to(torch.float32) - saved).abs()
-    return torch.where((exact - saved).abs() <= off, saved, exact)
+    if record.dtype != torch.bfloat16:
+        return saved
+    smaller = torch.nextafter(saved, weights)
+    half_way = saved.contiguous().view(torch.int32).bitwise_and(0xFFFF) == 0x8000
+    other = half_way & (weights.abs() < saved.abs()) & (smaller.to(torch.bfloat16) == weights)
+    return torch.where(other, smaller, saved)
