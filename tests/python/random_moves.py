@@ -30,16 +30,15 @@ class Moves(Pair):
         rows = [row for row in range(size) if rng.random() < 0.8]
         copies = rng.choices(range(size), k=rng.choice((0, 1, 5))) if size else []
         fresh = rng.random() < 0.5
+        weights = self.ours.model.get_parameter(name).detach().clone()  # theirs may round ties otherwise
 
         def change(values: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
             return torch.cat([values.detach()[rows], new]).contiguous()
 
         def run(side: Side) -> None:
-            parameter = side.model.get_parameter(name)
-            new = parameter.detach()[copies]
-            if fresh:
-                new = random_values(new, seed)
-            values = change(parameter, new)
+            own = side.model.get_parameter(name).detach() if not self.theirs.fp32 else weights
+            new = random_values(own[copies], seed) if fresh else own[copies]
+            values = change(own, new)
             old = side.trained(name).detach()
             if order is not assign_first:
                 master = change(old, new.float())

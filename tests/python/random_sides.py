@@ -445,22 +445,35 @@ class Theirs(Side):
         names = sum(self.names[number], [])
         if self.fp32:
             for n, entry in state["state"].items():
-                if names[n] in self.fp32:
+                if names[n] in self.fp32 and entry:
                     entry["master"] = self.fp32[names[n]].clone()
         return state
 
     def imported(self, number: int, state: dict[str, Any]) -> None:
         plain = {n: {k: v for k, v in entry.items() if k != "master"} for n, entry in state["state"].items()}
-        self.optimizers[number].load_state_dict(copy.deepcopy({**state, "state": plain}))
+        # torch's fused SGD fails if only some parameters have a momentum.
+        groups = [{**group, "fused": None} for group in state["param_groups"]]
+        self.optimizers[number].load_state_dict(copy.deepcopy({"state": plain, "param_groups": groups}))
 
     def deepcopied(self) -> None:
         self.model, self.fp32, self.optimizers = copy.deepcopy((self.model, self.fp32, self.optimizers))
         self.schedulers.clear()
 
+    def assign(self, values: dict[str, torch.Tensor]) -> None:
+        super().assign(values)
+        for name in self.fp32.keys() & values.keys():
+            self.fp32[name].copy_(values[name])
+
     def weights_changed(self, values: dict[str, torch.Tensor]) -> None:
+        """Weights that stay what they were keep their masters: for fp16 one by one."""
         for name, value in values.items():
-            if self.fp32:
-                self.fp32[name].copy_(value)
+            if not self.fp32:
+                continue
+            master = self.fp32[name]
+            same = master.to(value.dtype) == value
+            if self.setup.dtype == torch.bfloat16:
+                same = same.all()
+            master.copy_(torch.where(same, master, value.float()))
 
 
 class Pair:

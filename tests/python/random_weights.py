@@ -59,6 +59,7 @@ class Weights(Pair):
         self.ours.before_writing()
         state = self.ours.exported(number)
         parameter = self.ours.model.get_parameter(name)
+        self.ours.optimizers[number].state[parameter]  # the optimizer has seen its first size
         old = parameter.data
         count = old.numel() // 2 if shrink else 2 * old.numel() + 1
         memory = torch.full((count + 8192,), 7.0, dtype=old.dtype)
@@ -183,10 +184,10 @@ class Weights(Pair):
                     elif old[name] in optimizer.state:
                         optimizer.state[new] = optimizer.state[old[name]]
                         del optimizer.state[old[name]]
-            if side is self.theirs:  # a moved master stays where it rounds to the new weight
-                side.weights_changed({name: torch.where(side.trained(name).to(value.dtype) == value,
-                                                        side.trained(name).detach(), value.float())
-                                      for name, value in values.items()})
+            if side is self.theirs and side.fp32:  # a moved master stays where it rounds to the new weight
+                for name, value in values.items():
+                    master = side.trained(name)
+                    master.copy_(torch.where(master.to(value.dtype) == value, master, value.float()))
 
         self.both(run)
 

@@ -121,7 +121,7 @@ class ParameterState(MutableMapping[str, Any]):
             write_value(self._engine, record, name, value)
         if (isinstance(master, torch.Tensor) and master.shape == record.parameter.shape
                 and record.dtype != torch.float32):
-            self._engine.write(record, {"master": fitting_master(record, master)}, sets_weights=False)
+            self._engine.write(record, {"master": _master_of_weights(record, master)})
         self._parameter = record.parameter
         self._values = {}
         record.view = weakref.ref(self)
@@ -142,6 +142,16 @@ def misfit(engine: Engine, record: Record, values: Mapping[str, Any]) -> str | N
         return (f"{record.name}: {name!r} of its state must be a tensor of the shape "
                 f"{tuple(record.parameter.shape)}, and has {has}")
     return None
+
+
+def _master_of_weights(record: Record, master: torch.Tensor) -> torch.Tensor:
+    """The master where it rounds to the present weight (in either direction for ties), and the weight
+    elsewhere."""
+    weights = record.parameter.detach().to("cpu")
+    master = fitting_master(record, master)
+    exact = weights.to(torch.float32)
+    nearest = (master.to(weights.dtype).to(torch.float32) - master).abs()
+    return torch.where((exact - master).abs() <= nearest, master, exact)
 
 
 def write_value(engine: Engine, record: Record, name: str, value: Any) -> None:
