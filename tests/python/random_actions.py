@@ -24,11 +24,11 @@ from typing import Any
 
 import torch
 
-from random_sides import (Ours, Refused, Setup, Theirs, close, draw_setup, new_model, random_values, Side)
+from random_moves import Moves
+from random_sides import TOLERANCE, Refused, Setup, Side, close, difference, draw_setup
+from random_weights import Weights
 
 LENGTH = 24  # actions of a sequence
-# Largest difference of a weight from its fp32 master, relative to weights above 1.
-TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
 
 
 @dataclass(frozen=True)
@@ -41,28 +41,17 @@ class Stop(Exception):
     """Raised on purpose in the middle of a step."""
 
 
-class World:
+class World(Weights, Moves):
     """One model and its optimizers on each of the two sides, and the actions on both."""
 
     def __init__(self, setup: Setup, folder: str) -> None:
-        self.setup = setup
-        self.folder = folder
-        self.ours = Ours(setup, new_model(setup), folder)
-        self.theirs = Theirs(setup, new_model(setup), folder)
+        super().__init__(setup, folder)
         self.saved: Any = None
-
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        return self.ours, self.theirs
-
-    def both(self, change: Callable[[Side], object]) -> None:
-        for side in self.sides:
-            change(side)
 
     # Gradients and steps
 
     def backward(self, rng: random.Random) -> None:
-        names = [name for name, p in self.theirs.model.named_parameters() if p.requires_grad]
+        names = self.required_names()
         chosen = [name for name in names if rng.random() < 0.8]
         if not chosen:
             return
@@ -99,7 +88,7 @@ class World:
 
     def closure(self, rng: random.Random) -> None:
         number = rng.randrange(len(self.theirs.optimizers))
-        names = [name for name, p in self.theirs.model.named_parameters() if p.requires_grad]
+        names = self.required_names()
         seed, fails = rng.getrandbits(30), rng.random() < 0.3
         if not names:
             return
@@ -217,7 +206,7 @@ class World:
             return
         anew = rng.random() < 0.5
         for side, saved in zip(self.sides, self.saved):
-            if [[len(g["params"]) for g in o.param_groups] for o in side.optimizers] != saved.groups:
+            if side.shapes() != saved.groups:
                 return
             side.load(saved, anew)
 
@@ -245,7 +234,7 @@ class World:
             has_masters = any("master" in entry for entry in its["state"].values())
             if to_ours and has_masters:  # masters that differ by 1e-7 may round to other weights
                 self.ours.before_writing()
-                names = sum(self.ours.names[number], [])
+                names = self.ours.own_names(number)
                 self.ours.assign({name: self.theirs.model.get_parameter(name).detach() for name in names})
             self.ours.imported(number, its if to_ours else mine)
             self.theirs.imported(number, mine if to_theirs else its)
@@ -271,105 +260,6 @@ class World:
         self.theirs.assign(weights)  # masters begin with the weights
         self.both(lambda side: side.make())
 
-    # Weights
-
-    def swap(self, rng: random.Random) -> None:
-        """`.data =` of the same size at another address, which may be not contiguous or not
-        aligned."""
-        seed, form = rng.getrandbits(30), rng.choice(("new", "offset", "transposed"))
-
-        def run(side: Side) -> None:
-            own = random.Random(seed)
-            side.before_writing()
-            for name, parameter in side.model.named_parameters():
-                if own.random() < 0.5:
-                    values = random_values(parameter, own.getrandbits(30))
-                    if form == "offset":
-                        values = torch.cat([values.flatten()[:1], values.flatten()])[1:].view_as(values)
-                    elif form == "transposed" and values.dim() == 2:
-                        values = values.t().contiguous().t()
-                    side.set_data(name, values)
-
-        self.both(run)
-
-    def touch(self, rng: random.Random) -> None:
-        """In-place changes: an operation of PyTorch, or load_state_dict of the model."""
-        seed, load = rng.getrandbits(30), rng.random() < 0.5
-
-        def run(side: Side) -> None:
-            own = random.Random(seed)
-            values = {name: random_values(p, own.getrandbits(30))
-                      for name, p in side.model.named_parameters() if own.random() < 0.5}
-            side.before_writing()
-            if load:
-                side.model.load_state_dict(values, strict=False)
-            else:
-                with torch.no_grad():
-                    for name, parameter in side.model.named_parameters():
-                        if name in values:
-                            parameter.copy_(values[name])
-            side.weights_changed(values)
-
-        self.both(run)
-
-    def resize(self, rng: random.Random) -> None:
-        """`.data =` of another size is refused and changes nothing, or followed without a write outside."""
-        number, shrink = rng.randrange(len(self.theirs.optimizers)), rng.random() < 0.5
-        name = rng.choice([n for group in self.ours.names[number] for n in group if n != "second.weight1"])
-        self.both(lambda side: side.zero_grad())
-        self.ours.before_writing()
-        state = self.ours.exported(number)
-        parameter = self.ours.model.get_parameter(name)
-        old = parameter.data
-        count = old.numel() // 2 if shrink else 2 * old.numel() + 1
-        memory = torch.full((count + 8192,), 7.0, dtype=old.dtype)
-        parameter.data = memory[4096:4096 + count]
-        parameter.grad = torch.ones_like(parameter.data)
-        followed = True
-        try:
-            self.ours.step(number)
-            self.ours.before_writing()
-        except (TypeError, ValueError, RuntimeError) as error:
-            followed = False
-            assert "param" in str(error) or name in str(error), f"refused without a name: {error}"
-            assert bool((memory == 7).all()), "refused, but written"
-        assert bool((memory[:4096] == 7).all() and (memory[4096 + count:] == 7).all()), "written outside"
-        parameter.data = old
-        parameter.grad = None
-        self.ours.zero_grad()
-        if followed:
-            self.ours.imported(number, state)
-
-    def cast(self, rng: random.Random) -> None:
-        """model.to(another type): the next step follows it, or refuses it and changes nothing. Then
-        back again."""
-        other = rng.choice([t for t in TOLERANCE if t != self.setup.dtype])
-        names = [name for name, p in self.theirs.model.named_parameters() if p.requires_grad]
-        seed = rng.getrandbits(30)
-        self.both(lambda side: (side.zero_grad(), side.model.zero_grad()))
-        self.ours.before_writing()
-        self.ours.model.to(other)
-        before = self.ours.weights()
-        self.theirs.assign(before)
-        if names:
-            self.ours.backward(names, 1.0, seed, None)
-        self.theirs.exact = {name: self.ours.gradient(name, 1.0, seed) for name in names}
-        for number in range(len(self.theirs.optimizers)):
-            try:
-                self.ours.step(number)
-                self.theirs.step(number)
-            except (TypeError, ValueError) as error:
-                assert "param" in str(error) or any(n in str(error) for n in before), error
-        self.theirs.exact = {}
-        after = self.ours.weights()
-        for name, value in self.theirs.masters().items():
-            assert close(after[name].float(), value, max(TOLERANCE[other], TOLERANCE[self.setup.dtype])), \
-                difference(name, after[name].float(), value)
-        self.both(lambda side: (side.zero_grad(), side.model.zero_grad()))
-        self.ours.model.to(self.setup.dtype)
-        values = {name: random_values(p, seed) for name, p in self.theirs.model.named_parameters()}
-        self.both(lambda side: side.assign(values))
-
     # Comparison
 
     def check(self, rng: random.Random) -> None:
@@ -379,7 +269,9 @@ class World:
         expected = self.theirs.masters()
         for name, value in expected.items():
             mine = masters.get(name, seen[name].float())
-            assert close(mine, value, 1e-6), difference(name, mine, value)
+            if not close(mine, value, 1e-6):
+                assert few_roundings(mine, value, self.setup.dtype), difference(name, mine, value)
+                self.theirs.fp32[name].copy_(mine)
             assert rounded(seen[name], mine), f"{name} is not its master"
         for number in range(len(self.theirs.optimizers)):
             compare_states(self.ours.moments(number), self.theirs.moments(number), self.setup.rule != "SGD")
@@ -392,10 +284,14 @@ def rounded(weight: torch.Tensor, master: torch.Tensor) -> bool:
     return bool(((off == nearest) | ~torch.isfinite(master)).all())
 
 
-def difference(name: str, mine: torch.Tensor, its: torch.Tensor) -> str:
+def few_roundings(mine: torch.Tensor, its: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether the masters of a few 16-bit weights differ by rounding. Changed weights that are by chance
+    the old ones, or have their check value, keep the old master."""
+    if dtype == torch.float32 or mine.shape != its.shape:
+        return False
     off = (mine - its).abs()
-    return (f"{name} {tuple(its.shape)}: differs by up to {off.max().item():.3g} in "
-            f"{int((off > 1e-6).sum())} of {off.numel()} elements")
+    few = int((off > 1e-6 * its.abs().clamp(min=1)).sum()) <= 8
+    return few and bool((off <= TOLERANCE[dtype] / 2 * its.abs().clamp(min=2.0**-6)).all())
 
 
 def compare_states(mine: dict[str, dict[str, Any]], its: dict[str, dict[str, Any]], steps: bool) -> None:
@@ -419,7 +315,9 @@ def compare_states(mine: dict[str, dict[str, Any]], its: dict[str, dict[str, Any
 WEIGHTS = {"train": 8, "backward": 3, "step": 3, "closure": 1, "failing_hook": 1, "zero_grad": 2, "clip": 1,
            "freeze": 2, "unfreeze": 1, "switch_adapter": 1, "add_group": 1, "options": 1, "schedule": 1,
            "save": 1, "load": 2, "load_of_other_shape": 0.3, "exchange": 1, "copied": 0.7, "drop": 0.7,
-           "swap": 1, "touch": 1, "resize": 0.5, "cast": 0.7, "check": 2}
+           "swap": 1, "touch": 1, "resize": 0.5, "cast": 0.7, "sharpness": 1, "averaged": 1, "assigned": 0.7,
+           "move_state": 2, "replace_parameter": 0.7, "forget_states": 0.7, "foreign_load": 1,
+           "load_by_names": 1, "add_frozen": 0.5, "check": 2}
 
 
 def draw(seed: int) -> list[Action]:

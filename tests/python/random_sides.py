@@ -26,6 +26,28 @@ if hasattr(ballast, "OffloadAdam"):
     RULES += [("Adam", {"lr": 1e-2}), ("Adam", {"lr": 1e-2, "weight_decay": 0.1})]
 
 
+
+
+def _inference() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.ones(3)
+
+
+# Frozen tensors of kinds that cannot be trained, and of those that can.
+FROZEN: dict[str, Callable[[], torch.Tensor]] = {
+    "uint8": lambda: torch.ones(4, dtype=torch.uint8), "int8": lambda: torch.ones(4, dtype=torch.int8),
+    "fp8": lambda: torch.ones(4).to(torch.float8_e4m3fn), "fp64": lambda: torch.ones(4, dtype=torch.float64),
+    "complex": lambda: torch.ones(2, 2, dtype=torch.complex64), "int64": lambda: torch.ones((), dtype=torch.int64),
+    "bool": lambda: torch.ones(4, dtype=torch.bool), "meta": lambda: torch.ones(4, device="meta"),
+    "expanded": lambda: torch.ones(1, 4).expand(3, 4), "inference": _inference,
+    "fp32": lambda: torch.ones(5), "bf16": lambda: torch.ones(5, dtype=torch.bfloat16),
+}
+
+
+# Largest difference of a weight from its fp32 master, relative to weights above 1.
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
+
+
 class Refused(Exception):
     """Ballast has refused an action with a clear message, which is allowed."""
 
@@ -43,6 +65,8 @@ class Setup:
     optimizers: int
     named: bool  # parameters are given with their names
     parts: int  # groups per optimizer
+    without_effect: dict[str, Any]  # arguments of ours that change nothing
+    frozen: tuple[str, ...]  # kinds of frozen parameters in the first group
 
 
 def draw_setup(seed: int) -> Setup:
@@ -54,7 +78,10 @@ def draw_setup(seed: int) -> Setup:
                  hooks=dtype != torch.float32 and rng.random() < 0.3,
                  max_grad_norm=rng.choice((None, None, 0.5)), nvme=nvme,
                  host_bytes=1 << 20 if nvme and rng.random() < 0.5 else None,
-                 optimizers=rng.choice((1, 1, 2)), named=rng.random() < 0.2, parts=rng.choice((1, 2)))
+                 optimizers=rng.choice((1, 1, 2)), named=rng.random() < 0.3, parts=rng.choice((1, 2)),
+                 without_effect=rng.choice(({}, {}, {"fused": True}, {"foreach": True}, {"foreach": False},
+                                            {"amsgrad": False}, {"maximize": False})),
+                 frozen=tuple(rng.sample(sorted(FROZEN), rng.choice((0, 0, 1, 3)))))
 
 
 class Block(torch.nn.Module):
@@ -110,15 +137,22 @@ def close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
     return torch.allclose(a, b, rtol=0.0, atol=tolerance * scale, equal_nan=True)
 
 
+def difference(name: str, mine: torch.Tensor, its: torch.Tensor) -> str:
+    off = (mine - its).abs()
+    return (f"{name} {tuple(its.shape)}: differs by up to {off.max().item():.3g} in "
+            f"{int((off > 1e-6).sum())} of {off.numel()} elements")
+
+
 @dataclass
 class Saved:
-    groups: list[list[int]]  # numbers of parameters
+    groups: list[list[list[tuple[str, torch.Size]]]]  # parameters of each group of each optimizer
     model: dict[str, torch.Tensor]
     states: list[Any]
 
 
 class Side:
-    """A model with its optimizers; `names` has the parameters of each group of each optimizer."""
+    """A model with its optimizers. `names` has the parameters of each group of each optimizer, those of
+    `frozen` included, which are in no module."""
 
     def __init__(self, setup: Setup, model: Model, folder: str) -> None:
         self.setup, self.model, self.folder = setup, model, folder
@@ -129,14 +163,44 @@ class Side:
         self.names = [[early[n::count][part::parts] for part in range(parts)] for n in range(count)]
         self.optimizers: list[Any] = []
         self.schedulers: dict[int, Any] = {}
+        self.frozen: dict[str, torch.Tensor] = {}
+        for number, kind in enumerate(setup.frozen):
+            self.names[number % count][0].insert(number, self.add_frozen(kind))
         self.make()
 
     def make(self) -> None:
         raise NotImplementedError
 
     def trained(self, name: str) -> torch.Tensor:
-        """The tensor that the optimizer updates."""
-        return self.model.get_parameter(name)
+        """The tensor that is in the optimizer's group."""
+        return self.frozen[name] if name in self.frozen else self.model.get_parameter(name)
+
+    def own_names(self, number: int) -> list[str]:
+        """The parameters of an optimizer without those of `frozen`."""
+        return [name for group in self.names[number] for name in group if name not in self.frozen]
+
+    def add_frozen(self, kind: str) -> str:
+        name = f"frozen{len(self.frozen)}_{kind}"
+        self.frozen[name] = torch.nn.Parameter(FROZEN[kind](), requires_grad=False)
+        return name
+
+    def replace(self, name: str, values: torch.Tensor, master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Makes another Parameter of the model, as user code does. `master`: its exact values. Returns
+        the tensors that were and that will be in the optimizer's group."""
+        old = self.trained(name)
+        module, _, last = name.rpartition(".")
+        new = torch.nn.Parameter(values.detach().clone(), requires_grad=old.requires_grad)
+        setattr(self.model.get_submodule(module), last, new)
+        return old, new
+
+    def place_of(self, name: str) -> tuple[int, int, int]:
+        """Numbers of the optimizer, the group and the parameter."""
+        return next((number, part, group.index(name)) for number, groups in enumerate(self.names)
+                    for part, group in enumerate(groups) if name in group)
+
+    def shapes(self) -> list[list[list[tuple[str, torch.Size]]]]:
+        return [[[(name, self.trained(name).shape) for name in group] for group in groups]
+                for groups in self.names]
 
     def groups(self, number: int) -> list[dict[str, Any]]:
         """Sets a different learning rate for each group."""
@@ -192,8 +256,7 @@ class Side:
                     optimizer, max_lr=0.02, total_steps=1000, cycle_momentum=bool(cycles))
 
     def saved(self, states: list[Any]) -> Saved:
-        return Saved([[len(group["params"]) for group in one.param_groups] for one in self.optimizers],
-                     copy.deepcopy(self.model.state_dict()), states)
+        return Saved(self.shapes(), copy.deepcopy(self.model.state_dict()), states)
 
     def load(self, saved: Saved, anew: bool) -> None:
         if anew:
@@ -235,13 +298,15 @@ class Side:
     def moments(self, number: int) -> dict[str, dict[str, Any]]:
         """State of each parameter that has one, by name."""
         names = [name for group in self.names[number] for name in group]
-        return {names[n]: entry for n, entry in self.optimizers[number].state_dict()["state"].items()}
+        return {names[n]: entry for n, entry in self.optimizers[number].state_dict()["state"].items()
+                if names[n] not in self.frozen}
 
 
 class Ours(Side):
     def make(self) -> None:
         setup = self.setup
-        options: dict[str, Any] = {"gradient_hooks": setup.hooks, "max_grad_norm": setup.max_grad_norm}
+        options: dict[str, Any] = {"gradient_hooks": setup.hooks, "max_grad_norm": setup.max_grad_norm,
+                                   **setup.without_effect}
         if setup.overlap:
             options.update(overlap=True, model=self.model)
         if setup.nvme:
@@ -307,7 +372,13 @@ class Theirs(Side):
         super().__init__(setup, model, folder)
 
     def trained(self, name: str) -> torch.Tensor:
-        return self.fp32[name] if self.fp32 else self.model.get_parameter(name)
+        return self.fp32[name] if name in self.fp32 else super().trained(name)
+
+    def replace(self, name: str, values: torch.Tensor, master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        old, new = super().replace(name, values, master)
+        if self.fp32:
+            new = self.fp32[name] = master.detach().clone()
+        return old, new
 
     def make(self) -> None:
         kind = getattr(torch.optim, self.setup.rule)
@@ -315,7 +386,7 @@ class Theirs(Side):
 
     def zero_grad(self, number: int | None = None, set_to_none: bool = True) -> None:
         for one in range(len(self.names)) if number is None else [number]:
-            for name in sum(self.names[one], []):
+            for name in self.own_names(one):
                 parameter = self.model.get_parameter(name)
                 if set_to_none:
                     parameter.grad = None
@@ -324,7 +395,7 @@ class Theirs(Side):
 
     def step(self, number: int, closure: Callable[[], float] | None = None) -> Any:
         """Clips and skips steps as Ballast does. The gradients do not change."""
-        names = sum(self.names[number], [])
+        names = self.own_names(number)
         kept: dict[str, torch.Tensor | None] = {}
 
         def evaluate() -> float | None:
@@ -365,7 +436,7 @@ class Theirs(Side):
 
     def load_one(self, number: int, state: Any) -> None:
         self.optimizers[number].load_state_dict(copy.deepcopy(state[0]))
-        for name in sum(self.names[number], []):
+        for name in self.own_names(number):
             self.trained(name).data.copy_(state[1][name])
             self.model.get_parameter(name).data.copy_(state[1][name])
 
@@ -374,18 +445,54 @@ class Theirs(Side):
         names = sum(self.names[number], [])
         if self.fp32:
             for n, entry in state["state"].items():
-                entry["master"] = self.fp32[names[n]].clone()
+                if names[n] in self.fp32 and entry:
+                    entry["master"] = self.fp32[names[n]].clone()
         return state
 
     def imported(self, number: int, state: dict[str, Any]) -> None:
         plain = {n: {k: v for k, v in entry.items() if k != "master"} for n, entry in state["state"].items()}
-        self.optimizers[number].load_state_dict(copy.deepcopy({**state, "state": plain}))
+        # torch's fused SGD fails if only some parameters have a momentum.
+        groups = [{**group, "fused": None} for group in state["param_groups"]]
+        self.optimizers[number].load_state_dict(copy.deepcopy({"state": plain, "param_groups": groups}))
 
     def deepcopied(self) -> None:
         self.model, self.fp32, self.optimizers = copy.deepcopy((self.model, self.fp32, self.optimizers))
         self.schedulers.clear()
 
+    def assign(self, values: dict[str, torch.Tensor]) -> None:
+        super().assign(values)
+        for name in self.fp32.keys() & values.keys():
+            self.fp32[name].copy_(values[name])
+
     def weights_changed(self, values: dict[str, torch.Tensor]) -> None:
+        """Weights that stay what they were keep their masters: for fp16 one by one."""
         for name, value in values.items():
-            if self.fp32:
-                self.fp32[name].copy_(value)
+            if not self.fp32:
+                continue
+            master = self.fp32[name]
+            same = master.to(value.dtype) == value
+            if self.setup.dtype == torch.bfloat16:
+                same = same.all()
+            master.copy_(torch.where(same, master, value.float()))
+
+
+class Pair:
+    """The two sides, for actions."""
+
+    def __init__(self, setup: Setup, folder: str) -> None:
+        self.setup = setup
+        self.folder = folder
+        self.ours = Ours(setup, new_model(setup), folder)
+        self.theirs = Theirs(setup, new_model(setup), folder)
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.ours, self.theirs
+
+    def both(self, change: Callable[[Side], object]) -> None:
+        for side in self.sides:
+            change(side)
+
+    def required_names(self) -> list[str]:
+        """The parameters of the model that require gradients."""
+        return [name for name, p in self.theirs.model.named_parameters() if p.requires_grad]

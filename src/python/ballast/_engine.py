@@ -38,12 +38,17 @@ class Record:
         self.number = 0  # in `states`
         self.steps = 0
         self.has_state = False
+        self.deleted = False  # the user has deleted the state; a master may remain
         self.keeps_moments = True  # False for sgd without momentum
         self.mirror: torch.Tensor | None = None
         self.mirrored: tuple[Any, ...] = ()  # the memory that the mirror copies, and its version
         self.others: dict[str, Any] = {}  # further entries of the user in the optimizer's state
         self.view: Callable[[], Any] = no_view  # the object that users have for the state
         self.waiting: Any = None  # a state of another shape that a user has assigned
+
+    def begin_state(self) -> None:
+        self.has_state = True
+        self.deleted = False
 
 
 class Engine:
@@ -258,7 +263,7 @@ class Engine:
         torch.autograd.graph.increment_version(list(gradients))
         for record in records:
             record.steps += 1
-            record.has_state = True
+            record.begin_state()
             if record.mirror is not None:
                 record.mirrored = memory_of(record.parameter)
                 self._uploads[record.parameter] = record
@@ -373,7 +378,7 @@ class Engine:
         self.synchronize()
         self.follow([record])
         self.require([record])
-        record.has_state = True
+        record.begin_state()
         if record.states is None:
             return
         values = {name: value.detach().to("cpu", torch.float32).contiguous()
@@ -403,6 +408,7 @@ class Engine:
         # torch's SGD accepts a state with only a master, its other optimizers do not.
         record.has_state = (record.has_state and self.rule == "sgd"
                             and record.dtype != torch.float32)
+        record.deleted = True
         record.steps = 0
         record.others = {}
 
@@ -464,6 +470,17 @@ def check_member(parameter: Any, name: str) -> None:
         raise TypeError(f"{name}: {type(parameter).__name__} is not a tensor")
     if parameter.requires_grad:
         check_parameter(parameter, name)
+
+
+def has_no_updates(parameter: torch.Tensor) -> bool:
+    """Whether the parameter is frozen and of a kind that cannot be trained, such as codes."""
+    if parameter.requires_grad:
+        return False
+    try:
+        check_parameter(parameter, "")
+    except (TypeError, ValueError):
+        return True
+    return False
 
 
 def check_parameter(parameter: torch.Tensor, name: str) -> None:

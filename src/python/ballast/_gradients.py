@@ -77,11 +77,11 @@ class TakenGradient(torch.Tensor):
         if func is aten._foreach_norm.Scalar:
             return [_norm(one, *args[1:], **(kwargs or {})) for one in first]
         if func in _PRODUCTS and bool((torch.as_tensor(args[1]) == 1).all()):
-            return first
+            return first if func._schema.returns else None  # foreach operations return nothing
         if func in (aten.zero_.default, aten._foreach_zero_.default):
             for taken in first if isinstance(first, (list, tuple)) else [first]:
                 taken.forget() if isinstance(taken, TakenGradient) else taken.zero_()
-            return first
+            return first if func._schema.returns else None
         raise RuntimeError(
             "gradient_hooks: the optimizer has taken this gradient out of .grad during the backward "
             "pass; clip with max_grad_norm, or set gradient_hooks=False to read and change .grad")

@@ -125,10 +125,11 @@ def _apply(engine: Engine, record: Record, saved: _Saved) -> None:
     record.view, record.waiting = no_view, None
     if not saved.has_state:
         engine.forget(record)
+        engine.refresh(record)
         record.has_state = record.states is not None
         return
     record.steps = saved.steps
-    record.has_state = True
+    record.begin_state()
     record.keeps_moments = saved.keeps_moments
     record.others = {}
     with torch.no_grad():

@@ -10,8 +10,9 @@ from typing import Any, Callable
 
 import torch
 
-from ._engine import Engine, Record, zeros_for
+from ._engine import Engine, Record, has_no_updates, zeros_for
 from ._gradients import TYPES
+from ._torch_states import fitting_master
 
 
 class ParameterState(MutableMapping[str, Any]):
@@ -108,13 +109,19 @@ class ParameterState(MutableMapping[str, Any]):
         self._parameter = None
 
     def give_to(self, record: Record) -> None:
-        """Makes this the state of a parameter. Raises ValueError for values of another shape."""
-        wrong = misfit(self._engine, record, self._values)
+        """Makes this the state of a parameter, which keeps its weights. Raises ValueError for moments
+        of another shape. A master of another shape is left out."""
+        values = dict(self._values)
+        master = values.pop("master", None)
+        wrong = misfit(self._engine, record, values)
         if wrong is not None:
             raise ValueError(wrong)
         self._engine.forget(record)
-        for name, value in self._values.items():
+        for name, value in values.items():
             write_value(self._engine, record, name, value)
+        if (isinstance(master, torch.Tensor) and master.shape == record.parameter.shape
+                and record.dtype != torch.float32):
+            self._engine.write(record, {"master": _master_of_weights(record, master)})
         self._parameter = record.parameter
         self._values = {}
         record.view = weakref.ref(self)
@@ -137,10 +144,21 @@ def misfit(engine: Engine, record: Record, values: Mapping[str, Any]) -> str | N
     return None
 
 
+def _master_of_weights(record: Record, master: torch.Tensor) -> torch.Tensor:
+    """The master where it rounds to the present weight (in either direction for ties), and the weight
+    elsewhere."""
+    weights = record.parameter.detach().to("cpu")
+    master = fitting_master(record, master)
+    exact = weights.to(torch.float32)
+    nearest = (master.to(weights.dtype).to(torch.float32) - master).abs()
+    return torch.where((exact - master).abs() <= nearest, master, exact)
+
+
 def write_value(engine: Engine, record: Record, name: str, value: Any) -> None:
     if name == "step":
+        engine.require([record])
         record.steps = int(value)
-        record.has_state = True
+        record.begin_state()
     elif name in (*engine.moment_names(), "master"):
         engine.write(record, {name: value})
     else:
@@ -163,6 +181,8 @@ class StateMapping(MutableMapping[Any, Any]):
         if self._copies:
             return snapshot(self._engine, self._engine.records[key])
         record = self._engine.records.get(key)
+        if record is None and any(key is p for group in self._groups() for p in group["params"]):
+            record = self._engine.record(key)
         if record is None:
             return ParameterState(self._engine, key)
         view = record.view() if record.waiting is None else record.waiting
@@ -187,7 +207,8 @@ class StateMapping(MutableMapping[Any, Any]):
         else:
             state = ParameterState(self._engine, None, dict(value))
         self._engine.part_from_view(record)
-        if misfit(self._engine, record, state._values) is None:
+        moments = {name: one for name, one in state._values.items() if name != "master"}
+        if misfit(self._engine, record, moments) is None:
             state.give_to(record)
         else:
             self._engine.wait_with(record, state)
@@ -196,13 +217,14 @@ class StateMapping(MutableMapping[Any, Any]):
     def __delitem__(self, key: Any) -> None:
         if not isinstance(key, torch.Tensor):
             del self._extra[key]
-        elif key in self:
-            record = self._engine.records[key]
-            self._engine.part_from_view(record)
-            self._engine.forget(record)
-            self.drop_unused()
-        else:
+            return
+        record = self._engine.records.get(key)
+        # An empty state that was read is there, as in torch's defaultdict.
+        if record is None or (key not in self and record.view() is None):
             raise KeyError("this parameter has no state")
+        self._engine.part_from_view(record)
+        self._engine.forget(record)
+        self.drop_unused()
 
     def settle(self) -> None:
         """Moves states that were assigned with the shape of a later parameter into the optimizer.
@@ -220,13 +242,15 @@ class StateMapping(MutableMapping[Any, Any]):
 
     def drop_unused(self) -> None:
         """Frees what belongs to parameters that are in no group and have no state."""
-        records, groups = self._engine.records, self._groups()
-        if len(records) <= sum(len(group["params"]) for group in groups):
+        records = self._engine.records
+        if not records:  # the optimizer may have no groups yet
             return
-        used = {id(p) for group in groups for p in group["params"]}
-        self._engine.drop([r for p, r in records.items()
-                           if id(p) not in used and not r.has_state and not r.others
-                           and r.waiting is None])
+        used = {id(p) for group in self._groups() for p in group["params"]}
+        unused = [r for p, r in records.items()
+                  if id(p) not in used and (r.deleted or not has_state(self._engine, r))
+                  and not r.others and r.waiting is None and r.view() is None]
+        if unused:
+            self._engine.drop(unused)
 
     def __contains__(self, key: Any) -> bool:
         if not isinstance(key, torch.Tensor):
@@ -236,6 +260,7 @@ class StateMapping(MutableMapping[Any, Any]):
                                        or record.waiting is not None)
 
     def __iter__(self) -> Iterator[Any]:
+        self.drop_unused()  # they have a state with Adagrad
         yield from [key for key in self._engine.records if key in self]
         yield from self._extra
 
@@ -295,7 +320,8 @@ class StateMapping(MutableMapping[Any, Any]):
 
 def has_state(engine: Engine, record: Record) -> bool:
     """torch.optim.Adagrad has a state for each parameter from the start, and needs it."""
-    return record.has_state or (engine.rule == "adagrad" and record.dtype in TYPES)
+    return record.has_state or (engine.rule == "adagrad" and record.dtype in TYPES
+                                and not has_no_updates(record.parameter))
 
 
 def snapshot(engine: Engine, record: Record) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ._engine import Engine, Record, zeros_for
+from ._engine import Engine, Record, has_no_updates, zeros_for
 
 _CLASSES = {"adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
 # Settings of torch's optimizers that change results and that the update does not have.
@@ -60,7 +60,8 @@ def parse(engine: Engine, own_groups: list[dict[str, Any]],
         groups.append({**own, **new, "params": own["params"]})
     states = {}
     for number, state in state_dict["state"].items():
-        if number in parameters and state:
+        # torch.optim.Adagrad has states for frozen parameters of all types.
+        if number in parameters and state and not has_no_updates(parameters[number]):
             record = engine.record(parameters[number])
             states[record] = _values(engine, record, {"step": steps[number], **state},
                                      f"state[{number}]")
@@ -116,14 +117,14 @@ def write(engine: Engine, states: dict[Record, Values]) -> None:
         known = {name: zeros_for(record) if value is None else value
                  for name, value in moments.items()}
         if "master" in values and record.dtype != torch.float32:
-            known["master"] = _master(record, values["master"])
+            known["master"] = fitting_master(record, values["master"])
         engine.write(record, known, sets_weights=False)
         record.steps = values["step"]
         record.others = {name: value for name, value in values.items()
                          if name not in ("step", "master", *moments)}
 
 
-def _master(record: Record, saved: torch.Tensor) -> torch.Tensor:
+def fitting_master(record: Record, saved: torch.Tensor) -> torch.Tensor:
     """The saved master. Half way between two bf16 weights it rounds away from zero. If the model has
     the weight nearer to zero, as other programs round, the master becomes the next smaller one."""
     weights = record.parameter.detach().to("cpu", torch.float32)
