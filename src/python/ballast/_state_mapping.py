@@ -10,6 +10,7 @@ from typing import Any, Callable
 
 import torch
 
+from . import _dtensors
 from ._engine import Engine, Record, zeros_for
 from ._gradients import TYPES
 
@@ -41,8 +42,9 @@ class ParameterState(MutableMapping[str, Any]):
             return record.others[name]
         value = (_steps_of(record) if name == "step"
                  else self._engine.read(record, [name])[name])
-        return self._engine.loans.lend(
+        lent = self._engine.loans.lend(
             record, value, lambda changed: write_value(self._engine, record, name, changed))
+        return lent if name == "step" else _dtensors.like(record.key, lent)
 
     def __setitem__(self, name: str, value: Any) -> None:
         if self._parameter is None:
@@ -115,7 +117,7 @@ class ParameterState(MutableMapping[str, Any]):
         self._engine.forget(record)
         for name, value in self._values.items():
             write_value(self._engine, record, name, value)
-        self._parameter = record.parameter
+        self._parameter = record.key
         self._values = {}
         record.view = weakref.ref(self)
 
@@ -127,13 +129,11 @@ class ParameterState(MutableMapping[str, Any]):
 def misfit(engine: Engine, record: Record, values: Mapping[str, Any]) -> str | None:
     """Describes the first of these values that the parameter cannot have."""
     for name in (*engine.moment_names(), "master"):
-        value = values.get(name)
-        if name not in values or (isinstance(value, torch.Tensor)
-                                  and value.shape == record.parameter.shape):
-            continue
-        has = f"the shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        return (f"{record.name}: {name!r} of its state must be a tensor of the shape "
-                f"{tuple(record.parameter.shape)}, and has {has}")
+        has = _dtensors.misfit(record.key, values[name]) if name in values else None
+        if has is not None:
+            kind = "DTensor like the parameter" if _dtensors.is_dtensor(record.key) else "tensor"
+            return (f"{record.name}: {name!r} of its state must be a {kind} of the shape "
+                    f"{tuple(record.key.shape)}, and has {has}")
     return None
 
 
@@ -209,7 +209,7 @@ class StateMapping(MutableMapping[Any, Any]):
         Raises ValueError naming a parameter whose state still has another shape."""
         waiting, self._engine.waiting = self._engine.waiting, []
         for number, record in enumerate(waiting):
-            if record.waiting is None or self._engine.records.get(record.parameter) is not record:
+            if record.waiting is None or self._engine.records.get(record.key) is not record:
                 continue
             try:
                 record.waiting.give_to(record)
@@ -304,7 +304,8 @@ def snapshot(engine: Engine, record: Record) -> dict[str, Any]:
         return record.waiting.copy()
     if not has_state(engine, record):
         return dict(record.others)
-    values = engine.read(record, engine.names_of(record))
+    values = {name: _dtensors.like(record.key, value)
+              for name, value in engine.read(record, engine.names_of(record)).items()}
     return {"step": _steps_of(record), **values, **record.others}
 
 

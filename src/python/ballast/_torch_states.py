@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from . import _dtensors
 from ._engine import Engine, Record, zeros_for
 
 _CLASSES = {"adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
@@ -89,11 +90,13 @@ def _values(engine: Engine, record: Record, state: Mapping[str, Any], place: str
             if name == "master" or engine.rule == "sgd":
                 continue
             raise ValueError(f"state_dict: {place} has no {name!r}: it is not one of {engine.rule}")
-        if not isinstance(value, torch.Tensor) or hasattr(value, "device_mesh"):
+        if not isinstance(value, torch.Tensor):
             raise TypeError(f"state_dict: {place}[{name!r}] is {type(value).__name__}, not a tensor")
-        if value.shape != record.parameter.shape:
-            raise ValueError(f"state_dict: {place}[{name!r}] has the shape {tuple(value.shape)}, the "
-                             f"parameter {tuple(record.parameter.shape)}")
+        has = _dtensors.misfit(record.key, value)
+        if has is not None:
+            own = (f", {_dtensors.describe(record.key)}" if _dtensors.is_dtensor(record.key) else "")
+            raise ValueError(f"state_dict: {place}[{name!r}] has {has}, the parameter "
+                             f"{tuple(record.key.shape)}{own}")
         values[name] = value
     return values
 
@@ -126,7 +129,7 @@ def _master(record: Record, saved: torch.Tensor) -> torch.Tensor:
     """The saved master where the weight is its rounded value (in either direction for ties), and
     the weight elsewhere, since the model may have other weights now."""
     weights = record.parameter.detach().to("cpu")
-    saved = saved.detach().to("cpu", torch.float32)
+    saved = _dtensors.local(saved).detach().to("cpu", torch.float32)
     exact = weights.to(torch.float32)
     off = (saved.to(weights.dtype).to(torch.float32) - saved).abs()
     return torch.where((exact - saved).abs() <= off, saved, exact)

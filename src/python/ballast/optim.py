@@ -19,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 from torch.utils.weak import WeakIdKeyDictionary
 from typing_extensions import Unpack
 
-from . import _arguments, _ballast, _guards, _state_files, _torch_states
+from . import _arguments, _ballast, _guards, _ranks, _state_files, _torch_states
 from ._engine import Engine, check_member
 from ._options import Options, spell_out
 from ._state_mapping import StateMapping
@@ -59,6 +59,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
         threads: threads of the update; 0: one per usable CPU.
         any_file_system: with "nvme": accept a file system that does not suit swapping, such as
             tmpfs.
+        process_group: ranks that have different parameters, such as pipeline stages or the shards of
+            other libraries: `max_grad_norm` and `skip_non_finite` are for all of them together.
+            FSDP, ZeroRedundancyOptimizer and DTensors are found without it.
         amsgrad, maximize, differentiable: as for torch.optim, but only False is supported.
         foreach, fused, capturable: as for torch.optim. They have no effect: the update is always
             fused, and on the CPU.
@@ -81,7 +84,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
                  skip_non_finite: bool = True, model: torch.nn.Module | None = None,
                  overlap: bool | str = False, gradient_hooks: bool | str = False,
                  optimizer_states: str = "fp32", minimal_size: int = 0, threads: int = 0,
-                 any_file_system: bool = False, amsgrad: bool = False, maximize: bool = False,
+                 any_file_system: bool = False, process_group: Any = None, amsgrad: bool = False, maximize: bool = False,
                  foreach: bool | None = None, fused: bool | None = None, capturable: bool = False,
                  differentiable: bool = False, _sub_group: int = _SUB_GROUP) -> None:
         if model is not None and not isinstance(model, torch.nn.Module):
@@ -110,6 +113,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
             self._model_names.update({p: n for n, p in model.named_parameters()})
         self._engine = Engine(self._name, optimizer_states, options,
                               _arguments.whole(minimal_size, "minimal_size"), gradient_hooks)
+        self._ranks = _ranks.Ranks(_ranks.check_group(process_group) or _ranks.group_of_zero(), model)
         own = weakref.ref(self)
         self._mapping = StateMapping(
             self._engine, lambda: [] if (found := own()) is None else found.param_groups)
@@ -121,6 +125,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         super().__init__(params, {
             **known, **{n: v for n, v in settings.items() if n in known or v}, **defaults})
         self._engine.add(self._labels(range(len(self.param_groups))))
+        self._learn_ranks()
         self._made = True
 
     # Steps
@@ -130,7 +135,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
         """Runs one update. Returns the closure's loss. Raises ValueError, TypeError naming a
         parameter that has changed so that it cannot be updated, before anything is updated;
         ballast.Error if NVMe fails: the states are then lost, and the run must restart from a saved
-        state."""
+        state; RuntimeError if another rank that has a part of the parameters has failed."""
+        with self._ranks.failing_together(bool(self.max_grad_norm or self.skip_non_finite)):
+            return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -140,7 +149,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
         parameters = [p for p in self._parameters() if p.grad is not None]
         for parameter in parameters:
             _guards.wait_for(parameter)  # a parameter of another optimizer
-        if not parameters:
+        self._learn_ranks()
+        if not parameters and not self._ranks.groups:
             return loss
         for number, group in enumerate(self.param_groups):
             self._check_group(group, f"param_groups[{number}]")
@@ -152,7 +162,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         engine.require(records)
         engine.hook(parameters)
         scale = self._scale_of(gradients)
-        if scale is not None:
+        if scale is not None and gradients:
             engine.begin(self.param_groups, gradients,
                          [self._hyper(group, scale) for group in self.param_groups])
         if not self.overlap:
@@ -160,7 +170,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
             return loss
         for parameter in gradients:
             parameter.grad = None
-        if scale is None or _guards.code_is_compiled():
+        if scale is None or self._ranks.read_unguarded or _guards.code_is_compiled():
             engine.synchronize()
         else:
             engine.guard(gradients, hide=self.overlap == "check")
@@ -215,6 +225,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
             self._check_group(self.param_groups[-1], f"params[{number}]")
             if self._made:
                 self._engine.add(self._labels([number]))
+                self._learn_ranks()
         except BaseException:
             self.param_groups.pop()
             raise
@@ -311,11 +322,15 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 labels.append((parameter, f"params[{number}][{i}]{name}"))
         return labels
 
+    def _learn_ranks(self) -> None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._ranks.learn([self._engine.record(p) for p in self._parameters() if p.requires_grad])
+
     def _scale_of(self, gradients: dict[torch.Tensor, torch.Tensor]) -> float | None:
         """The clip coefficient; None if the step is skipped."""
         if not self.max_grad_norm and not self.skip_non_finite:
             return 1.0
-        squares, non_finite = self._engine.gradient_stats(gradients.values())
+        squares, non_finite = self._ranks.gradient_stats(self._engine, gradients)
         self.grad_norm = squares**0.5
         if non_finite and self.skip_non_finite:
             self.skipped_steps += 1
