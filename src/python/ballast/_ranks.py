@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -83,6 +84,13 @@ class Ranks:
                     "pass the wrapped model as the argument model"))
                 self.read_unguarded = True
             record.summed = self._mask(shares, record.name)
+
+    def file_name(self, name: str) -> str:
+        """`name` with the number of this rank, if the ranks have different states."""
+        if not self.groups:
+            return name
+        rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return f"-rank-{rank}-of-{ranks}".join(os.path.splitext(name))
 
     def _mask(self, shares: _Shares, name: str) -> int:
         summed = [self._group(g) for g in shares.summed if len(ranks_of(g)) > 1]

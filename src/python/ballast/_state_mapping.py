@@ -53,7 +53,9 @@ class ParameterState(MutableMapping[str, Any]):
         record = self._engine.record(self._parameter)
         if record.view() is None:
             record.view = weakref.ref(self)
-        if misfit(self._engine, record, {name: value}) is None:
+        # torch fills a new state entry by entry, and refuses a step without "step".
+        starts = name in self._engine.moment_names() and not has_state(self._engine, record)
+        if misfit(self._engine, record, {name: value}) is None and not starts:
             write_value(self._engine, record, name, value)
             return
         self.take_away()
@@ -70,7 +72,9 @@ class ParameterState(MutableMapping[str, Any]):
         if name in record.others:
             del record.others[name]
         elif name == "step":
-            record.steps = 0
+            self.take_away()
+            del self._values[name]
+            self._engine.wait_with(record, self)
         elif name == "master":
             self._engine.refresh(record)
         else:
@@ -110,8 +114,10 @@ class ParameterState(MutableMapping[str, Any]):
         self._parameter = None
 
     def give_to(self, record: Record) -> None:
-        """Makes this the state of a parameter. Raises ValueError for values of another shape."""
-        wrong = misfit(self._engine, record, self._values)
+        """Makes this the state of a parameter. Raises ValueError for values of another shape and for
+        missing values."""
+        wrong = (misfit(self._engine, record, self._values)
+                 or missing(self._engine, record, self._values))
         if wrong is not None:
             raise ValueError(wrong)
         self._engine.forget(record)
@@ -135,6 +141,15 @@ def misfit(engine: Engine, record: Record, values: Mapping[str, Any]) -> str | N
             return (f"{record.name}: {name!r} of its state must be a {kind} of the shape "
                     f"{tuple(record.key.shape)}, and has {has}")
     return None
+
+
+def missing(engine: Engine, record: Record, values: Mapping[str, Any]) -> str | None:
+    """Describes the first value that these lack, if torch's optimizer of the same rule needs it."""
+    needed = ("step", *engine.moment_names())
+    if engine.rule not in ("adamw", "adagrad") or not any(name in values for name in needed):
+        return None
+    lacks = [name for name in needed if values.get(name) is None]
+    return f"{record.name}: its state has no {lacks[0]!r}" if lacks else None
 
 
 def write_value(engine: Engine, record: Record, name: str, value: Any) -> None:
@@ -187,7 +202,8 @@ class StateMapping(MutableMapping[Any, Any]):
         else:
             state = ParameterState(self._engine, None, dict(value))
         self._engine.part_from_view(record)
-        if misfit(self._engine, record, state._values) is None:
+        if (misfit(self._engine, record, state._values)
+                or missing(self._engine, record, state._values)) is None:
             state.give_to(record)
         else:
             self._engine.wait_with(record, state)
@@ -206,17 +222,28 @@ class StateMapping(MutableMapping[Any, Any]):
 
     def settle(self) -> None:
         """Moves states that were assigned with the shape of a later parameter into the optimizer.
-        Raises ValueError naming a parameter whose state still has another shape."""
+        Raises ValueError naming a parameter whose state still has another shape or lacks values."""
         waiting, self._engine.waiting = self._engine.waiting, []
         for number, record in enumerate(waiting):
             if record.waiting is None or self._engine.records.get(record.key) is not record:
                 continue
             try:
+                self._find_step(record)
                 record.waiting.give_to(record)
             except ValueError:
                 self._engine.waiting = waiting[number:]
                 raise
             record.waiting = None
+
+    def _find_step(self, record: Record) -> None:
+        """apex and Transformer Engine keep the step in the group, whose settings
+        ZeroRedundancyOptimizer loads after the states."""
+        values = record.waiting._values
+        if "step" in values or not any(name in values for name in self._engine.moment_names()):
+            return
+        for group in self._groups():
+            if group.get("step") is not None and any(p is record.key for p in group["params"]):
+                values["step"] = group["step"]
 
     def drop_unused(self) -> None:
         """Frees what belongs to parameters that are in no group and have no state."""

@@ -69,10 +69,10 @@ def parse(engine: Engine, own_groups: list[dict[str, Any]],
 
 
 def _step_in(state: Mapping[str, Any], rule: str, place: str) -> int:
-    """The number of updates. The rules without bias correction need none."""
+    """The number of updates. torch's SGD has none, and neither has Lion."""
     step = state.get("step")
     if step is None:
-        if rule == "adamw":
+        if rule in ("adamw", "adagrad"):
             raise ValueError(f"state_dict: {place} has no 'step', and neither has its group")
         return 1
     return int(step)

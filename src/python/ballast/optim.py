@@ -255,9 +255,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def save(self, directory: str | os.PathLike[str]) -> str:
         """Writes all states and settings to `directory`/optimizer.safetensors, piece by piece, with
         the names of the parameters if they are known, and returns that path. A file of that name is
-        replaced when the new one is complete. Raises OSError."""
+        replaced when the new one is complete. Ranks with shards write a file each, such as
+        optimizer-rank-0-of-2.safetensors. Raises OSError."""
         os.makedirs(_arguments.path(directory, "directory"), exist_ok=True)
-        file = os.path.join(directory, "optimizer.safetensors")
+        file = os.path.join(directory, self._ranks.file_name("optimizer.safetensors"))
         _state_files.save(self._engine, self.param_groups, self._names(), file, self.skipped_steps)
         return file
 
@@ -266,8 +267,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
         with other frozen parameters. States are matched by the names of the parameters if both
         sides have names, otherwise by their places in the groups. fp32 parameters are the model's:
         load the model first. 16-bit parameters are set from their masters. Nothing changes if the
-        file does not fit or is damaged. Raises OSError, ValueError, ballast.Error."""
-        file = os.path.join(_arguments.path(directory, "directory"), "optimizer.safetensors")
+        file does not fit or is damaged. Shards need as many ranks as were saved. Raises OSError, ValueError, ballast.Error."""
+        file = os.path.join(_arguments.path(directory, "directory"),
+                            self._ranks.file_name("optimizer.safetensors"))
         settings = _state_files.load(self._engine, self.param_groups, self._names(), file)
         for group, values in zip(self.param_groups, settings["param_groups"]):
             for name, value in values.items():
