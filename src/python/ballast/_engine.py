@@ -128,7 +128,7 @@ class Engine:
             for number, record in enumerate(some, first):
                 record.states = states
                 record.number = number
-                record.version = version_of(record.parameter)
+                record.version = version_of(record)
 
     def drop(self, records: Iterable[Record]) -> None:
         """Forgets parameters that the optimizer does not have any more. Their states are freed when
@@ -205,7 +205,7 @@ class Engine:
         for record in self.records.values():
             if record.dtype != _present(record):
                 record.dtype = record.parameter.dtype
-                record.version = version_of(record.parameter)
+                record.version = version_of(record)
                 record.sample = None
                 record.mirror = None
 
@@ -233,7 +233,7 @@ class Engine:
 
     def current_weights(self, record: Record) -> torch.Tensor:
         """weights(), after other code's changes have been copied to the master."""
-        if record.version != version_of(record.parameter):
+        if record.version != version_of(record):
             self.refresh(record)
         elif record.sample is not None and not torch.equal(record.sample, sample_of(record)):
             self.refresh(record)
@@ -241,7 +241,7 @@ class Engine:
 
     def note_weights(self, record: Record) -> None:
         """Records that the parameter's present weights belong to its master."""
-        record.version = version_of(record.parameter)
+        record.version = version_of(record)
         if record.dtype != torch.float32 and record.parameter.device.type == "cpu":
             record.sample = sample_of(record).clone()
 
@@ -251,7 +251,7 @@ class Engine:
         record.mirrored = ()
         if record.states is not None:
             record.states.forget_master(record.number)
-        record.version = version_of(record.parameter)
+        record.version = version_of(record)
 
     def upload(self, record: Record) -> None:
         """Copies updated weights to a parameter whose memory the update cannot change itself."""
@@ -284,11 +284,11 @@ class Engine:
         for states, some in updates.items():
             some.sort()
             states.begin(some, hypers, in_use)
-        torch.autograd.graph.increment_version([record.parameter for record in records])
+        torch.autograd.graph.increment_version(list(gradients))
         for record in records:
             record.steps += 1
             record.has_state = True
-            record.version = version_of(record.parameter)
+            record.version = version_of(record)
             record.sample = None
             self._stepped[record.parameter] = record
             if record.mirror is not None:
@@ -492,8 +492,10 @@ def _present(record: Record) -> torch.dtype:
     return parameter.dtype if fits else record.dtype
 
 
-def version_of(parameter: torch.Tensor) -> int:
-    return parameter._version
+def version_of(record: Record) -> int:
+    """Counts changes of the weights. A DTensor and its shard have a counter each."""
+    version = record.key._version
+    return version if record.parameter is record.key else version + record.parameter._version
 
 
 def check_member(parameter: Any, name: str) -> None:

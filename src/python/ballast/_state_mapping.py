@@ -42,9 +42,14 @@ class ParameterState(MutableMapping[str, Any]):
             return record.others[name]
         value = (_steps_of(record) if name == "step"
                  else self._engine.read(record, [name])[name])
-        lent = self._engine.loans.lend(
-            record, value, lambda changed: write_value(self._engine, record, name, changed))
-        return lent if name == "step" else _dtensors.like(record.key, lent)
+
+        def give_back(changed: torch.Tensor) -> None:
+            write_value(self._engine, record, name, changed)
+
+        lent = self._engine.loans.lend(record, value, give_back)
+        whole = lent if name == "step" else _dtensors.like(record.key, lent)
+        # A DTensor and its shard have a counter of changes each.
+        return lent if whole is lent else self._engine.loans.lend(record, whole, give_back)
 
     def __setitem__(self, name: str, value: Any) -> None:
         if self._parameter is None:
