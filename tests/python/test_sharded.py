@@ -429,11 +429,12 @@ def unknown_distributions_are_refused(rank, folder):
     models = [fsdp(nn.Linear(4, 4), process_group=group, use_orig_params=True)
               for group in (dist.new_group([0, 1]), dist.group.WORLD) if rank in (0, 1)
               or group is dist.group.WORLD]
-    if dist.get_world_size() == 3 and rank < 2:
+    if dist.get_world_size() == 3:
         optimizer = ours([p for model in models for p in model.parameters()])
         for parameter in optimizer.param_groups[0]["params"]:
             parameter.grad = torch.ones_like(parameter)
-        refuses(optimizer.step, "make an optimizer for each process group")
+        refuses(optimizer.step, "make an optimizer for each process group" if rank < 2
+                else "another rank has failed")
 
 
 def other_rules_work(rank, folder):

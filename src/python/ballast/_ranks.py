@@ -21,6 +21,12 @@ from . import _dtensors
 from ._engine import Engine, Record
 
 
+# Most process groups of an optimizer. Votes have the same length on all ranks, so that also ranks that
+# do not agree about the groups hear of each other's failures.
+_MOST_GROUPS = 4
+_VOTE = 2 + (1 << _MOST_GROUPS)
+
+
 class _Shares(NamedTuple):
     """How the gradient of a parameter is distributed."""
 
@@ -109,6 +115,9 @@ class Ranks:
                 shares = shares._replace(unknown=(
                     f"{name}: other ranks share it than share the other parameters, so the norm of all "
                     "gradients is not known; make an optimizer for each process group"))
+        if len(self.groups) > _MOST_GROUPS:
+            shares = shares._replace(unknown=f"{name}: is shared in the {len(self.groups)}th process group; "
+                                     f"at most {_MOST_GROUPS} are supported")
         self._unknown = self._unknown or shares.unknown
         return sum(1 << self.groups.index(group) for group in summed)
 
@@ -132,7 +141,7 @@ class Ranks:
             if self._votes:
                 # Nothing waits for the other ranks: they may be far from their votes.
                 for group in self.groups:
-                    group.start_sum([1.0] * (2 + (1 << len(self.groups))))
+                    group.start_sum([1.0] * _VOTE)
             raise
         finally:
             self._votes = False
@@ -150,7 +159,7 @@ class Ranks:
         parts: dict[int, list[torch.Tensor]] = {}
         for parameter, gradient in gradients.items():
             parts.setdefault(engine.records[parameter].summed or 0, []).append(gradient)
-        values = [0.0] * (2 + (1 << len(self.groups)))
+        values = [0.0] * _VOTE
         for mask, some in parts.items():
             values[2 + mask], non_finite = engine.gradient_stats(some)
             values[1] += non_finite
