@@ -4,6 +4,7 @@ compared with torch.optim.AdamW on the whole model. Needs torch."""
 import copy
 import datetime
 import functools
+import gc
 import os
 import pathlib
 import sys
@@ -72,7 +73,7 @@ def whole(parameters):
 
 def compare(weights, norms, same_batch=False):
     right, right_norms, _ = reference(dist.get_world_size(), len(norms), same_batch)
-    for mine, its in zip(weights, right, strict=True):
+    for mine, its in zip(weights, right if weights else [], strict=True):
         torch.testing.assert_close(mine.reshape(its.shape), its, rtol=0, atol=2e-6)
     torch.testing.assert_close(torch.tensor(norms), torch.tensor(right_norms), rtol=1e-5, atol=0)
 
@@ -324,6 +325,43 @@ def checkpoints_resume(rank, folder):
                 torch.testing.assert_close(mine["exp_avg_sq"], its["exp_avg_sq"], rtol=1e-4, atol=1e-12)
 
 
+def a_rank_without_elements_takes_part(rank, folder):
+    """torch.distributed.checkpoint makes states with a step on those ranks alone that have none."""
+    ranks = dist.get_world_size()
+    for overlap in (False, True):
+        model = fsdp(nn.Linear(ranks - 1, 1, bias=False), use_orig_params=True)
+        optimizer = ours(model.parameters(), max_grad_norm=1e-3, overlap=overlap)
+        parameter = next(model.parameters())
+        assert (parameter.numel() == 0) == (rank == ranks - 1)
+        options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        for step in range(2):
+            model(torch.ones(1, ranks - 1)).sum().backward()
+            optimizer.step()
+            assert abs(optimizer.grad_norm - (ranks - 1) ** 0.5) < 1e-6
+            optimizer.zero_grad()
+            saved = dcp.get_optimizer_state_dict(model, optimizer, options=options)
+        if rank == 0:
+            assert saved["state"]["weight"]["exp_avg"].shape == (1, ranks - 1)
+        again = ours(model.parameters(), max_grad_norm=1e-3)
+        dcp.set_optimizer_state_dict(model, again, saved, options=dcp.StateDictOptions(
+            full_state_dict=True, broadcast_from_rank0=True))
+        if parameter.numel():
+            assert float(again.state[parameter]["step"]) == 2
+
+
+def masters_of_dtensors_follow_loaded_weights(rank, folder):
+    model = fsdp2(torch.bfloat16)
+    optimizer = ours(model)
+    train(model, optimizer, rank, range(1), dtype=torch.bfloat16)
+    for change in (lambda p: p.copy_(p), lambda p: p.to_local().copy_(p.to_local())):
+        for parameter in model.parameters():
+            with torch.no_grad():
+                change(parameter)
+            if parameter.to_local().numel():
+                master = optimizer.state[parameter]["master"].to_local()
+                assert torch.equal(master, parameter.to_local().float())
+
+
 def states_are_dtensors(rank, folder):
     model = fsdp2()
     optimizer = ours(model)
@@ -425,6 +463,15 @@ def unknown_distributions_are_refused(rank, folder):
     refuses(lambda: ours([parameter], process_group="world"), "^process_group: ", TypeError)
     alone = [dist.new_group([r]) for r in range(dist.get_world_size())]
     refuses(lambda: ours([parameter], process_group=alone[(rank + 1) % len(alone)]), "^process_group: ")
+    model = fsdp(net(), use_orig_params=True)
+    gc.collect()
+    gc.freeze()
+    optimizers = ours(model.parameters()), ours(model.parameters(), model=model)
+    gc.unfreeze()
+    loss_of(model, 0, rank).backward()
+    refuses(optimizers[0].step, "pass the wrapped model as the argument model")
+    optimizers[1].step()
+    compare([], [optimizers[1].grad_norm])
     # Two shards of one rank each, and one of all: the other ranks may have other parameters.
     models = [fsdp(nn.Linear(4, 4), process_group=group, use_orig_params=True)
               for group in (dist.new_group([0, 1]), dist.group.WORLD) if rank in (0, 1)
@@ -459,6 +506,7 @@ CASES = [ddp_trains, fsdp1_trains, fsdp1_of_layers_trains, zero_trains,
          zero_trains_where_a_rank_has_no_parameters, fsdp2_trains, fsdp2_and_tensor_parallel_train, fsdp2_with_replicas_trains,
          bf16_has_a_master, non_finite_gradients_skip_the_step_of_all,
          a_group_sums_the_parts_of_ranks, a_failing_closure_stops_all, checkpoints_resume,
+         a_rank_without_elements_takes_part, masters_of_dtensors_follow_loaded_weights,
          states_are_dtensors, fsdp1_states_round_trip, zero_states_round_trip, files_are_of_ranks,
          unknown_distributions_are_refused, other_rules_work]
 

@@ -63,7 +63,7 @@ class Ranks:
         self.groups: list[_Group] = []
         self.read_unguarded = False  # whether other code reads the memory of parameters, as FSDP does
         self._model = model
-        self._shares: list[_Shares] = []  # the different ones, of parameters that are not replicated
+        self._masks: dict[_Shares, int] = {}
         self._unknown = ""
         self._owners: _Group | None = None  # of `process_group`
         self._votes = False
@@ -89,7 +89,9 @@ class Ranks:
                     f"{record.name}: the FullyShardedDataParallel that has sharded it was not found; "
                     "pass the wrapped model as the argument model"))
                 self.read_unguarded = True
-            record.summed = self._mask(shares, record.name)
+            if shares not in self._masks:
+                self._masks[shares] = self._mask(shares, record.name)
+            record.summed = self._masks[shares]
 
     def file_name(self, name: str) -> str:
         """`name` with the number of this rank, if the ranks have different states."""
@@ -101,8 +103,6 @@ class Ranks:
     def _mask(self, shares: _Shares, name: str) -> int:
         summed = [self._group(g) for g in shares.summed if len(ranks_of(g)) > 1]
         own = [*summed, *(self._group(g) for g in shares.averaged if len(ranks_of(g)) > 1)]
-        if shares not in self._shares and own:
-            self._shares.append(shares)
         if self._owners is not None and self._owners not in own:
             others = {rank for group in own for rank in group.ranks}
             if len(others.intersection(self._owners.ranks)) <= 1:
@@ -110,8 +110,8 @@ class Ranks:
             elif _size(shares) != len(self._owners.ranks):
                 shares = shares._replace(unknown=f"process_group: has some of the ranks that share {name}, "
                                          "and not all of them; leave it out")
-        for other in self._shares:
-            if own and not _agree(shares, other):
+        for other in self._masks:
+            if not _agree(shares, other):
                 shares = shares._replace(unknown=(
                     f"{name}: other ranks share it than share the other parameters, so the norm of all "
                     "gradients is not known; make an optimizer for each process group"))
@@ -272,7 +272,7 @@ def _size(shares: _Shares) -> int:
 
 def _agree(one: _Shares, other: _Shares) -> bool:
     """Whether each rank gets the same norm of both: they cover as many ranks, or the one is replicated
-    on the further ranks of the other, as with tensor parallelism of some layers."""
+    on the further ranks of the other, as with tensor parallelism of some layers, or on all ranks."""
     if _size(one) == _size(other):
         return True
     first, second = ({ranks_of(g) for g in (*s.summed, *s.averaged) if len(ranks_of(g)) > 1}

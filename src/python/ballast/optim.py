@@ -67,7 +67,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
             fused, and on the CPU.
 
     Attributes:
-        grad_norm: norm of all gradients of the last step, before clipping.
+        grad_norm: norm of all gradients of the last step, before clipping. If ranks have shards of the
+            parameters, that of all shards.
         skipped_steps: number of steps skipped because of infinities or NaNs.
         updating: whether a step is still running.
     """
@@ -84,9 +85,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
                  skip_non_finite: bool = True, model: torch.nn.Module | None = None,
                  overlap: bool | str = False, gradient_hooks: bool | str = False,
                  optimizer_states: str = "fp32", minimal_size: int = 0, threads: int = 0,
-                 any_file_system: bool = False, process_group: Any = None, amsgrad: bool = False, maximize: bool = False,
-                 foreach: bool | None = None, fused: bool | None = None, capturable: bool = False,
-                 differentiable: bool = False, _sub_group: int = _SUB_GROUP) -> None:
+                 any_file_system: bool = False,
+                 process_group: torch.distributed.ProcessGroup | None = None,
+                 amsgrad: bool = False, maximize: bool = False, foreach: bool | None = None,
+                 fused: bool | None = None, capturable: bool = False, differentiable: bool = False,
+                 _sub_group: int = _SUB_GROUP) -> None:
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"model: must be a torch.nn.Module, not {type(model).__name__}")
         if isinstance(params, torch.nn.Module):
