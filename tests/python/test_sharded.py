@@ -187,11 +187,11 @@ def fsdp2_trains(rank, folder):
 
 def fsdp2_and_tensor_parallel_train(rank, folder):
     ranks = dist.get_world_size()
-    for shape in ((ranks, 1), (1, ranks)):
+    for shape, both in (((ranks, 1), True), ((1, ranks), True), ((1, ranks), False)):
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
         model = net()
         parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-        model = fully_shard(model, mesh=mesh["dp"])
+        model = fully_shard(model, mesh=mesh["dp"]) if both else model
         same = shape[0] == 1
         norms = train(model, ours(model), 0 if same else rank)
         compare(whole(model.parameters()), norms, same_batch=same)
