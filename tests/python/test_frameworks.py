@@ -1,4 +1,4 @@
-"""The optimizers under DistributedDataParallel, Accelerate and FSDP2. Needs torch."""
+"""The optimizers under DistributedDataParallel and Accelerate. Needs torch."""
 
 import importlib.util
 import os
@@ -64,22 +64,6 @@ def run_ranks(own: bool, dtype: torch.dtype) -> list[dict]:
         return [torch.load(pathlib.Path(folder, f"{rank}.pt")) for rank in range(RANKS)]
 
 
-def shard_rank(rank: int, folder: str) -> None:
-    from torch.distributed.fsdp import fully_shard
-
-    join(rank, folder)
-    torch.manual_seed(0)
-    model = torch.nn.Linear(8, 8)
-    fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (RANKS,)))
-    try:
-        OffloadAdamW(model, lr=1e-3)
-        said = "nothing"
-    except TypeError as error:
-        said = str(error)
-    pathlib.Path(folder, f"{rank}.txt").write_text(said)
-    torch.distributed.destroy_process_group()
-
-
 @unittest.skipUnless(sys.platform == "linux" and torch.distributed.is_available(),
                      "this torch has no torch.distributed")
 class Ranks(unittest.TestCase):
@@ -94,16 +78,6 @@ class Ranks(unittest.TestCase):
     def test_ddp_with_16_bit_weights_has_equal_ranks(self) -> None:
         first, second = run_ranks(True, torch.bfloat16)
         self.assertTrue(first["bits"] == second["bits"], "the weights of ranks differ")
-
-    def test_parameters_of_fsdp2_are_refused(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                torch.multiprocessing.spawn(shard_rank, (folder,), nprocs=RANKS)
-            except ImportError as error:
-                self.skipTest(f"this torch has no fully_shard: {error}")
-            for rank in range(RANKS):
-                said = pathlib.Path(folder, f"{rank}.txt").read_text()
-                self.assertRegex(said, r"DTensors \(FSDP2, tensor parallelism\) are not supported")
 
 
 @unittest.skipUnless(importlib.util.find_spec("accelerate"), "accelerate is not installed")

@@ -211,6 +211,71 @@ class ForeignStates(unittest.TestCase):
                 optimizer.load_state_dict({"state": {0: state}, "param_groups": groups})
             self.assertFalse(optimizer.state)
 
+    def test_states_without_a_step_are_refused(self) -> None:
+        """torch's optimizers raise KeyError at the next step."""
+        def whole(optimizer, parameter, state):
+            optimizer.state[parameter] = state
+
+        def entry_by_entry(optimizer, parameter, state):
+            optimizer.state.pop(parameter, None)
+            for name, value in state.items():
+                optimizer.state[parameter][name] = value
+
+        cases = [(kind, whole) for pair in PAIRS[:2] for kind in pair[:2]]
+        cases += [(kind, entry_by_entry) for kind in PAIRS[0][:2]]
+        for kind, assign in cases:
+            with self.subTest(kind=kind.__name__, assign=assign.__name__):
+                first, second = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+                optimizer = kind([first, second], lr=0.1)
+                first.grad = torch.ones(4)
+                optimizer.step()
+                first.grad, second.grad = None, torch.ones(4)
+                state = {name: value.clone() for name, value in optimizer.state[first].items()}
+                step = state.pop("step")
+                assign(optimizer, second, state)
+                with self.assertRaisesRegex((ValueError, KeyError), "'step'"):
+                    optimizer.step()
+                self.assertTrue(torch.equal(second, torch.ones(4)))
+                assign(optimizer, second, {**state, "step": step})
+                optimizer.step()
+                self.assertEqual(float(optimizer.state[second]["step"]), 2.0)
+
+    def test_a_deleted_step_is_refused(self) -> None:
+        for kind in PAIRS[0][:2]:
+            parameter = nn.Parameter(torch.ones(4))
+            optimizer = kind([parameter], lr=0.1)
+            for _ in range(2):
+                parameter.grad = torch.ones(4)
+                optimizer.step()
+            del optimizer.state[parameter]["step"]
+            with self.assertRaisesRegex((ValueError, KeyError), "'step'"):
+                optimizer.step()
+            optimizer.state[parameter]["step"] = torch.tensor(2.0)
+            optimizer.step()
+            self.assertEqual(float(optimizer.state[parameter]["step"]), 3.0)
+
+    def test_the_step_of_the_group_is_read_in_each_form(self) -> None:
+        """apex and Transformer Engine have it in the group, as an int or a tensor."""
+        for step in (7, torch.tensor(7), torch.tensor([7], dtype=torch.int32), 7.0):
+            parameter = nn.Parameter(torch.ones(4))
+            optimizer = OffloadAdamW([parameter], lr=0.1)
+            moments = {"exp_avg": torch.ones(4), "exp_avg_sq": torch.ones(4)}
+            saved = optimizer.state_dict()
+            saved["state"] = {0: dict(moments)}
+            saved["param_groups"][0]["step"] = step
+            optimizer.load_state_dict(saved)
+            self.assertEqual(float(optimizer.state[parameter]["step"]), 7.0)
+            self.assertNotIn("step", optimizer.param_groups[0])
+            saved["state"][0]["step"] = 9  # DeepSpeed has it here, as an int
+            optimizer.load_state_dict(saved)
+            self.assertEqual(float(optimizer.state[parameter]["step"]), 9.0)
+            del saved["state"][0]["step"], saved["param_groups"][0]["step"]
+            with self.assertRaisesRegex(ValueError, "has no 'step'"):
+                optimizer.load_state_dict(saved)
+            saved["state"][0] = {"step": 9, "state1": torch.ones(4), "state2": torch.ones(4)}
+            with self.assertRaisesRegex(ValueError, "has no 'exp_avg'"):  # bitsandbytes
+                optimizer.load_state_dict(saved)
+
 
 if __name__ == "__main__":
     unittest.main()

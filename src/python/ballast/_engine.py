@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from . import _ballast, _guards
+from . import _ballast, _dtensors, _guards
 from ._gradients import TYPES, Gradients, parameters_to_hook
 from ._loans import Loans
 
@@ -26,10 +26,13 @@ def no_view() -> None:
 
 
 class Record:
-    """Properties of a parameter when it was added, and the place of its states."""
+    """Properties of a parameter when it was added, and the place of its states. `key` is the
+    parameter in the groups, `parameter` the tensor that is updated: of a DTensor the shard of this
+    rank."""
 
     def __init__(self, parameter: torch.Tensor, name: str, first_element: int) -> None:
-        self.parameter = parameter
+        self.key = parameter
+        self.parameter = parameter = _dtensors.local(parameter)
         self.name = name
         self.first_element = first_element  # for stochastic rounding
         self.elements = 0 if torch.nn.parameter.is_lazy(parameter) else parameter.numel()
@@ -45,6 +48,7 @@ class Record:
         self.others: dict[str, Any] = {}  # further entries of the user in the optimizer's state
         self.view: Callable[[], Any] = no_view  # the object that users have for the state
         self.waiting: Any = None  # a state of another shape that a user has assigned
+        self.summed: int | None = None  # see Ranks
 
     def begin_state(self) -> None:
         self.has_state = True
@@ -91,7 +95,7 @@ class Engine:
                 self._record(parameter, name)
             new = [self.records[p] for p, _ in named if p.requires_grad]
             self.require(new)
-            self.hook(record.parameter for record in new)
+            self.hook(record.key for record in new)
         except BaseException:
             self.records, self._elements = before
             raise
@@ -132,8 +136,8 @@ class Engine:
         they take as much as those of the others."""
         for record in records:
             self.synchronize()
-            del self.records[record.parameter]
-            self.gradients.drop(record.parameter)
+            del self.records[record.key]
+            self.gradients.drop(record.key)
             self.loans.forget(record)
             self._dropped += record.elements if record.states is not None else 0
         kept = sum(r.elements for r in self.records.values() if r.states is not None)
@@ -164,6 +168,8 @@ class Engine:
         whose number of elements has changed or that cannot be updated."""
         changed = []
         for record in records:
+            if record.parameter is not record.key:
+                record.parameter = _dtensors.local(record.key)
             parameter = record.parameter
             check_parameter(parameter, record.name)
             if parameter.numel() != record.elements:
@@ -210,7 +216,7 @@ class Engine:
             record.mirror = None
             return parameter.detach()
         mirror = record.mirror
-        place = memory_of(parameter)
+        place = memory_of(record)
         if mirror is None or mirror.shape != parameter.shape or mirror.dtype != parameter.dtype:
             with torch.inference_mode(False):
                 mirror = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu",
@@ -265,7 +271,7 @@ class Engine:
             record.steps += 1
             record.begin_state()
             if record.mirror is not None:
-                record.mirrored = memory_of(record.parameter)
+                record.mirrored = memory_of(record)
                 self._uploads[record.parameter] = record
 
     def _keep_moments(self, record: Record, keep: bool) -> None:
@@ -381,7 +387,7 @@ class Engine:
         record.begin_state()
         if record.states is None:
             return
-        values = {name: value.detach().to("cpu", torch.float32).contiguous()
+        values = {name: _dtensors.local(value).detach().to("cpu", torch.float32).contiguous()
                   for name, value in values.items()}
         record.states.write(record.number, array_of(self.weights(record)), *self._arrays(values),
                             sets_weights)
@@ -445,10 +451,12 @@ def describe(record: Record, dtype: torch.dtype | None = None) -> tuple[int, str
     return record.elements, TYPES[dtype or record.dtype], record.first_element
 
 
-def memory_of(parameter: torch.Tensor) -> tuple[Any, ...]:
-    """The memory of a parameter, and PyTorch's number of its changes."""
+def memory_of(record: Record) -> tuple[Any, ...]:
+    """The memory of a parameter, and PyTorch's numbers of its changes: a DTensor and its shard have
+    one each."""
+    parameter = record.parameter
     return (parameter.device, parameter.data_ptr(), parameter.dtype, parameter.shape,
-            parameter._version)
+            parameter._version, record.key._version)
 
 
 def zeros_for(record: Record) -> torch.Tensor:
@@ -485,9 +493,9 @@ def has_no_updates(parameter: torch.Tensor) -> bool:
 
 def check_parameter(parameter: torch.Tensor, name: str) -> None:
     """Raises TypeError, ValueError for a parameter that cannot be updated."""
-    if type(parameter).__name__ == "DTensor" or hasattr(parameter, "device_mesh"):
-        raise TypeError(f"{name}: DTensors (FSDP2, tensor parallelism) are not supported; use "
-                        "DistributedDataParallel, or ballast train")
+    if _dtensors.is_dtensor(parameter):
+        _dtensors.check(parameter, name)
+        parameter = _dtensors.local(parameter)
     if torch.nn.parameter.is_lazy(parameter):
         raise TypeError(f"{name}: has no shape yet; run a forward pass before making the optimizer")
     if parameter.dtype not in TYPES:

@@ -7,6 +7,8 @@ from typing import Any, Callable, Iterable
 
 import torch
 
+from . import _dtensors
+
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -170,6 +172,8 @@ class Gradients:
             if gradient.numel() != parameter.numel():
                 raise ValueError(f"{name_of(parameter)}: the gradient has {gradient.numel()} "
                                  f"elements, the parameter {parameter.numel()}")
+            if _dtensors.is_dtensor(gradient) or _dtensors.is_dtensor(parameter):
+                gradient = _dtensors.shard_of_gradient(parameter, gradient, name_of(parameter))
             found[parameter] = gradient
         found = {p: g.value() if isinstance(g, TakenGradient) else self._to_host(p, g.detach())
                  for p, g in found.items()}
@@ -227,6 +231,7 @@ def parameters_to_hook(parameters: Iterable[torch.Tensor], mode: str | bool) -> 
         if mode is True:
             raise ValueError(_TOO_EARLY)
         return []
+    parameters = [p for p in parameters if not _dtensors.is_dtensor(p)]
     wants: Callable[[torch.Tensor], bool] = lambda parameter: True
     if mode == "auto":
         wants = lambda p: p.device.type != "cpu" or p.dtype != torch.float32

@@ -26,6 +26,7 @@ class Options(TypedDict, total=False):
     minimal_size: int
     threads: int
     any_file_system: bool
+    process_group: torch.distributed.ProcessGroup | None
     amsgrad: bool
     maximize: bool
     foreach: bool | None

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import torch
 
-from . import _ballast
+from . import _ballast, _dtensors
 from ._engine import Engine, Record, array_of, no_view
 from ._gradients import TYPES
 from .errors import FileError, UsageError
@@ -38,6 +38,7 @@ class _Saved:
         self.group = group
         self.name: str | None = entry.get("name")
         self.shape: list[int] = entry["shape"]
+        self.shard: str = entry.get("shard", "")
         self.steps: int = entry["step"]
         self.has_state: bool = entry["state"]
         self.keeps_moments: bool = entry.get("moments", True)
@@ -56,12 +57,14 @@ def save(engine: Engine, groups: list[dict[str, Any]], names: dict[torch.Tensor,
             engine.loans.flush(record)
             name = names.get(parameter)
             lazy = torch.nn.parameter.is_lazy(parameter)
-            entry = {"shape": [] if lazy else list(parameter.shape),
+            entry = {"shape": [] if lazy else list(record.parameter.shape),
                      "dtype": TYPES.get(parameter.dtype, str(parameter.dtype)),
                      "step": record.steps, "state": record.has_state,
                      "moments": record.keeps_moments}
             if name is not None:
                 entry["name"] = plain_name(name)
+            if record.key is not record.parameter:
+                entry["shard"] = _dtensors.place_of(record.key)
             key = _key(len(entries), entry)
             if key in keys:  # two modules with equal names
                 key = entry["key"] = f"{key} {len(entries)}"
@@ -106,6 +109,7 @@ def load(engine: Engine, groups: list[dict[str, Any]], names: dict[torch.Tensor,
     saved = [_Saved(_key(i, entry), entry, group)
              for i, (entry, group) in enumerate(zip(settings["parameters"], saved_groups))]
     matched = _match(saved, groups, names, settings, file)
+    _check_shapes(engine, matched, file)
     settings["param_groups"] = _settings_of_groups(groups, matched, settings["param_groups"], file)
     records = {engine.record(parameter): one for parameter, one in matched.items()}
     with_state = {record: one for record, one in records.items() if one.has_state}
@@ -158,12 +162,18 @@ def _match(saved: list[_Saved], groups: list[dict[str, Any]], names: dict[torch.
                 raise UsageError(f"{file}: has {one.name!r} where the optimizer has {name!r}, and names "
                                  "that several parameters have; give the groups in the saved order")
         matched = dict(zip(parameters, saved))
-    for number, (parameter, one) in enumerate(matched.items()):
-        if list(parameter.shape) != one.shape:
-            label = one.name or f"parameter {number}"
-            raise UsageError(f"{file}: {label} has the shape {tuple(one.shape)}, the optimizer's "
-                             f"{tuple(parameter.shape)}")
     return matched
+
+
+def _check_shapes(engine: Engine, matched: dict[torch.Tensor, _Saved], file: str) -> None:
+    for number, (parameter, one) in enumerate(matched.items()):
+        shape = engine.record(parameter).parameter.shape
+        label = one.name or f"parameter {number}"
+        if list(shape) != one.shape:
+            raise UsageError(f"{file}: {label} has the shape {tuple(one.shape)}, the optimizer's "
+                             f"{tuple(shape)}")
+        if one.shard != _dtensors.place_of(parameter):
+            raise UsageError(f"{file}: {label} is another shard than the optimizer's")
 
 
 def _match_names(own: list[str | None], saved: list[str | None], file: str) -> list[int] | None:

@@ -10,6 +10,7 @@ from typing import Any, Callable
 
 import torch
 
+from . import _dtensors
 from ._engine import Engine, Record, has_no_updates, zeros_for
 from ._gradients import TYPES
 from ._torch_states import fitting_master
@@ -42,8 +43,14 @@ class ParameterState(MutableMapping[str, Any]):
             return record.others[name]
         value = (_steps_of(record) if name == "step"
                  else self._engine.read(record, [name])[name])
-        return self._engine.loans.lend(
-            record, value, lambda changed: write_value(self._engine, record, name, changed))
+
+        def give_back(changed: torch.Tensor) -> None:
+            write_value(self._engine, record, name, changed)
+
+        lent = self._engine.loans.lend(record, value, give_back)
+        whole = lent if name == "step" else _dtensors.like(record.key, lent)
+        # A DTensor and its shard have a counter of changes each.
+        return lent if whole is lent else self._engine.loans.lend(record, whole, give_back)
 
     def __setitem__(self, name: str, value: Any) -> None:
         if self._parameter is None:
@@ -52,7 +59,9 @@ class ParameterState(MutableMapping[str, Any]):
         record = self._engine.record(self._parameter)
         if record.view() is None:
             record.view = weakref.ref(self)
-        if misfit(self._engine, record, {name: value}) is None:
+        # torch fills a new state entry by entry, and refuses a step without "step".
+        starts = name in self._engine.moment_names() and not has_state(self._engine, record)
+        if misfit(self._engine, record, {name: value}) is None and not starts:
             write_value(self._engine, record, name, value)
             return
         self.take_away()
@@ -69,7 +78,9 @@ class ParameterState(MutableMapping[str, Any]):
         if name in record.others:
             del record.others[name]
         elif name == "step":
-            record.steps = 0
+            self.take_away()
+            del self._values[name]
+            self._engine.wait_with(record, self)
         elif name == "master":
             self._engine.refresh(record)
         else:
@@ -110,19 +121,20 @@ class ParameterState(MutableMapping[str, Any]):
 
     def give_to(self, record: Record) -> None:
         """Makes this the state of a parameter, which keeps its weights. Raises ValueError for moments
-        of another shape. A master of another shape is left out."""
+        of another shape and for missing ones. A master of another shape is left out."""
         values = dict(self._values)
         master = values.pop("master", None)
-        wrong = misfit(self._engine, record, values)
+        wrong = misfit(self._engine, record, values) or missing(self._engine, record, values)
         if wrong is not None:
             raise ValueError(wrong)
         self._engine.forget(record)
         for name, value in values.items():
             write_value(self._engine, record, name, value)
-        if (isinstance(master, torch.Tensor) and master.shape == record.parameter.shape
+        master = _dtensors.local(master) if isinstance(master, torch.Tensor) else None
+        if (master is not None and master.shape == record.parameter.shape
                 and record.dtype != torch.float32):
             self._engine.write(record, {"master": _master_of_weights(record, master)})
-        self._parameter = record.parameter
+        self._parameter = record.key
         self._values = {}
         record.view = weakref.ref(self)
 
@@ -134,13 +146,11 @@ class ParameterState(MutableMapping[str, Any]):
 def misfit(engine: Engine, record: Record, values: Mapping[str, Any]) -> str | None:
     """Describes the first of these values that the parameter cannot have."""
     for name in (*engine.moment_names(), "master"):
-        value = values.get(name)
-        if name not in values or (isinstance(value, torch.Tensor)
-                                  and value.shape == record.parameter.shape):
-            continue
-        has = f"the shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        return (f"{record.name}: {name!r} of its state must be a tensor of the shape "
-                f"{tuple(record.parameter.shape)}, and has {has}")
+        has = _dtensors.misfit(record.key, values[name]) if name in values else None
+        if has is not None:
+            kind = "DTensor like the parameter" if _dtensors.is_dtensor(record.key) else "tensor"
+            return (f"{record.name}: {name!r} of its state must be a {kind} of the shape "
+                    f"{tuple(record.key.shape)}, and has {has}")
     return None
 
 
@@ -152,6 +162,15 @@ def _master_of_weights(record: Record, master: torch.Tensor) -> torch.Tensor:
     exact = weights.to(torch.float32)
     nearest = (master.to(weights.dtype).to(torch.float32) - master).abs()
     return torch.where((exact - master).abs() <= nearest, master, exact)
+
+
+def missing(engine: Engine, record: Record, values: Mapping[str, Any]) -> str | None:
+    """Describes the first value that these lack, if torch's optimizer of the same rule needs it."""
+    needed = ("step", *engine.moment_names())
+    if engine.rule not in ("adamw", "adagrad") or not any(name in values for name in needed):
+        return None
+    lacks = [name for name in needed if values.get(name) is None]
+    return f"{record.name}: its state has no {lacks[0]!r}" if lacks else None
 
 
 def write_value(engine: Engine, record: Record, name: str, value: Any) -> None:
@@ -208,7 +227,7 @@ class StateMapping(MutableMapping[Any, Any]):
             state = ParameterState(self._engine, None, dict(value))
         self._engine.part_from_view(record)
         moments = {name: one for name, one in state._values.items() if name != "master"}
-        if misfit(self._engine, record, moments) is None:
+        if (misfit(self._engine, record, moments) or missing(self._engine, record, moments)) is None:
             state.give_to(record)
         else:
             self._engine.wait_with(record, state)
@@ -228,17 +247,28 @@ class StateMapping(MutableMapping[Any, Any]):
 
     def settle(self) -> None:
         """Moves states that were assigned with the shape of a later parameter into the optimizer.
-        Raises ValueError naming a parameter whose state still has another shape."""
+        Raises ValueError naming a parameter whose state still has another shape or lacks values."""
         waiting, self._engine.waiting = self._engine.waiting, []
         for number, record in enumerate(waiting):
-            if record.waiting is None or self._engine.records.get(record.parameter) is not record:
+            if record.waiting is None or self._engine.records.get(record.key) is not record:
                 continue
             try:
+                self._find_step(record)
                 record.waiting.give_to(record)
             except ValueError:
                 self._engine.waiting = waiting[number:]
                 raise
             record.waiting = None
+
+    def _find_step(self, record: Record) -> None:
+        """apex and Transformer Engine keep the step in the group, whose settings
+        ZeroRedundancyOptimizer loads after the states."""
+        values = record.waiting._values
+        if "step" in values or not any(name in values for name in self._engine.moment_names()):
+            return
+        for group in self._groups():
+            if group.get("step") is not None and any(p is record.key for p in group["params"]):
+                values["step"] = group["step"]
 
     def drop_unused(self) -> None:
         """Frees what belongs to parameters that are in no group and have no state."""
@@ -330,7 +360,8 @@ def snapshot(engine: Engine, record: Record) -> dict[str, Any]:
         return record.waiting.copy()
     if not has_state(engine, record):
         return dict(record.others)
-    values = engine.read(record, engine.names_of(record))
+    values = {name: _dtensors.like(record.key, value)
+              for name, value in engine.read(record, engine.names_of(record)).items()}
     return {"step": _steps_of(record), **values, **record.others}
 
 

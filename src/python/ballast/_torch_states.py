@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from . import _dtensors
 from ._engine import Engine, Record, has_no_updates, zeros_for
 
 _CLASSES = {"adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
@@ -69,10 +70,10 @@ def parse(engine: Engine, own_groups: list[dict[str, Any]],
 
 
 def _step_in(state: Mapping[str, Any], rule: str, place: str) -> int:
-    """The number of updates. The rules without bias correction need none."""
+    """The number of updates. torch's SGD has none, and neither has Lion."""
     step = state.get("step")
     if step is None:
-        if rule == "adamw":
+        if rule in ("adamw", "adagrad"):
             raise ValueError(f"state_dict: {place} has no 'step', and neither has its group")
         return 1
     return int(step)
@@ -90,11 +91,13 @@ def _values(engine: Engine, record: Record, state: Mapping[str, Any], place: str
             if name == "master" or engine.rule == "sgd":
                 continue
             raise ValueError(f"state_dict: {place} has no {name!r}: it is not one of {engine.rule}")
-        if not isinstance(value, torch.Tensor) or hasattr(value, "device_mesh"):
+        if not isinstance(value, torch.Tensor):
             raise TypeError(f"state_dict: {place}[{name!r}] is {type(value).__name__}, not a tensor")
-        if value.shape != record.parameter.shape:
-            raise ValueError(f"state_dict: {place}[{name!r}] has the shape {tuple(value.shape)}, the "
-                             f"parameter {tuple(record.parameter.shape)}")
+        has = _dtensors.misfit(record.key, value)
+        if has is not None:
+            own = (f", {_dtensors.describe(record.key)}" if _dtensors.is_dtensor(record.key) else "")
+            raise ValueError(f"state_dict: {place}[{name!r}] has {has}, the parameter "
+                             f"{tuple(record.key.shape)}{own}")
         values[name] = value
     return values
 
@@ -128,7 +131,7 @@ def fitting_master(record: Record, saved: torch.Tensor) -> torch.Tensor:
     """The saved master. Half way between two bf16 weights it rounds away from zero. If the model has
     the weight nearer to zero, as other programs round, the master becomes the next smaller one."""
     weights = record.parameter.detach().to("cpu", torch.float32)
-    saved = saved.detach().to("cpu", torch.float32)
+    saved = _dtensors.local(saved).detach().to("cpu", torch.float32)
     if record.dtype != torch.bfloat16:
         return saved
     smaller = torch.nextafter(saved, weights)

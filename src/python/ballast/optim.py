@@ -19,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 from torch.utils.weak import WeakIdKeyDictionary
 from typing_extensions import Unpack
 
-from . import _arguments, _ballast, _guards, _state_files, _torch_states
+from . import _arguments, _ballast, _guards, _ranks, _state_files, _torch_states
 from ._engine import Engine, check_member
 from ._options import Options, spell_out
 from ._state_mapping import StateMapping
@@ -59,12 +59,16 @@ class OffloadOptimizer(torch.optim.Optimizer):
         threads: threads of the update; 0: one per usable CPU.
         any_file_system: with "nvme": accept a file system that does not suit swapping, such as
             tmpfs.
+        process_group: ranks that have different parameters, such as pipeline stages or the shards of
+            other libraries: `max_grad_norm` and `skip_non_finite` are for all of them together.
+            FSDP, ZeroRedundancyOptimizer and DTensors are found without it.
         amsgrad, maximize, differentiable: as for torch.optim, but only False is supported.
         foreach, fused, capturable: as for torch.optim. They have no effect: the update is always
             fused, and on the CPU.
 
     Attributes:
-        grad_norm: norm of all gradients of the last step, before clipping.
+        grad_norm: norm of all gradients of the last step, before clipping. If ranks have shards of the
+            parameters, that of all shards.
         skipped_steps: number of steps skipped because of infinities or NaNs.
         updating: whether a step is still running.
     """
@@ -81,9 +85,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
                  skip_non_finite: bool = True, model: torch.nn.Module | None = None,
                  overlap: bool | str = False, gradient_hooks: bool | str = False,
                  optimizer_states: str = "fp32", minimal_size: int = 0, threads: int = 0,
-                 any_file_system: bool = False, amsgrad: bool = False, maximize: bool = False,
-                 foreach: bool | None = None, fused: bool | None = None, capturable: bool = False,
-                 differentiable: bool = False, _sub_group: int = _SUB_GROUP) -> None:
+                 any_file_system: bool = False,
+                 process_group: torch.distributed.ProcessGroup | None = None,
+                 amsgrad: bool = False, maximize: bool = False, foreach: bool | None = None,
+                 fused: bool | None = None, capturable: bool = False, differentiable: bool = False,
+                 _sub_group: int = _SUB_GROUP) -> None:
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"model: must be a torch.nn.Module, not {type(model).__name__}")
         if isinstance(params, torch.nn.Module):
@@ -110,6 +116,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
             self._model_names.update({p: n for n, p in model.named_parameters()})
         self._engine = Engine(self._name, optimizer_states, options,
                               _arguments.whole(minimal_size, "minimal_size"), gradient_hooks)
+        self._ranks = _ranks.Ranks(_ranks.check_group(process_group) or _ranks.group_of_zero(), model)
         own = weakref.ref(self)
         self._mapping = StateMapping(
             self._engine, lambda: [] if (found := own()) is None else found.param_groups)
@@ -121,6 +128,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         super().__init__(params, {
             **known, **{n: v for n, v in settings.items() if n in known or v}, **defaults})
         self._engine.add(self._labels(range(len(self.param_groups))))
+        self._learn_ranks()
         self._made = True
 
     # Steps
@@ -130,7 +138,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
         """Runs one update. Returns the closure's loss. Raises ValueError, TypeError naming a
         parameter that has changed so that it cannot be updated, before anything is updated;
         ballast.Error if NVMe fails: the states are then lost, and the run must restart from a saved
-        state."""
+        state; RuntimeError if another rank that has a part of the parameters has failed."""
+        with self._ranks.failing_together(bool(self.max_grad_norm or self.skip_non_finite)):
+            return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -140,7 +152,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
         parameters = [p for p in self._parameters() if p.grad is not None]
         for parameter in parameters:
             _guards.wait_for(parameter)  # a parameter of another optimizer
-        if not parameters:
+        self._learn_ranks()
+        if not parameters and not self._ranks.groups:
             return loss
         for number, group in enumerate(self.param_groups):
             self._check_group(group, f"param_groups[{number}]")
@@ -152,7 +165,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         engine.require(records)
         engine.hook(parameters)
         scale = self._scale_of(gradients)
-        if scale is not None:
+        if scale is not None and gradients:
             engine.begin(self.param_groups, gradients,
                          [self._hyper(group, scale) for group in self.param_groups])
         if not self.overlap:
@@ -160,7 +173,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
             return loss
         for parameter in gradients:
             parameter.grad = None
-        if scale is None or _guards.code_is_compiled():
+        if scale is None or self._ranks.read_unguarded or _guards.code_is_compiled():
             engine.synchronize()
         else:
             engine.guard(gradients, hide=self.overlap == "check")
@@ -215,6 +228,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
             self._check_group(self.param_groups[-1], f"params[{number}]")
             if self._made:
                 self._engine.add(self._labels([number]))
+                self._learn_ranks()
         except BaseException:
             self.param_groups.pop()
             raise
@@ -244,9 +258,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def save(self, directory: str | os.PathLike[str]) -> str:
         """Writes all states and settings to `directory`/optimizer.safetensors, piece by piece, with
         the names of the parameters if they are known, and returns that path. A file of that name is
-        replaced when the new one is complete. Raises OSError."""
+        replaced when the new one is complete. Ranks with shards write a file each, such as
+        optimizer-rank-0-of-2.safetensors. Raises OSError."""
         os.makedirs(_arguments.path(directory, "directory"), exist_ok=True)
-        file = os.path.join(directory, "optimizer.safetensors")
+        file = os.path.join(directory, self._ranks.file_name("optimizer.safetensors"))
         _state_files.save(self._engine, self.param_groups, self._names(), file, self.skipped_steps)
         return file
 
@@ -255,8 +270,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
         with other frozen parameters. States are matched by the names of the parameters if both
         sides have names, otherwise by their places in the groups. fp32 parameters are the model's:
         load the model first. 16-bit parameters are set from their masters. Nothing changes if the
-        file does not fit or is damaged. Raises OSError, ValueError, ballast.Error."""
-        file = os.path.join(_arguments.path(directory, "directory"), "optimizer.safetensors")
+        file does not fit or is damaged. Shards need as many ranks as were saved. Raises OSError, ValueError, ballast.Error."""
+        file = os.path.join(_arguments.path(directory, "directory"),
+                            self._ranks.file_name("optimizer.safetensors"))
         settings = _state_files.load(self._engine, self.param_groups, self._names(), file)
         for group, values in zip(self.param_groups, settings["param_groups"]):
             for name, value in values.items():
@@ -311,11 +327,15 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 labels.append((parameter, f"params[{number}][{i}]{name}"))
         return labels
 
+    def _learn_ranks(self) -> None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._ranks.learn([self._engine.record(p) for p in self._parameters() if p.requires_grad])
+
     def _scale_of(self, gradients: dict[torch.Tensor, torch.Tensor]) -> float | None:
         """The clip coefficient; None if the step is skipped."""
         if not self.max_grad_norm and not self.skip_non_finite:
             return 1.0
-        squares, non_finite = self._engine.gradient_stats(gradients.values())
+        squares, non_finite = self._ranks.gradient_stats(self._engine, gradients)
         self.grad_norm = squares**0.5
         if non_finite and self.skip_non_finite:
             self.skipped_steps += 1
