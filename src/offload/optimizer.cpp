@@ -15,6 +15,15 @@ using cpu_adam::Weights;
 /// A gradient for shards that are not updated.
 const cpu_adam::Gradient kNoGradient(static_cast<const float*>(nullptr));
 
+/// Parts of about this many elements are updated before those that wait for them are woken.
+constexpr Elems kBatch = Elems{256} * 1024;
+
+/// The part of a parameter that has one in these, which are in ascending order; otherwise another
+/// one or the end.
+auto find_part(const std::vector<ParameterPart>& parts, std::size_t parameter) {
+  return std::ranges::lower_bound(parts, parameter, {}, &ParameterPart::parameter);
+}
+
 template <class T>
 std::span<T> array(void* data, Elems size) {
   return {static_cast<T*>(data), size};
@@ -123,20 +132,37 @@ void OffloadedOptimizer::update_group(std::size_t group) {
   };
   if (!std::ranges::any_of(parts, has_update)) return;
   const HostBytes states = homes_.acquire(group, true);
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    const ParameterPart& part = parts[i];
-    const Elems elements = layout_.parameters()[part.parameter].elements;
-    if (const ParameterUpdate* update = update_of_[part.parameter]) {
-      const Shard shard = layout_.shard(part, states, update->weights, update->gradient);
-      require_master(shard, knows_master_[group][i]);
-      updater_.step(update->hyper, shard);
-    }
-    if (part.first + part.count < elements) continue;
+  for (std::size_t first = 0; first < parts.size();) {
+    std::size_t last = first;
+    for (Elems sum = 0; last < parts.size() && sum < kBatch; ++last) sum += parts[last].count;
+    update_parts(group, first, last, states);
+    const ParameterPart& end = parts[last - 1];
+    const bool complete = end.first + end.count == layout_.parameters()[end.parameter].elements;
+    first = last;
     const std::lock_guard lock(mutex_);
-    updated_ = part.parameter + 1;
+    updated_ = end.parameter + (complete ? 1 : 0);
     changed_.notify_all();
   }
   homes_.release(group, true);
+}
+
+void OffloadedOptimizer::update_parts(std::size_t group, std::size_t first, std::size_t last,
+                                      HostBytes states) {
+  const std::vector<ParameterPart>& parts = layout_.sub_groups()[group].parts;
+  std::vector<std::size_t> updated;
+  std::vector<Elems> sizes;
+  for (std::size_t i = first; i < last; ++i) {
+    if (update_of_[parts[i].parameter] == nullptr) continue;
+    updated.push_back(i);
+    sizes.push_back(parts[i].count);
+  }
+  updater_.for_each(sizes, [&](std::size_t number) {
+    const std::size_t i = updated[number];
+    const ParameterUpdate& update = *update_of_[parts[i].parameter];
+    const Shard shard = layout_.shard(parts[i], states, update.weights, update.gradient);
+    require_master(shard, knows_master_[group][i]);
+    updater_.step(update.hyper, shard);
+  });
 }
 
 bool OffloadedOptimizer::require_master(const Shard& shard, char& known) const {
@@ -151,9 +177,12 @@ bool OffloadedOptimizer::require_master(const Shard& shard, char& known) const {
   } else if (weights.format == Weights::Format::copy_f16) {
     auto* master = static_cast<float*>(weights.main);
     const auto* weight = static_cast<const F16*>(weights.remainder_or_copy);
-    updater_.for_ranges(shard.size, [&](Elems first, Elems last) {
-      for (Elems i = first; i < last; ++i) master[i] = to_float(weight[i]);
-    });
+    updater_.for_ranges(
+        shard.size,
+        [&](Elems first, Elems last) {
+          for (Elems i = first; i < last; ++i) master[i] = to_float(weight[i]);
+        },
+        cpu_adam::Updater::kSmall);
   }
   return true;
 }
@@ -162,13 +191,16 @@ bool OffloadedOptimizer::follow_weights(const Weights& weights, Elems size) cons
   auto* master = static_cast<float*>(weights.main);
   const auto* weight = static_cast<const F16*>(weights.remainder_or_copy);
   std::atomic<bool> changed = false;
-  updater_.for_ranges(size, [&](Elems first, Elems last) {
-    for (Elems i = first; i < last; ++i) {
-      if (to_f16(master[i]).bits == weight[i].bits) continue;
-      master[i] = to_float(weight[i]);
-      changed.store(true, std::memory_order_relaxed);
-    }
-  });
+  updater_.for_ranges(
+      size,
+      [&](Elems first, Elems last) {
+        for (Elems i = first; i < last; ++i) {
+          if (to_f16(master[i]).bits == weight[i].bits) continue;
+          master[i] = to_float(weight[i]);
+          changed.store(true, std::memory_order_relaxed);
+        }
+      },
+      cpu_adam::Updater::kSmall);
   return changed;
 }
 
@@ -177,10 +209,9 @@ void OffloadedOptimizer::forget_master(std::size_t parameter) {
   for (std::size_t group = layout_.first_sub_group(parameter); group < knows_master_.size();
        ++group) {
     const std::vector<ParameterPart>& parts = layout_.sub_groups()[group].parts;
-    if (parts.front().parameter > parameter) return;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (parts[i].parameter == parameter) knows_master_[group][i] = 0;
-    }
+    const auto part = find_part(parts, parameter);
+    if (part == parts.end() || part->parameter != parameter) return;
+    knows_master_[group][static_cast<std::size_t>(part - parts.begin())] = 0;
   }
 }
 
@@ -192,7 +223,7 @@ void OffloadedOptimizer::visit(
        ++group) {
     const std::vector<ParameterPart>& parts = layout_.sub_groups()[group].parts;
     if (parts.front().parameter > parameter) return;
-    const auto part = std::ranges::find(parts, parameter, &ParameterPart::parameter);
+    const auto part = find_part(parts, parameter);
     const HostBytes states = homes_.acquire(group, false);
     const Shard shard = layout_.shard(*part, states, weights, kNoGradient);
     char& known = knows_master_[group][static_cast<std::size_t>(part - parts.begin())];

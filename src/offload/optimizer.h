@@ -70,6 +70,8 @@ class OffloadedOptimizer {
   void run();
   void run_step();
   void update_group(std::size_t group);
+  /// Updates parts [first, last) of a sub-group, if the step has updates of them.
+  void update_parts(std::size_t group, std::size_t first, std::size_t last, HostBytes states);
   /// Creates the master from the weights if there is none. Returns whether the states have changed.
   bool require_master(const cpu_adam::Shard& shard, char& known) const;
   bool follow_weights(const cpu_adam::Weights& weights, Elems size) const;

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence
 
 import torch
+
+if TYPE_CHECKING:
+    from . import _ballast
+    from ._engine import Record
 
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -109,6 +113,28 @@ def _has_ranks() -> bool:
             and distributed.get_world_size() > 1)
 
 
+def arrays_of(tensors: Sequence[torch.Tensor]) -> _ballast.Arrays:
+    """Contiguous tensors in host memory, for native code."""
+    return ([t.data_ptr() for t in tensors], [t.numel() for t in tensors],
+            [TYPES[t.dtype] for t in tensors])
+
+
+class Collected(dict[torch.Tensor, torch.Tensor]):
+    """The gradients of a step by parameter, contiguous and in host memory."""
+
+    _arrays: _ballast.Arrays | None = None
+
+    def arrays(self, places: Sequence[int] | None = None) -> _ballast.Arrays:
+        """The gradients for native code; only those at these places of the order if given."""
+        if self._arrays is None:
+            self._arrays = arrays_of(list(self.values()))
+        if places is None or len(places) == len(self):
+            return self._arrays
+        addresses, elements, types = self._arrays
+        return ([addresses[i] for i in places], [elements[i] for i in places],
+                [types[i] for i in places])
+
+
 class Gradients:
     """Takes the gradients of some parameters as soon as autograd has completed them.
 
@@ -153,26 +179,33 @@ class Gradients:
         for stream in self._streams.values():
             stream.synchronize()
 
-    def collect(self, parameters: Iterable[torch.Tensor],
-                name_of: Callable[[torch.Tensor], str]) -> dict[torch.Tensor, torch.Tensor]:
-        """The gradients of those parameters that have one, contiguous and in host memory. Raises
-        TypeError naming the first parameter whose gradient is sparse or has another type."""
-        found: dict[torch.Tensor, torch.Tensor] = {}
-        for parameter in parameters:
+    def collect(self, records: Iterable[Record]) -> Collected:
+        """The gradients of those parameters that have one. Raises TypeError naming the first
+        parameter whose gradient is sparse or has another type, ValueError naming one whose gradient
+        has another number of elements."""
+        found = Collected()
+        elsewhere = []  # those whose gradient is not yet contiguous and in host memory
+        for record in records:
+            parameter = record.parameter
             gradient = parameter.grad
             if gradient is None:
                 continue
-            if gradient.layout != torch.strided:
-                raise TypeError(f"{name_of(parameter)}: sparse gradients are not supported")
-            if gradient.dtype not in TYPES:
-                raise TypeError(f"{name_of(parameter)}: a gradient of {gradient.dtype} is not "
-                                "float32, bfloat16 or float16")
-            if gradient.numel() != parameter.numel():
-                raise ValueError(f"{name_of(parameter)}: the gradient has {gradient.numel()} "
-                                 f"elements, the parameter {parameter.numel()}")
+            if gradient.layout is not torch.strided:
+                raise TypeError(f"{record.name}: sparse gradients are not supported")
+            dtype = gradient.dtype
+            if dtype not in TYPES:
+                raise TypeError(f"{record.name}: a gradient of {dtype} is not float32, bfloat16 or "
+                                "float16")
+            if gradient.numel() != record.elements:
+                raise ValueError(f"{record.name}: the gradient has {gradient.numel()} elements, the "
+                                 f"parameter {record.elements}")
             found[parameter] = gradient
-        found = {p: g.value() if isinstance(g, TakenGradient) else self._to_host(p, g.detach())
-                 for p, g in found.items()}
+            if not (type(gradient) is torch.Tensor and gradient.is_cpu and gradient.is_contiguous()):
+                elsewhere.append(parameter)
+        for parameter in elsewhere:
+            gradient = found[parameter]
+            found[parameter] = (gradient.value() if isinstance(gradient, TakenGradient)
+                                else self._to_host(parameter, gradient.detach()))
         self.synchronize()
         return found
 

@@ -97,6 +97,11 @@ def release(parameter: torch.Tensor) -> None:
             _forward_hook = None
 
 
+def any_guarded() -> bool:
+    """Whether an update of any optimizer may be writing a parameter."""
+    return bool(_waits)
+
+
 def wait_for(parameter: Any) -> None:
     """Returns when no update writes the parameter."""
     wait = _waits.get(id(parameter))

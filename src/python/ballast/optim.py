@@ -137,24 +137,25 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self.synchronize()
         engine = self._engine
-        parameters = [p for p in self._parameters() if p.grad is not None]
-        for parameter in parameters:
-            _guards.wait_for(parameter)  # a parameter of another optimizer
-        if not parameters:
+        records = engine.records_in(self.param_groups)
+        if _guards.any_guarded():
+            for record in records:
+                _guards.wait_for(record.parameter)  # a parameter of another optimizer
+        if not records:
             return loss
         for number, group in enumerate(self.param_groups):
             self._check_group(group, f"param_groups[{number}]")
         self._mapping.settle()
         self._mapping.drop_unused()
-        records = [engine.record(parameter) for parameter in parameters]
         engine.follow(records)
-        gradients = engine.gradients.collect(parameters, lambda p: engine.record(p).name)
+        gradients = engine.gradients.collect(records)
         engine.require(records)
-        engine.hook(parameters)
+        engine.hook(record.parameter for record in records)
         scale = self._scale_of(gradients)
         if scale is not None:
             engine.begin(self.param_groups, gradients,
-                         [self._hyper(group, scale) for group in self.param_groups])
+                         [self._hyper(group, scale) for group in self.param_groups],
+                         bool(self.overlap))
         if not self.overlap:
             engine.synchronize()
             return loss
