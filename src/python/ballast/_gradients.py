@@ -31,7 +31,7 @@ class TakenGradient(torch.Tensor):
     @staticmethod
     def __new__(cls, gradient: torch.Tensor, to_host: Callable[[torch.Tensor], torch.Tensor],
                 settle: Callable[[], None]) -> "TakenGradient":
-        taken = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        taken = torch.Tensor._make_wrapper_subclass(
             cls, gradient.shape, dtype=gradient.dtype, device=gradient.device)
         taken._to_host = to_host  # may return before the copy is complete
         taken._settle = settle  # waits for such copies
@@ -60,15 +60,17 @@ class TakenGradient(torch.Tensor):
         self._landed = None
         self._sum = None
 
-    def __repr__(self, *_: Any, **__: Any) -> str:
+    def __repr__(  # type: ignore[override]
+            self, *, tensor_contents: Any = None) -> str:
         return f"TakenGradient(shape={tuple(self.shape)}, dtype={self.dtype})"
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         aten = torch.ops.aten
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         if func in (aten.add.Tensor, aten.add_.Tensor) and not kwargs and len(args) == 2:
             taken, other = args if isinstance(first, TakenGradient) else (args[1], first)
             if not isinstance(other, TakenGradient):
@@ -98,9 +100,9 @@ _PRODUCTS = (torch.ops.aten.mul_.Tensor, torch.ops.aten.mul_.Scalar,
 
 def _norm(gradient: torch.Tensor, order: float = 2.0, *dims: Any, **options: Any) -> torch.Tensor:
     """The norm of a gradient, on its device."""
-    if not isinstance(gradient, TakenGradient):
-        return torch.linalg.vector_norm(gradient, order, *dims, **options)
-    return torch.linalg.vector_norm(gradient.value(), order, *dims, **options).to(gradient.device)
+    values = gradient.value() if isinstance(gradient, TakenGradient) else gradient
+    norm: torch.Tensor = torch.linalg.vector_norm(values, order, *dims, **options)
+    return norm.to(gradient.device)
 
 
 _TOO_EARLY = ("gradient_hooks: True would take gradients before the ranks of this process group have "
@@ -160,7 +162,8 @@ class Gradients:
 
         for parameter in parameters:
             if parameter not in self._hooks:
-                self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(take)
+                self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    take)
 
     def drop(self, parameter: torch.Tensor) -> None:
         handle = self._hooks.pop(parameter, None)
@@ -239,7 +242,8 @@ class Gradients:
             self._pinned[parameter] = pinned
         stream = self._streams.get(gradient.device)
         if stream is None:
-            stream = self._streams[gradient.device] = torch.cuda.Stream(gradient.device)
+            stream = self._streams[gradient.device] = torch.cuda.Stream(  # type: ignore[no-untyped-call]
+                gradient.device)
         stream.wait_stream(torch.cuda.current_stream(gradient.device))
         with torch.cuda.stream(stream):
             pinned.copy_(gradient, non_blocking=True)
