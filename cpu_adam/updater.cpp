@@ -18,7 +18,7 @@ namespace {
 
 /// The unit of work of threads and of the norm's partial sums, small enough that small shards keep
 /// all threads busy. A thread updates neighbouring chunks in one call, which gains 4%.
-constexpr Elems kChunk = Elems{64} * 1024;
+constexpr Elems kChunk = Updater::kSmall;
 static_assert(kChunk % Codes::kBlock == 0);
 
 class Chunks {
@@ -52,6 +52,11 @@ std::uint64_t count_non_finite(DType type, const void* gradient, Elems size) {
 /// cache, from which the update then reads them.
 constexpr Elems kSavedPiece = Elems{8} * 1024;
 static_assert(kSavedPiece % Codes::kBlock == 0);
+
+/// Neighbouring small shards of about this many elements are one piece of work for a thread.
+constexpr Elems kPiece = Elems{32} * 1024;
+/// Elements that take about as long as calling step() for a shard.
+constexpr Elems kCallCost = 512;
 
 /// Copies elements [start, start + count) of `from` to `to`, except arrays that either of them
 /// lacks.
@@ -217,9 +222,32 @@ Mapping Updater::allocate(Bytes bytes) const {
   return impl_->workers.allocate(bytes);
 }
 
-void Updater::for_ranges(Elems count,
-                         const std::function<void(Elems first, Elems last)>& range) const {
-  impl_->workers.for_ranges(count, range);
+void Updater::for_ranges(Elems count, const std::function<void(Elems first, Elems last)>& range,
+                         Elems alone) const {
+  impl_->workers.for_ranges(count, range, alone);
+}
+
+void Updater::for_each(std::span<const Elems> sizes,
+                       const std::function<void(std::size_t)>& work) const {
+  std::vector<std::size_t> starts;
+  for (std::size_t i = 0; i < sizes.size();) {
+    if (sizes[i] > kSmall) {
+      work(i++);
+      continue;
+    }
+    starts.clear();
+    for (Elems piece = kPiece; i < sizes.size() && sizes[i] <= kSmall; ++i) {
+      if (piece >= kPiece) {
+        starts.push_back(i);
+        piece = 0;
+      }
+      piece += sizes[i] + kCallCost;
+    }
+    starts.push_back(i);
+    impl_->workers.for_ranges(starts.size() - 1, [&](Elems first, Elems last) {
+      for (std::size_t one = starts[first]; one < starts[last]; ++one) work(one);
+    });
+  }
 }
 
 Isa Updater::isa() const noexcept {

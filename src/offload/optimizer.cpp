@@ -13,6 +13,15 @@ using cpu_adam::Weights;
 /// A gradient for shards that are not updated.
 const cpu_adam::Gradient kNoGradient(static_cast<const float*>(nullptr));
 
+/// Parts of about this many elements are updated before those that wait for them are woken.
+constexpr Elems kBatch = Elems{256} * 1024;
+
+/// The part of a parameter that has one in these, which are in ascending order; otherwise another
+/// one or the end.
+auto find_part(const std::vector<ParameterPart>& parts, std::size_t parameter) {
+  return std::ranges::lower_bound(parts, parameter, {}, &ParameterPart::parameter);
+}
+
 }  // namespace
 
 OffloadedOptimizer::OffloadedOptimizer(OffloadLayout layout, StatePlace place, int threads)
@@ -108,15 +117,15 @@ void OffloadedOptimizer::update_group(std::size_t group) {
   };
   if (!std::ranges::any_of(parts, has_update)) return;
   const HostBytes states = homes_.acquire(group, true);
-  for (const ParameterPart& part : parts) {
-    const Elems elements = layout_.parameters()[part.parameter].elements;
-    if (const ParameterUpdate* update = update_of_[part.parameter]) {
-      update_part(layout_.part_states(part, states, update->weights, update->gradient),
-                  update->hyper);
-    }
-    if (part.first + part.count < elements) continue;
+  for (std::size_t first = 0; first < parts.size();) {
+    std::size_t last = first;
+    for (Elems sum = 0; last < parts.size() && sum < kBatch; ++last) sum += parts[last].count;
+    update_parts(group, first, last, states);
+    const ParameterPart& end = parts[last - 1];
+    const bool complete = end.first + end.count == layout_.parameters()[end.parameter].elements;
+    first = last;
     const std::lock_guard lock(mutex_);
-    updated_ = part.parameter + 1;
+    updated_ = end.parameter + (complete ? 1 : 0);
     changed_.notify_all();
   }
   homes_.release(group, WriteBack::now);
@@ -139,6 +148,24 @@ void OffloadedOptimizer::forget_master(std::size_t parameter) {
   });
 }
 
+void OffloadedOptimizer::update_parts(std::size_t group, std::size_t first, std::size_t last,
+                                      HostBytes states) const {
+  const std::vector<ParameterPart>& parts = layout_.sub_groups()[group].parts;
+  std::vector<std::size_t> updated;
+  std::vector<Elems> sizes;
+  for (std::size_t i = first; i < last; ++i) {
+    if (update_of_[parts[i].parameter] == nullptr) continue;
+    updated.push_back(i);
+    sizes.push_back(parts[i].count);
+  }
+  updater_.for_each(sizes, [&](std::size_t number) {
+    const std::size_t i = updated[number];
+    const ParameterUpdate& update = *update_of_[parts[i].parameter];
+    update_part(layout_.part_states(parts[i], states, update.weights, update.gradient),
+                update.hyper);
+  });
+}
+
 void OffloadedOptimizer::visit(
     std::size_t parameter, void* weights,
     const std::function<bool(const ParameterPart&, const PartStates&)>& work) {
@@ -147,7 +174,7 @@ void OffloadedOptimizer::visit(
        ++group) {
     const std::vector<ParameterPart>& parts = layout_.sub_groups()[group].parts;
     if (parts.front().parameter > parameter) return;
-    const auto part = std::ranges::find(parts, parameter, &ParameterPart::parameter);
+    const auto part = find_part(parts, parameter);
     const HostBytes states = homes_.acquire(group, false);
     try {
       const bool changed = work(*part, layout_.part_states(*part, states, weights, kNoGradient));

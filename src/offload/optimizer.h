@@ -71,6 +71,8 @@ class OffloadedOptimizer {
   void run_step();
   void update_group(std::size_t group);
   void update_part(const PartStates& states, const cpu_adam::Hyper& hyper) const;
+  /// Updates parts [first, last) of a sub-group, if the step has updates of them.
+  void update_parts(std::size_t group, std::size_t first, std::size_t last, HostBytes states) const;
   void rethrow_failure();
 
   OffloadLayout layout_;

@@ -154,19 +154,39 @@ class States {
   std::unique_ptr<OffloadedOptimizer> states_;
 };
 
-/// One parameter of a step: number, weights, gradient, number of its update, and index of the
-/// hyper-parameters.
-using StepEntry = std::tuple<std::size_t, Array, Array, std::int64_t, std::size_t>;
+/// Arrays: their addresses, numbers of elements and types. Separate lists of numbers cost Python
+/// less than a tuple for each array.
+using Arrays =
+    std::tuple<std::vector<std::uintptr_t>, std::vector<Elems>, std::vector<std::string>>;
+
+void check_lengths(const Arrays& arrays, std::size_t count) {
+  const auto& [addresses, elements, types] = arrays;
+  if (addresses.size() == count && elements.size() == count && types.size() == count) return;
+  throw Error(ErrorCategory::usage, "optimizer step: lists of different lengths");
+}
+
+Array array_at(const Arrays& arrays, std::size_t i) {
+  const auto& [addresses, elements, types] = arrays;
+  return {addresses[i], elements[i], types[i]};
+}
 
 /// Checks all arrays before the first byte is written. `in_use` owns the arrays.
-void begin(States& states, const std::vector<StepEntry>& entries,
-           const std::vector<cpu_adam::Hyper>& hypers, nb::object in_use) {
+void begin(States& states, const std::vector<std::size_t>& parameters, const Arrays& weights,
+           const Arrays& gradients, const std::vector<std::int64_t>& steps,
+           const std::vector<std::size_t>& groups, const std::vector<cpu_adam::Hyper>& hypers,
+           nb::object in_use) {
+  for (const Arrays* arrays : {&weights, &gradients}) check_lengths(*arrays, parameters.size());
+  if (steps.size() != parameters.size() || groups.size() != parameters.size()) {
+    throw Error(ErrorCategory::usage, "optimizer step: lists of different lengths");
+  }
   std::vector<ParameterUpdate> updates;
-  for (const auto& [parameter, weights, gradient, step, hyper] : entries) {
-    check_size(gradient, states.parameter(parameter), "gradient");
-    updates.push_back(
-        {parameter, states.weights(parameter, weights), gradient_of(gradient), hypers.at(hyper)});
-    updates.back().hyper.step = step;
+  updates.reserve(parameters.size());
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Array gradient = array_at(gradients, i);
+    check_size(gradient, states.parameter(parameters[i]), "gradient");
+    updates.push_back({parameters[i], states.weights(parameters[i], array_at(weights, i)),
+                       gradient_of(gradient), hypers.at(groups[i])});
+    updates.back().hyper.step = steps[i];
   }
   {
     const nb::gil_scoped_release unlocked;
@@ -187,13 +207,17 @@ void finish(States& states) {
 }
 
 /// Sum of squares and number of infinities and NaNs.
-std::pair<double, std::uint64_t> gradient_stats(States& states,
-                                                const std::vector<Array>& gradients) {
+std::pair<double, std::uint64_t> gradient_stats(States& states, const Arrays& gradients) {
+  const std::vector<Elems>& sizes = std::get<1>(gradients);
+  check_lengths(gradients, sizes.size());
   OffloadedOptimizer& own = states.get();
   own.finish();
+  std::vector<GradientStats> all(sizes.size());
+  own.updater().for_each(sizes, [&](std::size_t i) {
+    all[i] = own.updater().gradient_stats(gradient_of(array_at(gradients, i)), sizes[i]);
+  });
   GradientStats sum;
-  for (const Array& gradient : gradients) {
-    const auto one = own.updater().gradient_stats(gradient_of(gradient), std::get<1>(gradient));
+  for (const GradientStats& one : all) {
     sum.sum_of_squares += one.sum_of_squares;
     sum.non_finite += one.non_finite;
   }
@@ -273,7 +297,8 @@ void bind_optimizer(nb::module_& module) {
           },
           nb::arg("parameters"), Unlocked(),
           "Appends parameters; returns the number of the first one. Nothing changes if it fails.")
-      .def("begin", &begin, nb::arg("updates"), nb::arg("hypers"), nb::arg("in_use"),
+      .def("begin", &begin, nb::arg("parameters"), nb::arg("weights"), nb::arg("gradients"),
+           nb::arg("steps"), nb::arg("groups"), nb::arg("hypers"), nb::arg("in_use"),
            "Starts a step. Parameters are updated in ascending order. Keeps in_use until then.")
       .def(
           "wait", [](States& s, std::size_t parameter) { s.get().wait(parameter); },

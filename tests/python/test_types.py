@@ -91,11 +91,11 @@ class Names(FolderTest):
 class Checkers(FolderTest):
     @needs_torch
     @needs_mypy
-    def test_mypy_accepts_a_program_and_finds_its_mistakes(self):
+    def test_mypy_accepts_the_package_and_finds_mistakes_in_a_program(self):
         done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--cache-dir", self.path / "cache",
-                               TYPED], capture_output=True, text=True, timeout=900, check=False)
-        found = {(int(line), code) for line, code in re.findall(r":(\d+): error: .*\[([\w-]+)\]", done.stdout)}
-        expected = {(number, line.split("# mistake: ")[1])
+                               TYPED, STUBS.parent], capture_output=True, text=True, timeout=900, check=False)
+        found = set(re.findall(r"([\w.]+):(\d+): error: .*\[([\w-]+)\]", done.stdout))
+        expected = {(TYPED.name, str(number), line.split("# mistake: ")[1])
                     for number, line in enumerate(TYPED.read_text().splitlines(), 1) if "# mistake: " in line}
         self.assertEqual(found, expected, done.stdout + done.stderr)
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Times OffloadAdamW.step() against other optimizers on the CPU, in turn, for a model in bf16.
 
-    optimizer_peers.py [--params 300] [--rounds 7] [--peers deepspeed,foreach,fused] [--fp32]
-                       [--clip NORM]
+    optimizer_peers.py [--params 300 | --small 4000] [--rounds 7] [--peers deepspeed,foreach,fused]
+                       [--fp32] [--clip NORM] [--threads N]
 
 Needs ballast, torch and, for their peers, deepspeed with ninja. The parameters are those of
-transformer layers of width 1024. Each peer has fp32 masters and moments. With
+transformer layers of width 1024, or with --small that many of 256 to 1,024 elements. Each peer has fp32 masters and moments. With
 bf16 weights, DeepSpeedCPUAdam and torch's optimizers update fp32 masters, so gradients are copied to
 fp32 before and weights to bf16 after a step; OffloadAdamW reads and writes both itself. With --clip, the
 peers clip by torch.nn.utils.clip_grad_norm_ and OffloadAdamW by max_grad_norm; without it, no one
@@ -28,6 +28,10 @@ def tensors(millions: int, dtype: torch.dtype) -> list[torch.Tensor]:
     size = sum(torch.Size(shape).numel() for shape in layer)
     count = max(1, round(millions * 1e6 / size))
     return [torch.full(shape, 0.01, dtype=dtype) for _ in range(count) for shape in layer]
+
+
+def small_tensors(count: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    return [torch.full((256 + i * 97 % 769,), 0.01, dtype=dtype) for i in range(count)]
 
 
 class Peer:
@@ -61,7 +65,8 @@ class Own:
     def __init__(self, weights: list[torch.Tensor], clip: float) -> None:
         self.parameters = [torch.nn.Parameter(w) for w in weights]
         self.optimizer = ballast.OffloadAdamW(self.parameters, lr=1e-4, skip_non_finite=clip > 0,
-                                              max_grad_norm=clip or None)
+                                              max_grad_norm=clip or None,
+                                              threads=torch.get_num_threads())
 
     def step(self, gradients: list[torch.Tensor]) -> None:
         for parameter, gradient in zip(self.parameters, gradients):
@@ -78,7 +83,9 @@ def make_deepspeed(parameters):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--params", type=int, default=300, help="millions of parameters")
+    parser.add_argument("--small", type=int, metavar="COUNT", help="number of small parameters instead")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--peers", default="deepspeed,foreach,fused")
     parser.add_argument("--fp32", action="store_true", help="fp32 weights and gradients")
     parser.add_argument("--clip", type=float, default=0.0, metavar="NORM",
@@ -89,13 +96,15 @@ def main() -> None:
         "foreach": lambda p: torch.optim.AdamW(p, lr=1e-4, foreach=True),
         "fused": lambda p: torch.optim.AdamW(p, lr=1e-4, fused=True),
     }
+    torch.set_num_threads(arguments.threads)
     dtype = torch.float32 if arguments.fp32 else torch.bfloat16
-    weights = tensors(arguments.params, dtype)
+    weights = (small_tensors(arguments.small, dtype) if arguments.small
+               else tensors(arguments.params, dtype))
     gradients = [torch.full_like(w, 0.5) for w in weights]
     own = Own([w.clone() for w in weights], arguments.clip)
     count = sum(w.numel() for w in weights)
-    print(f"{count / 1e6:.0f}M parameters, {dtype}, {torch.get_num_threads()} threads, "
-          f"{own.optimizer._states.isa}")
+    print(f"{len(weights)} tensors, {count / 1e6:.1f}M parameters, {dtype}, "
+          f"{torch.get_num_threads()} threads")
     for name in arguments.peers.split(","):
         peer = Peer(makers[name], [w.clone() for w in weights], arguments.clip)
         times: dict[str, list[float]] = {"own": [], "peer": []}
@@ -106,8 +115,8 @@ def main() -> None:
                 if number > 0:  # the first one allocates
                     times[key].append(time.perf_counter() - start)
         ratio = statistics.median(p / o for p, o in zip(times["peer"], times["own"]))
-        print(f"{name}: {statistics.median(times['peer']) * 1e3:.0f} ms, OffloadAdamW "
-              f"{statistics.median(times['own']) * 1e3:.0f} ms, ratio {ratio:.2f}")
+        print(f"{name}: {statistics.median(times['peer']) * 1e3:.1f} ms, OffloadAdamW "
+              f"{statistics.median(times['own']) * 1e3:.1f} ms, ratio {ratio:.2f}")
         del peer
 
 

@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 import torch
 
 from . import _ballast, _dtensors, _guards
-from ._gradients import TYPES, Gradients, parameters_to_hook
+from ._gradients import TYPES, Collected, Gradients, arrays_of, parameters_to_hook
 from ._loans import Loans
 
 # Names of the first and second moment in the states of torch's optimizers.
@@ -19,6 +19,10 @@ MOMENTS: dict[str, tuple[str | None, str | None]] = {
     "adagrad": (None, "sum"),
     "sgd": ("momentum_buffer", None),
 }
+
+
+# Classes of parameters without behaviour of their own.
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def no_view() -> None:
@@ -37,6 +41,9 @@ class Record:
         self.first_element = first_element  # for stochastic rounding
         self.elements = 0 if torch.nn.parameter.is_lazy(parameter) else parameter.numel()
         self.dtype = parameter.dtype
+        self.type = TYPES.get(self.dtype, "")
+        self.group = 0  # number of its group in the present step
+        self.as_before = False  # see Engine.follow
         self.states: _ballast.OptimizerStates | None = None  # None: it has not been updated yet
         self.number = 0  # in `states`
         self.steps = 0
@@ -110,6 +117,17 @@ class Engine:
             found = self._record(parameter, name)
         return found
 
+    def records_in(self, groups: list[dict[str, Any]]) -> list[Record]:
+        """The records of all parameters that have a gradient, in the order of the groups."""
+        found = []
+        for number, group in enumerate(groups):
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    record = self.records.get(parameter) or self.record(parameter)
+                    record.group = number
+                    found.append(record)
+        return found
+
     def _record(self, parameter: torch.Tensor, name: str) -> Record:
         record = self.records[parameter] = Record(parameter, name, self._elements)
         block = _ballast.ROUNDING_BLOCK
@@ -165,12 +183,24 @@ class Engine:
     def follow(self, records: Iterable[Record]) -> None:
         """Compares parameters with their records before anything is written, and converts the
         states of those whose type has changed. Raises ValueError, TypeError naming a parameter
-        whose number of elements has changed or that cannot be updated."""
+        whose number of elements has changed or that cannot be updated.
+
+        Sets `as_before`: the parameter is contiguous, on the CPU, and fits its states. The first
+        condition below passes all such parameters that are nothing special, because thousands of
+        small ones would take long otherwise."""
         changed = []
         for record in records:
             if record.parameter is not record.key:
                 record.parameter = _dtensors.local(record.key)
             parameter = record.parameter
+            record.as_before = (
+                type(parameter) in PLAIN and parameter.layout is torch.strided
+                and parameter.dtype is record.dtype and record.type != "" and parameter.is_cpu
+                and parameter.is_contiguous() and parameter.numel() == record.elements > 0
+                and not parameter.is_inference())
+            if record.as_before:
+                record.mirror = None
+                continue
             check_parameter(parameter, record.name)
             if parameter.numel() != record.elements:
                 raise ValueError(
@@ -204,6 +234,7 @@ class Engine:
         for record in self.records.values():
             if record.dtype != _present(record):
                 record.dtype = record.parameter.dtype
+                record.type = TYPES.get(record.dtype, "")
                 record.mirror = None
 
     # Weights
@@ -242,30 +273,36 @@ class Engine:
 
     # Steps
 
-    def begin(self, groups: list[dict[str, Any]], gradients: dict[torch.Tensor, torch.Tensor],
-              hypers: list[_ballast.Hyper]) -> None:
+    def begin(self, groups: list[dict[str, Any]], gradients: Collected,
+              hypers: list[_ballast.Hyper], overlap: bool) -> None:
         """Starts the update. The records of all gradients must have states, and follow() must have
-        run."""
-        updates: dict[_ballast.OptimizerStates, list[Any]] = {}
-        for number, group in enumerate(groups):
-            for parameter in group["params"]:
-                gradient = gradients.get(parameter)
-                if gradient is None:
-                    continue
-                record = self.records[parameter]
-                self._keep_moments(record, self.rule != "sgd" or group["momentum"] != 0)
-                if record.states is not None:
-                    updates.setdefault(record.states, []).append(
-                        (record.number, array_of(self.weights(record)), array_of(gradient),
-                         record.steps + 1, number))
-        self.loans.end()
+        run. `overlap`: other code runs during the update."""
         records = [self.records[p] for p in gradients]
-        in_use = [[r.mirror if r.mirror is not None else r.parameter.detach() for r in records],
-                  list(gradients.values())]
+        keeps = [self.rule != "sgd" or bool(group["momentum"] != 0) for group in groups]
+        for record in records:
+            if record.keeps_moments is not keeps[record.group]:
+                self._keep_moments(record, keeps[record.group])
+        # Lists of numbers, because thousands of parameters would make as many tuples.
+        started = []
+        for states in (self._main, self._small):
+            places = [i for i, r in enumerate(records) if r.states is states]
+            if states is None or not places:
+                continue
+            some = [records[i] for i in places]
+            weights = [r.parameter if r.as_before else self.weights(r) for r in some]
+            tensors = list(gradients.values())
+            in_use: list[Any] = [weights, tensors]
+            if overlap:  # storages stay alive even if other code gives a tensor other memory
+                in_use = [t.untyped_storage() for some_tensors in in_use for t in some_tensors]
+            started.append((
+                states, [r.number for r in some],
+                ([w.data_ptr() for w in weights], [r.elements for r in some], [r.type for r in some]),
+                gradients.arrays(places), [r.steps + 1 for r in some], [r.group for r in some],
+                in_use))
+        self.loans.end()
         self.updating = True
-        for states, some in updates.items():
-            some.sort()
-            states.begin(some, hypers, in_use)
+        for states, numbers, arrays, gradient_arrays, steps, group_numbers, in_use in started:
+            states.begin(numbers, arrays, gradient_arrays, steps, group_numbers, hypers, in_use)
         torch.autograd.graph.increment_version(list(gradients))
         for record in records:
             record.steps += 1
@@ -275,7 +312,7 @@ class Engine:
                 self._uploads[record.parameter] = record
 
     def _keep_moments(self, record: Record, keep: bool) -> None:
-        if keep and not record.keeps_moments:  # the momentum starts with this gradient
+        if keep:  # the momentum starts with this gradient
             self.write(record, {n: zeros_for(record) for n in self.moment_names()})
         record.keeps_moments = keep
 
@@ -426,11 +463,13 @@ class Engine:
         """`name`: "host_bytes" or "nvme_bytes"."""
         return sum(getattr(s, name) for s in (self._main, self._small) if s is not None)
 
-    def gradient_stats(self, gradients: Iterable[torch.Tensor]) -> tuple[float, int]:
+    def gradient_stats(self, gradients: Collected | Iterable[torch.Tensor]) -> tuple[float, int]:
         """Sum of squares and number of non-finite values."""
         states = self._main if self._main is not None else self._small
-        arrays = [array_of(gradient) for gradient in gradients if gradient.numel() > 0]
-        return states.gradient_stats(arrays) if states is not None else (0.0, 0)
+        if states is None:
+            return 0.0, 0
+        return states.gradient_stats(gradients.arrays() if isinstance(gradients, Collected)
+                                     else arrays_of(list(gradients)))
 
     def end(self) -> None:
         """Ends when the optimizer is deleted or the interpreter exits."""

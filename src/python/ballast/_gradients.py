@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence
 
 import torch
 
 from . import _dtensors
+
+if TYPE_CHECKING:
+    from . import _ballast
+    from ._engine import Record
 
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -29,7 +33,7 @@ class TakenGradient(torch.Tensor):
     @staticmethod
     def __new__(cls, gradient: torch.Tensor, to_host: Callable[[torch.Tensor], torch.Tensor],
                 settle: Callable[[], None]) -> "TakenGradient":
-        taken = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        taken = torch.Tensor._make_wrapper_subclass(
             cls, gradient.shape, dtype=gradient.dtype, device=gradient.device)
         taken._to_host = to_host  # may return before the copy is complete
         taken._settle = settle  # waits for such copies
@@ -58,15 +62,17 @@ class TakenGradient(torch.Tensor):
         self._landed = None
         self._sum = None
 
-    def __repr__(self, *_: Any, **__: Any) -> str:
+    def __repr__(  # type: ignore[override]
+            self, *, tensor_contents: Any = None) -> str:
         return f"TakenGradient(shape={tuple(self.shape)}, dtype={self.dtype})"
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         aten = torch.ops.aten
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         if func in (aten.add.Tensor, aten.add_.Tensor) and not kwargs and len(args) == 2:
             taken, other = args if isinstance(first, TakenGradient) else (args[1], first)
             if not isinstance(other, TakenGradient):
@@ -96,9 +102,9 @@ _PRODUCTS = (torch.ops.aten.mul_.Tensor, torch.ops.aten.mul_.Scalar,
 
 def _norm(gradient: torch.Tensor, order: float = 2.0, *dims: Any, **options: Any) -> torch.Tensor:
     """The norm of a gradient, on its device."""
-    if not isinstance(gradient, TakenGradient):
-        return torch.linalg.vector_norm(gradient, order, *dims, **options)
-    return torch.linalg.vector_norm(gradient.value(), order, *dims, **options).to(gradient.device)
+    values = gradient.value() if isinstance(gradient, TakenGradient) else gradient
+    norm: torch.Tensor = torch.linalg.vector_norm(values, order, *dims, **options)
+    return norm.to(gradient.device)
 
 
 _TOO_EARLY = ("gradient_hooks: True would take gradients before the ranks of this process group have "
@@ -109,6 +115,28 @@ def _has_ranks() -> bool:
     distributed = torch.distributed
     return (distributed.is_available() and distributed.is_initialized()
             and distributed.get_world_size() > 1)
+
+
+def arrays_of(tensors: Sequence[torch.Tensor]) -> _ballast.Arrays:
+    """Contiguous tensors in host memory, for native code."""
+    return ([t.data_ptr() for t in tensors], [t.numel() for t in tensors],
+            [TYPES[t.dtype] for t in tensors])
+
+
+class Collected(dict[torch.Tensor, torch.Tensor]):
+    """The gradients of a step by parameter, contiguous and in host memory."""
+
+    _arrays: _ballast.Arrays | None = None
+
+    def arrays(self, places: Sequence[int] | None = None) -> _ballast.Arrays:
+        """The gradients for native code; only those at these places of the order if given."""
+        if self._arrays is None:
+            self._arrays = arrays_of(list(self.values()))
+        if places is None or len(places) == len(self):
+            return self._arrays
+        addresses, elements, types = self._arrays
+        return ([addresses[i] for i in places], [elements[i] for i in places],
+                [types[i] for i in places])
 
 
 class Gradients:
@@ -136,7 +164,8 @@ class Gradients:
 
         for parameter in parameters:
             if parameter not in self._hooks:
-                self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(take)
+                self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    take)
 
     def drop(self, parameter: torch.Tensor) -> None:
         handle = self._hooks.pop(parameter, None)
@@ -155,28 +184,36 @@ class Gradients:
         for stream in self._streams.values():
             stream.synchronize()
 
-    def collect(self, parameters: Iterable[torch.Tensor],
-                name_of: Callable[[torch.Tensor], str]) -> dict[torch.Tensor, torch.Tensor]:
-        """The gradients of those parameters that have one, contiguous and in host memory. Raises
-        TypeError naming the first parameter whose gradient is sparse or has another type."""
-        found: dict[torch.Tensor, torch.Tensor] = {}
-        for parameter in parameters:
+    def collect(self, records: Iterable[Record]) -> Collected:
+        """The gradients of those parameters that have one. Raises TypeError naming the first
+        parameter whose gradient is sparse or has another type, ValueError naming one whose gradient
+        has another number of elements."""
+        found = Collected()
+        elsewhere = []  # those whose gradient is not yet contiguous and in host memory
+        for record in records:
+            parameter = record.key
             gradient = parameter.grad
             if gradient is None:
                 continue
-            if gradient.layout != torch.strided:
-                raise TypeError(f"{name_of(parameter)}: sparse gradients are not supported")
-            if gradient.dtype not in TYPES:
-                raise TypeError(f"{name_of(parameter)}: a gradient of {gradient.dtype} is not "
-                                "float32, bfloat16 or float16")
-            if gradient.numel() != parameter.numel():
-                raise ValueError(f"{name_of(parameter)}: the gradient has {gradient.numel()} "
-                                 f"elements, the parameter {parameter.numel()}")
-            if _dtensors.is_dtensor(gradient) or _dtensors.is_dtensor(parameter):
-                gradient = _dtensors.shard_of_gradient(parameter, gradient, name_of(parameter))
+            if gradient.layout is not torch.strided:
+                raise TypeError(f"{record.name}: sparse gradients are not supported")
+            dtype = gradient.dtype
+            if dtype not in TYPES:
+                raise TypeError(f"{record.name}: a gradient of {dtype} is not float32, bfloat16 or "
+                                "float16")
+            elements = record.elements if parameter is record.parameter else parameter.numel()
+            if gradient.numel() != elements:
+                raise ValueError(f"{record.name}: the gradient has {gradient.numel()} elements, the "
+                                 f"parameter {elements}")
+            if parameter is not record.parameter or _dtensors.is_dtensor(gradient):
+                gradient = _dtensors.shard_of_gradient(parameter, gradient, record.name)
             found[parameter] = gradient
-        found = {p: g.value() if isinstance(g, TakenGradient) else self._to_host(p, g.detach())
-                 for p, g in found.items()}
+            if not (type(gradient) is torch.Tensor and gradient.is_cpu and gradient.is_contiguous()):
+                elsewhere.append(parameter)
+        for parameter in elsewhere:
+            gradient = found[parameter]
+            found[parameter] = (gradient.value() if isinstance(gradient, TakenGradient)
+                                else self._to_host(parameter, gradient.detach()))
         self.synchronize()
         return found
 
@@ -210,7 +247,8 @@ class Gradients:
             self._pinned[parameter] = pinned
         stream = self._streams.get(gradient.device)
         if stream is None:
-            stream = self._streams[gradient.device] = torch.cuda.Stream(gradient.device)
+            stream = self._streams[gradient.device] = torch.cuda.Stream(  # type: ignore[no-untyped-call]
+                gradient.device)
         stream.wait_stream(torch.cuda.current_stream(gradient.device))
         with torch.cuda.stream(stream):
             pinned.copy_(gradient, non_blocking=True)

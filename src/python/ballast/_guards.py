@@ -14,6 +14,7 @@ import threading
 from typing import Any, Callable, Iterable
 
 import torch
+from torch._compile import _disable_dynamo
 
 # Functions that wait for a parameter, by its id(). With None, they wait for all parameters of the
 # same optimizer.
@@ -34,7 +35,7 @@ _PROPERTIES = ("grad", "requires_grad", "shape", "dtype", "device", "layout", "i
                "_post_accumulate_grad_hooks", "retains_grad", "grad_dtype", "_grad", "_cdata")
 
 
-def _values_unread() -> frozenset:
+def _values_unread() -> frozenset[Any]:
     found = {getattr(torch.Tensor, name) for name in _NAMES if hasattr(torch.Tensor, name)}
     for name in _PROPERTIES:
         attribute = getattr(torch.Tensor, name, None)
@@ -60,7 +61,7 @@ class _Guard:
         _wait_for_all_in(kwargs)
         return func(*args, **kwargs)
 
-    def __deepcopy__(self, memo: dict) -> Any:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         wait_for(self)
         return copy.deepcopy(self, memo)
 
@@ -95,6 +96,11 @@ def release(parameter: torch.Tensor) -> None:
         if not _waits and _forward_hook is not None:
             _forward_hook.remove()
             _forward_hook = None
+
+
+def any_guarded() -> bool:
+    """Whether an update of any optimizer may be writing a parameter."""
+    return bool(_waits)
 
 
 def wait_for(parameter: Any) -> None:
@@ -134,7 +140,7 @@ def _wait_for_all_in(value: Any) -> None:
             _wait_for_all_in(one)
 
 
-@torch._disable_dynamo
+@_disable_dynamo
 def _before_forward(module: torch.nn.Module, _: Any) -> None:
     """C++ code reads parameters unguarded: that of a module's own forward pass, of TorchScript, and
     torch's fast paths for evaluation, which also check the class of parameters."""

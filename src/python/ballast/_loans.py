@@ -29,7 +29,7 @@ class Loans:
     change is written back when the copy is dropped, and before the states are read or updated."""
 
     def __init__(self) -> None:
-        self._loans: dict[Any, list[tuple[weakref.finalize, _Loan]]] = {}
+        self._loans: dict[Any, list[tuple[weakref.finalize[..., Any], _Loan]]] = {}
 
     def lend(self, key: Any, tensor: torch.Tensor,
              give_back: Callable[[torch.Tensor], None]) -> torch.Tensor:

@@ -12,13 +12,14 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from . import _dtensors
 from ._engine import Engine, Record
+from ._gradients import Collected
 
 
 # Most process groups of an optimizer. Votes have the same length on all ranks, so that also ranks that
@@ -147,7 +148,7 @@ class Ranks:
             self._votes = False
 
     def gradient_stats(self, engine: Engine,
-                       gradients: Mapping[torch.Tensor, torch.Tensor]) -> tuple[float, float]:
+                       gradients: Collected) -> tuple[float, float]:
         """Sum of squares of all gradients, and whether they have non-finite values (more than 0).
         Returns the same on all ranks. Raises ValueError if the norm is not known, and RuntimeError if
         another rank has failed."""
@@ -155,7 +156,7 @@ class Ranks:
             raise ValueError(f"{self._unknown}; or clip before step(), with max_grad_norm=None and "
                              "skip_non_finite=False")
         if not self.groups or not self._votes:
-            return engine.gradient_stats(gradients.values())
+            return engine.gradient_stats(gradients)
         parts: dict[int, list[torch.Tensor]] = {}
         for parameter, gradient in gradients.items():
             parts.setdefault(engine.records[parameter].summed or 0, []).append(gradient)

@@ -98,7 +98,7 @@ def load(engine: Engine, groups: list[dict[str, Any]], names: dict[torch.Tensor,
     found = _ballast.read_optimizer_notes(file)
     if _NOTE not in found:
         raise UsageError(f"{file}: the saved states have no settings")
-    settings = json.loads(found[_NOTE])
+    settings: dict[str, Any] = json.loads(found[_NOTE])
     rule = settings.get("rule", engine.rule)
     if rule != engine.rule:
         raise UsageError(f"{file}: has states of {rule}, not of {engine.rule}")

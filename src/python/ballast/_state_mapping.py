@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import weakref
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, Callable
 
@@ -98,25 +99,67 @@ class ParameterState(MutableMapping[str, Any]):
     def __repr__(self) -> str:
         return f"<state of a parameter: {', '.join(self)}>"
 
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(list(self))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or super().__eq__(other)
+
+    def clear(self) -> None:
+        record = self._record()
+        if self._parameter is None:
+            self._values.clear()
+        elif record is not None:
+            self._engine.forget(record)
+
+    def popitem(self) -> tuple[str, Any]:
+        name = next(reversed(self), None)
+        if name is None:
+            raise KeyError("popitem(): the state is empty")
+        value = self[name]
+        record = self._record()
+        if record is not None:
+            self.take_away()
+            self._engine.wait_with(record, self)
+        del self._values[name]
+        return name, value
+
     def copy(self) -> dict[str, Any]:
+        """A dict of the same values. Changes of its tensors before the next step change the state."""
+        return {name: self[name] for name in self}
+
+    def __or__(self, other: Any) -> dict[str, Any]:
+        return self.copy() | dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def __ror__(self, other: Any) -> dict[str, Any]:
+        return dict(other) | self.copy() if isinstance(other, Mapping) else NotImplemented
+
+    def __ior__(self, other: Any) -> ParameterState:
+        self.update(other)
+        return self
+
+    def __copy__(self) -> dict[str, Any]:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        record = self._record()
+        if self._parameter is None:
+            return copy.deepcopy(self._values, memo)
+        return {} if record is None else independent(snapshot(self._engine, record), record, memo)
+
+    def __reduce__(self) -> Any:
+        return dict, (self._snapshot(),)
+
+    def _snapshot(self) -> dict[str, Any]:
         """All values, as a dict that does not change with the optimizer."""
         if self._parameter is None:
             return dict(self._values)
         record = self._record()
         return {} if record is None else snapshot(self._engine, record)
 
-    def __copy__(self) -> dict[str, Any]:
-        return self.copy()
-
-    def __deepcopy__(self, memo: dict) -> dict[str, Any]:
-        return self.copy() if self._parameter is not None else copy.deepcopy(self._values, memo)
-
-    def __reduce__(self) -> Any:
-        return dict, (self.copy(),)
-
     def take_away(self) -> None:
         """Copies the values out of the optimizer, which will have others for the parameter."""
-        self._values = self.copy()
+        self._values = self._snapshot()
         self._parameter = None
 
     def give_to(self, record: Record) -> None:
@@ -340,12 +383,44 @@ class StateMapping(MutableMapping[Any, Any]):
     def __repr__(self) -> str:
         return f"<states of {len(self)} parameters>"
 
-    def __deepcopy__(self, memo: dict) -> dict[Any, Any]:
-        with self.as_copies():
-            return dict(self.items())
+    def __reversed__(self) -> Iterator[Any]:
+        keys: list[Any] = list(self)
+        return iter(keys[::-1])
+
+    def popitem(self) -> tuple[Any, Any]:
+        if len(self) == 0:
+            raise KeyError("popitem(): there is no state")
+        key = next(reversed(self))
+        return key, self.pop(key)
+
+    def copy(self) -> defaultdict[Any, Any]:
+        """A dict of the same states, as torch's: a state that changes there changes here."""
+        return defaultdict(dict, self)
+
+    def __copy__(self) -> defaultdict[Any, Any]:
+        return self.copy()
+
+    def __or__(self, other: Any) -> defaultdict[Any, Any]:
+        return self.copy() | dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def __ror__(self, other: Any) -> defaultdict[Any, Any]:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return defaultdict(dict, dict(other) | dict(self))
+
+    def __ior__(self, other: Any) -> StateMapping:
+        self.update(other)
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> defaultdict[Any, Any]:
+        made: defaultdict[Any, Any] = defaultdict(dict)
+        for key in self:
+            made[copy.deepcopy(key, memo)] = copy.deepcopy(self[key], memo)
+        return made
 
     def __reduce__(self) -> Any:
-        return dict, (self.__deepcopy__({}),)
+        with self.as_copies():
+            return defaultdict, (dict, dict(self.items()))
 
 
 def has_state(engine: Engine, record: Record) -> bool:
@@ -357,12 +432,20 @@ def has_state(engine: Engine, record: Record) -> bool:
 def snapshot(engine: Engine, record: Record) -> dict[str, Any]:
     """The state of a parameter as a dict."""
     if record.waiting is not None:
-        return record.waiting.copy()
+        waiting: ParameterState = record.waiting
+        return waiting.copy()
     if not has_state(engine, record):
         return dict(record.others)
     values = {name: _dtensors.like(record.key, value)
               for name, value in engine.read(record, engine.names_of(record)).items()}
     return {"step": _steps_of(record), **values, **record.others}
+
+
+def independent(state: dict[str, Any], record: Record, memo: dict[int, Any]) -> dict[str, Any]:
+    """A snapshot whose further entries are deep copies. The others are copies already."""
+    if record.waiting is not None:
+        return copy.deepcopy(state, memo)
+    return state | copy.deepcopy(record.others, memo)
 
 
 def _steps_of(record: Record) -> torch.Tensor:

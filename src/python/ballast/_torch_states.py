@@ -51,7 +51,7 @@ def parse(engine: Engine, own_groups: list[dict[str, Any]],
     if [len(g["params"]) for g in saved] != [len(g["params"]) for g in own_groups]:
         raise ValueError("state_dict: has parameter groups of other sizes than the optimizer")
     groups = []
-    parameters = {}
+    parameters: dict[Any, torch.Tensor] = {}
     steps: dict[Any, Any] = {}
     for number, (own, new) in enumerate(zip(own_groups, saved)):
         check_group({**own, **new}, f"state_dict: param_groups[{number}]", engine.rule)

@@ -21,6 +21,7 @@ from typing_extensions import Unpack
 
 from . import _arguments, _ballast, _guards, _ranks, _state_files, _torch_states
 from ._engine import Engine, check_member
+from ._gradients import Collected
 from ._options import Options, spell_out
 from ._state_mapping import StateMapping
 
@@ -149,25 +150,26 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self.synchronize()
         engine = self._engine
-        parameters = [p for p in self._parameters() if p.grad is not None]
-        for parameter in parameters:
-            _guards.wait_for(parameter)  # a parameter of another optimizer
         self._learn_ranks()
-        if not parameters and not self._ranks.groups:
+        records = engine.records_in(self.param_groups)
+        if _guards.any_guarded():
+            for record in records:
+                _guards.wait_for(record.key)  # a parameter of another optimizer
+        if not records and not self._ranks.groups:
             return loss
         for number, group in enumerate(self.param_groups):
             self._check_group(group, f"param_groups[{number}]")
         self._mapping.settle()
         self._mapping.drop_unused()
-        records = [engine.record(parameter) for parameter in parameters]
         engine.follow(records)
-        gradients = engine.gradients.collect(parameters, lambda p: engine.record(p).name)
+        gradients = engine.gradients.collect(records)
         engine.require(records)
-        engine.hook(parameters)
+        engine.hook(record.key for record in records)
         scale = self._scale_of(gradients)
         if scale is not None and gradients:
             engine.begin(self.param_groups, gradients,
-                         [self._hyper(group, scale) for group in self.param_groups])
+                         [self._hyper(group, scale) for group in self.param_groups],
+                         bool(self.overlap))
         if not self.overlap:
             engine.synchronize()
             return loss
@@ -331,7 +333,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._ranks.learn([self._engine.record(p) for p in self._parameters() if p.requires_grad])
 
-    def _scale_of(self, gradients: dict[torch.Tensor, torch.Tensor]) -> float | None:
+    def _scale_of(self, gradients: Collected) -> float | None:
         """The clip coefficient; None if the step is skipped."""
         if not self.max_grad_norm and not self.skip_non_finite:
             return 1.0
