@@ -271,7 +271,7 @@ def _size(shares: _Shares) -> int:
 
 
 def _agree(one: _Shares, other: _Shares) -> bool:
-    """Whether each rank gets the same norm of both: they cover as many ranks, or the one is replicated
+    """Whether each rank gets the same norm of both: they cover equally many ranks, or the one is replicated
     on the further ranks of the other, as with tensor parallelism of some layers, or on all ranks."""
     if _size(one) == _size(other):
         return True
