@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import pathlib
+import re
 import sys
 import tempfile
 import traceback
@@ -125,7 +126,7 @@ def ours(parameters, **options):
 
 def ddp_trains(rank, folder):
     model = nn.parallel.DistributedDataParallel(net())
-    for overlap in (False, True):
+    for overlap in (False, "check"):
         model.module.load_state_dict(net().state_dict())
         norms = train(model, ours(model, overlap=overlap), rank)
         compare(whole(model.parameters()), norms)
@@ -133,7 +134,7 @@ def ddp_trains(rank, folder):
 
 def fsdp1_trains(rank, folder):
     for kind in fsdp_kinds():
-        for overlap in (False, True):
+        for overlap in (False, "check"):
             model = fsdp(net(), **kind)
             optimizer = ours(model.parameters(), overlap=overlap)
             norms = train(model, optimizer, rank)
@@ -153,7 +154,7 @@ def fsdp1_of_layers_trains(rank, folder):
 
 
 def zero_trains(rank, folder):
-    for options in ({}, {"overlap": True}, {"parameters_as_bucket_view": True, "overlap": True}):
+    for options in ({}, {"overlap": "check"}, {"parameters_as_bucket_view": True, "overlap": "check"}):
         model = nn.parallel.DistributedDataParallel(net())
         optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=OffloadAdamW, lr=LR,
                                             max_grad_norm=CLIP, **options)
@@ -178,7 +179,7 @@ def zero_trains_where_a_rank_has_no_parameters(rank, folder):
 
 
 def fsdp2_trains(rank, folder):
-    for overlap in (False, True):
+    for overlap in (False, "check"):
         model = fsdp2()
         optimizer = ours(model.named_parameters(), overlap=overlap)
         norms = train(model, optimizer, rank)
@@ -244,7 +245,7 @@ def non_finite_gradients_skip_the_step_of_all(rank, folder):
 
 
 def a_group_sums_the_parts_of_ranks(rank, folder):
-    """Each rank has a parameter of its own, and only the first has a gradient in the second step."""
+    """Each rank has its own parameter, and only the first has a gradient in the second step."""
     parameter = nn.Parameter(torch.zeros(rank + 1))
     optimizer = OffloadAdamW([parameter], lr=LR, max_grad_norm=1.0, process_group=dist.group.WORLD)
     parameter.grad = torch.full((rank + 1,), 2.0)
@@ -328,7 +329,7 @@ def checkpoints_resume(rank, folder):
 def a_rank_without_elements_takes_part(rank, folder):
     """torch.distributed.checkpoint makes states with a step on those ranks alone that have none."""
     ranks = dist.get_world_size()
-    for overlap in (False, True):
+    for overlap in (False, "check"):
         model = fsdp(nn.Linear(ranks - 1, 1, bias=False), use_orig_params=True)
         optimizer = ours(model.parameters(), max_grad_norm=1e-3, overlap=overlap)
         parameter = next(model.parameters())
@@ -495,7 +496,7 @@ def refuses(call, pattern, kind=(ValueError, TypeError, RuntimeError)):
     try:
         call()
     except kind as error:
-        if not unittest.case.re.search(pattern, str(error)):
+        if not re.search(pattern, str(error)):
             raise
         assert "\n" not in str(error)
         return
@@ -503,8 +504,8 @@ def refuses(call, pattern, kind=(ValueError, TypeError, RuntimeError)):
 
 
 CASES = [ddp_trains, fsdp1_trains, fsdp1_of_layers_trains, zero_trains,
-         zero_trains_where_a_rank_has_no_parameters, fsdp2_trains, fsdp2_and_tensor_parallel_train, fsdp2_with_replicas_trains,
-         bf16_has_a_master, non_finite_gradients_skip_the_step_of_all,
+         zero_trains_where_a_rank_has_no_parameters, fsdp2_trains, fsdp2_and_tensor_parallel_train,
+         fsdp2_with_replicas_trains, bf16_has_a_master, non_finite_gradients_skip_the_step_of_all,
          a_group_sums_the_parts_of_ranks, a_failing_closure_stops_all, checkpoints_resume,
          a_rank_without_elements_takes_part, masters_of_dtensors_follow_loaded_weights,
          states_are_dtensors, fsdp1_states_round_trip, zero_states_round_trip, files_are_of_ranks,
@@ -516,10 +517,7 @@ def run_cases(rank: int, ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=ranks,
                             timeout=datetime.timedelta(seconds=40))
-    chosen = os.environ.get("BALLAST_TEST_CASE", "")
     for case in CASES:
-        if chosen not in case.__name__:
-            continue
         said = ""
         try:
             case(rank, folder)

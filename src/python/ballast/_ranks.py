@@ -1,8 +1,8 @@
 """The ranks that have parts of the gradients, and what they decide together about a step.
 
 FSDP, ZeroRedundancyOptimizer and DTensors give each rank a part of the gradients. The norm and the
-decision to skip a step are those of all parts, so all ranks of the process groups vote in each step,
-also those without gradients. Gradients of other parameters, such as those of
+decision to skip a step are those of all parts, so all ranks of the process groups vote in each
+step, also those without gradients. Gradients of other parameters, such as those of
 DistributedDataParallel, are taken as equal on all ranks.
 """
 
@@ -22,8 +22,8 @@ from ._engine import Engine, Record
 from ._gradients import Collected
 
 
-# Most process groups of an optimizer. Votes have the same length on all ranks, so that also ranks that
-# do not agree about the groups hear of each other's failures.
+# Most process groups of an optimizer. Votes have the same length on all ranks, so that also ranks
+# that do not agree about the groups hear of each other's failures.
 _MOST_GROUPS = 4
 _VOTE = 2 + (1 << _MOST_GROUPS)
 
@@ -53,16 +53,16 @@ class _Group:
 class Ranks:
     """The process groups of an optimizer's parameters.
 
-    Each record has a mask `summed`: bit i is set if the ranks of groups[i] have different parts of its
-    gradient. The ranks of the other groups have equal gradients. All ranks must find the same groups
-    in the same order.
+    Each record has a mask `summed`: bit i is set if the ranks of groups[i] have different parts of
+    its gradient. The ranks of the other groups have equal gradients. All ranks must find the same
+    groups in the same order.
 
     `process_group`: a group whose ranks have different parameters.
     """
 
     def __init__(self, process_group: Any, model: torch.nn.Module | None) -> None:
         self.groups: list[_Group] = []
-        self.read_unguarded = False  # whether other code reads the memory of parameters, as FSDP does
+        self.read_unguarded = False  # whether other code reads the parameters' memory, as FSDP does
         self._model = model
         self._masks: dict[_Shares, int] = {}
         self._unknown = ""
@@ -87,8 +87,8 @@ class Ranks:
                 self.read_unguarded = True
             elif getattr(record.key, "_fsdp_flattened", False):
                 shares = of_fsdp.get(id(record.key)) or _Shares(unknown=(
-                    f"{record.name}: the FullyShardedDataParallel that has sharded it was not found; "
-                    "pass the wrapped model as the argument model"))
+                    f"{record.name}: the FullyShardedDataParallel that has sharded it was not "
+                    "found; pass the wrapped model as the argument model"))
                 self.read_unguarded = True
             if shares not in self._masks:
                 self._masks[shares] = self._mask(shares, record.name)
@@ -109,16 +109,18 @@ class Ranks:
             if len(others.intersection(self._owners.ranks)) <= 1:
                 summed.append(self._owners)
             elif _size(shares) != len(self._owners.ranks):
-                shares = shares._replace(unknown=f"process_group: has some of the ranks that share {name}, "
-                                         "and not all of them; leave it out")
+                shares = shares._replace(unknown=(
+                    f"process_group: has some of the ranks that share {name}, and not all of them; "
+                    "leave it out"))
         for other in self._masks:
             if not _agree(shares, other):
                 shares = shares._replace(unknown=(
-                    f"{name}: other ranks share it than share the other parameters, so the norm of all "
-                    "gradients is not known; make an optimizer for each process group"))
+                    f"{name}: other ranks share it than share the other parameters, so the norm of "
+                    "all gradients is not known; make an optimizer for each process group"))
         if len(self.groups) > _MOST_GROUPS:
-            shares = shares._replace(unknown=f"{name}: is shared in the {len(self.groups)}th process group; "
-                                     f"at most {_MOST_GROUPS} are supported")
+            shares = shares._replace(unknown=(
+                f"{name}: is shared in the {len(self.groups)}th process group; at most {_MOST_GROUPS} "
+                "are supported"))
         self._unknown = self._unknown or shares.unknown
         return sum(1 << self.groups.index(group) for group in summed)
 
@@ -132,8 +134,8 @@ class Ranks:
 
     @contextlib.contextmanager
     def failing_together(self, votes: bool) -> Iterator[None]:
-        """In this context, gradient_stats() may be called once. If it is left with an exception before
-        that, the other ranks raise RuntimeError there instead of waiting. `votes`: whether
+        """In this context, gradient_stats() may be called once. If it is left with an exception
+        before that, the other ranks raise RuntimeError there instead of waiting. `votes`: whether
         gradient_stats() will be called; equal on all ranks."""
         self._votes = votes and not _called_to_make_states()
         try:
@@ -150,8 +152,8 @@ class Ranks:
     def gradient_stats(self, engine: Engine,
                        gradients: Collected) -> tuple[float, float]:
         """Sum of squares of all gradients, and whether they have non-finite values (more than 0).
-        Returns the same on all ranks. Raises ValueError if the norm is not known, and RuntimeError if
-        another rank has failed."""
+        Returns the same on all ranks. Raises ValueError if the norm is not known, and RuntimeError
+        if another rank has failed."""
         if self._unknown:
             raise ValueError(f"{self._unknown}; or clip before step(), with max_grad_norm=None and "
                              "skip_non_finite=False")
@@ -202,21 +204,22 @@ def check_group(group: Any) -> Any:
 
 
 def group_of_zero() -> Any:
-    """The process group of the ZeroRedundancyOptimizer that is calling, and gives this rank its part
-    of the parameters. None if there is none."""
+    """The process group of the ZeroRedundancyOptimizer that is calling, and gives this rank its
+    part of the parameters. None if there is none."""
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     frame: Any = sys._getframe(1) if module is not None else None
     while frame is not None:
-        caller = frame.f_locals.get("self") if frame.f_code.co_name == "_init_local_optimizer" else None
-        if module is not None and isinstance(caller, module.ZeroRedundancyOptimizer):
-            return caller.process_group
+        if module is not None and frame.f_code.co_name == "_init_local_optimizer":
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, module.ZeroRedundancyOptimizer):
+                return caller.process_group
         frame = frame.f_back
     return None
 
 
 def _called_to_make_states() -> bool:
-    """Whether torch.distributed.checkpoint makes a step with zeros, which is to make states. It does so
-    on those ranks alone that have no states."""
+    """Whether torch.distributed.checkpoint makes a step with zeros, which is to make states. It does
+    so on those ranks alone that have no states."""
     module = sys.modules.get("torch.distributed.checkpoint.state_dict")
     code = getattr(getattr(module, "_init_optim_state", None), "__code__", None)
     frame: Any = sys._getframe(1) if code is not None else None
@@ -252,13 +255,15 @@ def _fsdp_shares(model: torch.nn.Module | None) -> dict[int, _Shares]:
             continue
         flat = handle.flat_param
         groups = (module.process_group,)
-        shares = (_Shares(summed=groups) if handle.uses_sharded_strategy else _Shares(averaged=groups))
+        sharded = handle.uses_sharded_strategy
+        shares = _Shares(summed=groups) if sharded else _Shares(averaged=groups)
         across = getattr(module, "_inter_node_pg", None)
         if across is not None and "HYBRID" in module.sharding_strategy.name:
             shares = shares._replace(averaged=(*shares.averaged, across))
         if any(extension is not None for extension in flat._param_extensions):
-            shares = shares._replace(unknown="params: FullyShardedDataParallel over tensor-parallel "
-                                     "parameters is not supported; use fully_shard (FSDP2)")
+            shares = shares._replace(unknown=(
+                "params: FullyShardedDataParallel over tensor-parallel parameters is not supported; "
+                "use fully_shard (FSDP2)"))
         for parameter in (flat, *(flat._params or ()), *(flat._shared_params or ())):
             found[id(parameter)] = shares
     return found
@@ -272,8 +277,9 @@ def _size(shares: _Shares) -> int:
 
 
 def _agree(one: _Shares, other: _Shares) -> bool:
-    """Whether each rank gets the same norm of both: they cover as many ranks, or the one is replicated
-    on the further ranks of the other, as with tensor parallelism of some layers, or on all ranks."""
+    """Whether each rank gets the same norm of both: they cover equally many ranks, or the one is
+    replicated on the further ranks of the other, as with tensor parallelism of some layers, or on
+    all ranks."""
     if _size(one) == _size(other):
         return True
     first, second = ({ranks_of(g) for g in (*s.summed, *s.averaged) if len(ranks_of(g)) > 1}

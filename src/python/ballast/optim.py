@@ -272,7 +272,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
         with other frozen parameters. States are matched by the names of the parameters if both
         sides have names, otherwise by their places in the groups. fp32 parameters are the model's:
         load the model first. 16-bit parameters are set from their masters. Nothing changes if the
-        file does not fit or is damaged. Shards need as many ranks as were saved. Raises OSError, ValueError, ballast.Error."""
+        file does not fit or is damaged. Shards need the number of ranks that was saved.
+        Raises OSError, ValueError, ballast.Error."""
         file = os.path.join(_arguments.path(directory, "directory"),
                             self._ranks.file_name("optimizer.safetensors"))
         settings = _state_files.load(self._engine, self.param_groups, self._names(), file)
