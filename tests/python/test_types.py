@@ -130,7 +130,7 @@ class Examples(unittest.TestCase):
         self.assertGreater(calls, 10)
 
     def find(self, node, names):
-        """What a dotted name stands for; None for others."""
+        """Returns the object of a dotted name, or None."""
         if isinstance(node, ast.Name):
             return names.get(node.id)
         if not isinstance(node, ast.Attribute):
