@@ -115,7 +115,7 @@ nb::tuple plan(const std::string& file, std::optional<std::string> text,
 nb::dict train(const std::string& file, std::optional<std::string> text,
                std::vector<std::string> overrides, const std::string& out, std::uint64_t steps,
                const std::string& resume, std::vector<std::string> allow_change, bool overwrite,
-               std::vector<std::string> command, nb::object callback) {
+               std::vector<std::string> command, nb::object callback, nb::object progress) {
   const tools::TrainRequest request = {
       .config = config_request(file, std::move(text), std::move(overrides)),
       .out = out,
@@ -126,7 +126,7 @@ nb::dict train(const std::string& file, std::optional<std::string> text,
       .resume = resume,
       .allowed_changes = std::move(allow_change),
       .command = std::move(command)};
-  RunObserver observer(std::move(callback));
+  RunObserver observer(std::move(callback), std::move(progress));
   try {
     run_with_signals([&] {
       config::Config config = tools::load_config(request, 1);
@@ -186,7 +186,8 @@ void bind_program(nb::module_& module) {
              nb::arg("rates"), nb::arg("world"));
   module.def("train", &train, nb::arg("file"), nb::arg("text").none(), nb::arg("overrides"),
              nb::arg("out"), nb::arg("steps"), nb::arg("resume"), nb::arg("allow_change"),
-             nb::arg("overwrite"), nb::arg("command"), nb::arg("callback").none());
+             nb::arg("overwrite"), nb::arg("command"), nb::arg("callback").none(),
+             nb::arg("progress").none());
   module.def("bench_io", &bench_io, nb::arg("path"), nb::arg("patterns"), nb::arg("blocks"),
              nb::arg("depths"), nb::arg("backend"), nb::arg("size"), nb::arg("seconds").none());
   module.def("tune_io", &tune_io, nb::arg("path"), nb::arg("seconds"), nb::arg("size"));

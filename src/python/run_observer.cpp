@@ -16,14 +16,19 @@ namespace nb = nanobind;
 
 void RunObserver::planned(const engine::Blueprint& /*blueprint*/, const std::string& /*device*/) {}
 
-void RunObserver::started(const train::RunStart& /*start*/) {
+void RunObserver::started(const train::RunStart& start) {
   const nb::gil_scoped_acquire acquire;
   pass_on_log_lines();
+  if (!progress_.is_none()) progress_(start.resumed_step, start.steps, nb::none(), 0.0);
 }
 
 void RunObserver::stepped(const train::StepReport& report) {
   const nb::gil_scoped_acquire acquire;
   pass_on_log_lines();
+  if (!progress_.is_none()) {
+    const train::StepMetrics& metrics = report.metrics;
+    progress_(metrics.step, report.steps, metrics.loss, metrics.tokens_per_second);
+  }
   if (callback_.is_none() || stopped_) return;
   try {
     call(train::to_json_line(report.metrics));

@@ -14,7 +14,10 @@ namespace ballast::python {
 class RunObserver final : public train::Observer {
  public:
   /// `callback`: takes a dict with the members of a line of metrics.jsonl; None: no callback.
-  explicit RunObserver(nanobind::object callback) : callback_(std::move(callback)) {}
+  /// `progress`: takes finished and planned steps, the loss or None, and tokens per second, before
+  /// the first step and after each one. It does not raise; None: no progress.
+  RunObserver(nanobind::object callback, nanobind::object progress)
+      : callback_(std::move(callback)), progress_(std::move(progress)) {}
 
   void planned(const engine::Blueprint& blueprint, const std::string& device) override;
   void started(const train::RunStart& start) override;
@@ -46,6 +49,7 @@ class RunObserver final : public train::Observer {
   void call(const std::string& line);
 
   nanobind::object callback_;
+  nanobind::object progress_;
   std::string directory_;
   bool stopped_ = false;
   std::optional<nanobind::python_error> error_;

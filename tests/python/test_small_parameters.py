@@ -109,7 +109,7 @@ class SmallParameters(unittest.TestCase):
 
 
 class Changes(unittest.TestCase):
-    """What other code has changed since the last step is noticed for each parameter."""
+    """Changes by other code since the last step are noticed for each parameter."""
 
     def setUp(self) -> None:
         self.parameters = make_parameters(30, (torch.float32,))

@@ -13,9 +13,10 @@ import unittest
 from support import FolderTest, needs_torch
 
 import ballast
-from ballast import _ballast
+from ballast import _ballast, aio
 
 TYPED = pathlib.Path(__file__).resolve().parent / "programs/typed.py"
+README = pathlib.Path(__file__).resolve().parents[2] / "src/python/README.md"
 STUBS = pathlib.Path(ballast.__file__).with_name("_ballast.pyi")
 OPTIMIZERS = ["OffloadAdagrad", "OffloadAdamW", "OffloadLion", "OffloadOptimizer", "OffloadSGD"]
 needs_mypy = unittest.skipIf(importlib.util.find_spec("mypy") is None, "mypy is not installed")
@@ -45,8 +46,20 @@ class Names(FolderTest):
             self.assertNotIn(inspect.Parameter.VAR_KEYWORD, [p.kind for p in parameters.values()], name)
             self.assertLessEqual({"params", "lr", "device", "path", "host_bytes", "overlap", "threads"},
                                  set(parameters))
-            for argument in parameters:
-                self.assertIn(f"{argument}: ", getattr(ballast, name).__doc__)
+            for argument, parameter in parameters.items():
+                # Several arguments may share an entry.
+                self.assertRegex(getattr(ballast, name).__doc__,
+                                 rf"(?m)^ +([a-z_]+, )*{argument}(, [a-z_]+)*: ", name)
+                self.assertIsNot(parameter.annotation, parameter.empty, f"{name}({argument})")
+
+    def test_help_names_all_arguments(self):
+        for function in (ballast.train, ballast.plan, aio.empty, aio.bench, aio.tune, aio.File,
+                         aio.File.read_into, aio.File.write_from, aio.Future.result):
+            for name, parameter in inspect.signature(function).parameters.items():
+                if name != "self":
+                    place = f"{function.__qualname__}({name})"
+                    self.assertRegex(inspect.getdoc(function), rf"\b{name}\b", place)
+                    self.assertIsNot(parameter.annotation, parameter.empty, place)
 
     @needs_torch
     def test_options_are_the_arguments_of_the_base(self):
@@ -86,6 +99,47 @@ class Names(FolderTest):
         """)
         self.assertEqual(printed, "".join(f"ballast.{name} needs PyTorch: pip install ballast[torch]\n"
                                           for name in ("OffloadAdamW", "OffloadSGD")))
+
+
+class Examples(unittest.TestCase):
+    """README.md has only names and arguments that exist."""
+
+    @needs_torch
+    def test_code_in_the_readme(self):
+        import torch
+
+        names = {"ballast": ballast, "aio": aio, "torch": torch, "run": ballast.Run, "optimizer": ballast.OffloadAdamW,
+                 "plan": inspect.signature(ballast.plan).return_annotation, "file": aio.File,
+                 "future": aio.Future}
+        names["plan"] = vars(sys.modules[ballast.plan.__module__])[names["plan"]]
+        blocks = re.findall(r"(?s)```python\n(.*?)```", README.read_text())
+        calls = 0
+        for node in (node for block in blocks for node in ast.walk(ast.parse(block))):
+            if (isinstance(node, ast.Attribute)
+                    and not isinstance(self.find(node.value, names), (property, str, type(None)))):
+                self.assertIsNotNone(self.find(node, names), ast.unparse(node))
+            if isinstance(node, ast.Call) and re.fullmatch(r"(?!torch)(\w+)(\.\w+)+", ast.unparse(node.func)):
+                if ast.unparse(node.func).split(".")[0] not in names:
+                    continue
+                called = self.find(node.func, names)
+                self.assertTrue(callable(called), ast.unparse(node))
+                arguments = inspect.signature(called).parameters
+                for keyword in node.keywords:
+                    self.assertIn(keyword.arg, arguments, ast.unparse(node))
+                calls += 1
+        self.assertGreater(calls, 10)
+
+    def find(self, node, names):
+        """Returns the object of a dotted name, or None."""
+        if isinstance(node, ast.Name):
+            return names.get(node.id)
+        if not isinstance(node, ast.Attribute):
+            return None
+        owner = self.find(node.value, names)
+        if isinstance(owner, (property, str)):  # of a type that is not looked up
+            return None
+        fields = getattr(owner, "__annotations__", {})
+        return getattr(owner, node.attr, fields.get(node.attr)) if owner is not None else None
 
 
 class Checkers(FolderTest):

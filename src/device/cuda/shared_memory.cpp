@@ -27,7 +27,7 @@ cudaError_t allow_shared_memory(const void* kernel, std::size_t bytes) {
   int ordinal = 0;
   if (const cudaError_t code = cudaGetDevice(&ordinal); code != cudaSuccess) return code;
   Allowed& allowed = allowed_to(kernel, ordinal);
-  // The call may load the kernel, for which it may wait for its device: launches of others go on.
+  // The call may load the kernel and wait for its device. Launches on other devices do not wait.
   const std::scoped_lock lock(allowed.mutex);
   if (bytes <= allowed.bytes) return cudaSuccess;
   const cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -21,7 +21,7 @@ MOMENTS: dict[str, tuple[str | None, str | None]] = {
 }
 
 
-# Classes of parameters without behaviour of their own.
+# Classes of parameters that do not change the behaviour of a tensor.
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
@@ -282,7 +282,7 @@ class Engine:
         for record in records:
             if record.keeps_moments is not keeps[record.group]:
                 self._keep_moments(record, keeps[record.group])
-        # Lists of numbers, because thousands of parameters would make as many tuples.
+        # Lists of numbers: a tuple for each of thousands of parameters would take longer.
         started = []
         for states in (self._main, self._small):
             places = [i for i, r in enumerate(records) if r.states is states]

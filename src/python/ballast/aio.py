@@ -198,8 +198,8 @@ def bench(path: str | os.PathLike[str], *, patterns: Iterable[str] = ("read", "w
           blocks: Iterable[str] = ("1MiB",), depths: Iterable[int] = (32,), backend: str = "auto",
           size: str = "2GiB", seconds: float | None = None) -> list[dict[str, Any]]:
     """Measures the disk of the folder `path` as ``ballast bench io`` does: all combinations of `patterns`
-    (read, write, mixed, copy), `blocks` and `depths`, with a temporary file of `size`. `seconds`: the time
-    of each measurement; None: one pass over the file. Returns the objects of ``--json``, with
+    (read, write, mixed, copy), `blocks` and `depths`, with a temporary file of `size`. `backend`: auto,
+    io_uring or threads. `seconds`: the time of each measurement; None: one pass over the file. Returns the objects of ``--json``, with
     ``gb_per_second`` in 10^9 bytes a second. Raises ballast.UsageError, ballast.FileError,
     KeyboardInterrupt."""
     listed = [_arguments.whole(depth, "depths", 1, 16384) for depth in depths]

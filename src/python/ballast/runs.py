@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import _arguments, _ballast
+from . import _arguments, _ballast, _progress
 
 __all__ = ["Run", "train"]
 
@@ -33,7 +33,8 @@ def train(config: Mapping[str, Any] | str | os.PathLike[str], *,
           out: str | os.PathLike[str] | None = None, steps: int | None = None,
           overrides: Iterable[str] = (), resume: bool | str | os.PathLike[str] | None = None,
           allow_change: Iterable[str] = (), overwrite: bool = False,
-          callback: Callable[[dict[str, Any]], object] | None = None) -> Run:
+          callback: Callable[[dict[str, Any]], object] | None = None,
+          progress: bool | None = None) -> Run:
     """Trains in this process, without the GIL, and returns when the run has ended.
 
     `config`: a dict, or the path of a JSON file; paths in a dict are relative to the working directory.
@@ -47,6 +48,10 @@ def train(config: Mapping[str, Any] | str | os.PathLike[str], *,
     `callback` is called after each step with the fields of its line in metrics.jsonl, on the calling
     thread. If it returns False, the run ends as after a signal: with a checkpoint if the config writes
     them, otherwise in mid step. So does an exception, which is raised again.
+
+    `progress` shows a line with step, loss, tokens per second and remaining time on standard error, or a
+    bar in a notebook, by tqdm. None: in a terminal or a notebook, if tqdm is installed. True: everywhere;
+    raises ImportError without tqdm. False: never.
 
     While it runs, Ctrl-C, SIGTERM and SIGHUP end the run as they end ``ballast train``, one that follows
     after more than 2 seconds ends the process, and SIGUSR1 writes a checkpoint. After the run they have
@@ -64,9 +69,13 @@ def train(config: Mapping[str, Any] | str | os.PathLike[str], *,
     if not isinstance(overwrite, bool):
         raise TypeError(f"overwrite: must be bool, not {type(overwrite).__name__}")
     number = 0 if steps is None else _arguments.whole(steps, "steps", 1, 1 << 40)
-    return Run(**_ballast.train(file, text, _arguments.texts(overrides, "overrides"), directory, number,
-                                _resumed(resume), _arguments.texts(allow_change, "allow_change"), overwrite,
-                                [sys.executable, *sys.argv], callback))
+    if progress is not None and not isinstance(progress, bool):
+        raise TypeError(f"progress: must be bool or None, not {type(progress).__name__}")
+    with _progress.shown(progress) as show:
+        return Run(**_ballast.train(
+            file, text, _arguments.texts(overrides, "overrides"), directory, number, _resumed(resume),
+            _arguments.texts(allow_change, "allow_change"), overwrite, [sys.executable, *sys.argv], callback,
+            show))
 
 
 def _resumed(resume: bool | str | os.PathLike[str] | None) -> str:

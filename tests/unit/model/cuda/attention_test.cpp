@@ -17,9 +17,6 @@
 
 #include "tests/support/device_array.h"
 #include "tests/support/documents.h"
-#if defined(BALLAST_EMULATED_GPU)
-#include "tests/support/fake_cuda.h"
-#endif
 #include "tests/support/in_every_order.h"
 #include "tests/support/sanitizers.h"
 #include "tests/unit/model/cuda/attention_reference.h"
@@ -488,32 +485,6 @@ TEST(AttentionMemory, GrowsLinearlyWithTheSequence) {
   EXPECT_EQ(bytes(8192), 2 * bytes(4096));
   EXPECT_LE(bytes(8192), 8192U * 4 * 8);
 }
-
-#if defined(BALLAST_EMULATED_GPU)
-TEST(AttentionGrids, HoldSequencesOfMillionsOfTokens) {
-  using test::FakeCuda;
-  const AttentionShape shape = {.length = std::size_t{1} << 21U, .head_dim = 8};
-  const auto refusal = [&](auto&& launch) {
-    FakeCuda::kernels_until_fault = 0;  // no kernel runs
-    const cudaError_t code = launch();
-    static_cast<void>(cudaDeviceSynchronize());
-    FakeCuda::fault = cudaSuccess;
-    FakeCuda::kernels_until_fault = -1;
-    return code;
-  };
-  // The fault may be reported at once.
-  const auto accepted = [](cudaError_t code) {
-    return code == cudaSuccess || code == cudaErrorIllegalAddress;
-  };
-  EXPECT_PRED1(accepted, refusal([&] {
-                 return plain_attention<float>(nullptr, shape, nullptr, nullptr, nullptr);
-               }));
-  EXPECT_PRED1(accepted, refusal([&] {
-                 return plain_attention_backward<float>(nullptr, shape, nullptr, nullptr, nullptr,
-                                                        nullptr, nullptr, nullptr);
-               }));
-}
-#endif
 
 }  // namespace
 }  // namespace ballast::model::cuda::attention_test

@@ -10,9 +10,11 @@
 #include "ballast/device/device.h"
 #include "ballast/model/attention.h"
 
+#include "src/model/cuda/attention/attention.h"
 #include "src/model/cuda/cudnn/cudnn.h"
 #include "src/model/cuda/cudnn/fused_attention.h"
 #include "tests/support/captured_log.h"
+#include "tests/support/fake_cuda.h"
 #include "tests/support/fake_cudnn.h"
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/fixture.h"
@@ -238,6 +240,30 @@ TEST_F(FusedAttentionCalls, ATrialOfExtentsThatNoKernelDoesIsRefused) {
         AttentionShape{.heads = 3, .kv_heads = 2}, AttentionShape{.sequences = 0}}) {
     EXPECT_THROW(attention_trial_bytes(extents), Error);
   }
+}
+
+TEST(AttentionGrids, HoldSequencesOfMillionsOfTokens) {
+  using test::FakeCuda;
+  const AttentionShape shape = {.length = std::size_t{1} << 21U, .head_dim = 8};
+  const auto refusal = [&](auto&& launch) {
+    FakeCuda::kernels_until_fault = 0;  // no kernel runs
+    const cudaError_t code = launch();
+    static_cast<void>(cudaDeviceSynchronize());
+    FakeCuda::fault = cudaSuccess;
+    FakeCuda::kernels_until_fault = -1;
+    return code;
+  };
+  // The fault may be reported at once.
+  const auto accepted = [](cudaError_t code) {
+    return code == cudaSuccess || code == cudaErrorIllegalAddress;
+  };
+  EXPECT_PRED1(accepted, refusal([&] {
+                 return plain_attention<float>(nullptr, shape, nullptr, nullptr, nullptr);
+               }));
+  EXPECT_PRED1(accepted, refusal([&] {
+                 return plain_attention_backward<float>(nullptr, shape, nullptr, nullptr, nullptr,
+                                                        nullptr, nullptr, nullptr);
+               }));
 }
 
 TEST(AttentionFlops, CountHalfOfAllPairs) {
