@@ -1,17 +1,14 @@
 #include "tests/support/fake_cuda.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <set>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -54,16 +51,6 @@ std::mutex registry_mutex;
 std::map<std::byte*, std::size_t>& registry() {
   static std::map<std::byte*, std::size_t> pieces;
   return pieces;
-}
-
-/// From which GPU to which access to memory is enabled.
-std::set<std::pair<int, int>>& direct_ways() {
-  static std::set<std::pair<int, int>> ways;
-  return ways;
-}
-bool is_direct(int from, int to) {
-  const std::scoped_lock lock(registry_mutex);
-  return direct_ways().contains({from, to});
 }
 
 /// Returns whether the call may allocate or free memory now.
@@ -294,11 +281,7 @@ cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int v
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) {
     return remembered(cudaErrorInvalidValue);
   }
-  const int calls = FakeCuda::shared_memory_calls++;
-  for (int i = 0; i < 5000 && FakeCuda::shared_memory_waits_on == current_device; ++i) {
-    if (FakeCuda::shared_memory_calls > calls + 1) FakeCuda::shared_memory_waits_on = -1;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  FakeCuda::await_shared_memory_of_others(++FakeCuda::shared_memory_calls);
   return static_cast<std::size_t>(value) > FakeCuda::most_shared_memory
              ? remembered(cudaErrorInvalidValue)
              : cudaSuccess;
@@ -421,17 +404,11 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
 }
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
   if (const cudaError_t code = answer_to("cudaDeviceEnablePeerAccess")) return code;
-  if (!FakeCuda::peers || peer == current_device) return remembered(cudaErrorInvalidDevice);
-  if (FakeCuda::peers_enabling != cudaSuccess) return remembered(FakeCuda::peers_enabling);
-  const std::scoped_lock lock(registry_mutex);
-  const bool fresh = direct_ways().emplace(current_device, peer).second;
-  return fresh ? cudaSuccess : remembered(cudaErrorPeerAccessAlreadyEnabled);
+  return remembered(FakeCuda::enable_peer(current_device, peer));
 }
 cudaError_t cudaDeviceDisablePeerAccess(int peer) {
   if (const cudaError_t code = answer_to("cudaDeviceDisablePeerAccess")) return code;
-  const std::scoped_lock lock(registry_mutex);
-  const bool was = direct_ways().erase({current_device, peer}) > 0;
-  return was ? cudaSuccess : remembered(cudaErrorPeerAccessNotEnabled);
+  return remembered(FakeCuda::disable_peer(current_device, peer));
 }
 cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device,
                                 std::size_t size, cudaStream_t stream) {
@@ -445,7 +422,7 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
     return remembered(cudaErrorInvalidValue);
   }
   FakeCuda::copied_to_peers += size;
-  if (FakeCuda::peers_lose_copies && is_direct(from_device, to_device)) return cudaSuccess;
+  if (FakeCuda::loses_copies(from_device, to_device)) return cudaSuccess;
   return on_stream(
       stream, [=] { std::memcpy(to, from, size); }, nullptr, 1U << to_device);
 }

@@ -82,6 +82,9 @@ struct FakeCuda {
   static inline std::atomic<bool> peers = true;
   static inline std::atomic<cudaError_t> peers_enabling = cudaSuccess;
   static inline std::atomic<bool> peers_lose_copies = false;
+  static cudaError_t enable_peer(int own, int peer);
+  static cudaError_t disable_peer(int own, int peer);
+  static bool loses_copies(int from, int to);
   /// Bytes copied between GPUs so far.
   static inline std::atomic<std::size_t> copied_to_peers = 0;
   /// Objects that exist: streams and events.
@@ -149,6 +152,8 @@ struct FakeCuda {
   static inline std::atomic<std::size_t> most_shared_memory = SIZE_MAX;
   /// The GPU on which these calls wait until another GPU has had one; negative: none.
   static inline std::atomic<int> shared_memory_waits_on = -1;
+  /// Waits after the call with this number.
+  static void await_shared_memory_of_others(int call);
   /// The GPU's clock, which only fakes of kernels advance.
   static inline std::atomic<double> milliseconds = 0.0;
   /// Number of calls with a stream or an event of another device than the thread's current one,

@@ -1,14 +1,17 @@
 // Refusals and complaints of the fakes of CUDA and its libraries.
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include <cuda_runtime_api.h>
@@ -107,6 +110,39 @@ bool FakeCuda::start_library(std::atomic<std::uint64_t>& started) {
   }
   started |= gpu;
   return true;
+}
+
+namespace {
+
+/// Pairs of GPUs of which the first one accesses the memory of the second one.
+std::set<std::pair<int, int>>& enabled_peers() {
+  static std::set<std::pair<int, int>> pairs;
+  return pairs;
+}
+std::mutex peers_mutex;
+
+}  // namespace
+
+cudaError_t FakeCuda::enable_peer(int own, int peer) {
+  if (!peers || peer == own) return cudaErrorInvalidDevice;
+  if (peers_enabling != cudaSuccess) return peers_enabling;
+  const std::scoped_lock lock(peers_mutex);
+  const bool fresh = enabled_peers().emplace(own, peer).second;
+  return fresh ? cudaSuccess : cudaErrorPeerAccessAlreadyEnabled;
+}
+cudaError_t FakeCuda::disable_peer(int own, int peer) {
+  const std::scoped_lock lock(peers_mutex);
+  return enabled_peers().erase({own, peer}) > 0 ? cudaSuccess : cudaErrorPeerAccessNotEnabled;
+}
+void FakeCuda::await_shared_memory_of_others(int call) {
+  for (int i = 0; i < 5000 && shared_memory_waits_on == current(); ++i) {
+    if (shared_memory_calls > call) shared_memory_waits_on = -1;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+bool FakeCuda::loses_copies(int from, int to) {
+  const std::scoped_lock lock(peers_mutex);
+  return peers_lose_copies && enabled_peers().contains({from, to});
 }
 
 }  // namespace ballast::test

@@ -21,7 +21,7 @@ MOMENTS: dict[str, tuple[str | None, str | None]] = {
 }
 
 
-# Classes of parameters that do not change the behaviour of a tensor.
+# Classes of parameters that behave as tensors do.
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
