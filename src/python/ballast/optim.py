@@ -195,9 +195,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
             _guards.wait_for(parameter)
 
     def refresh_from_model(self) -> None:
-        """Uses the present weights of 16-bit parameters as their masters. Changes by
-        load_state_dict() and other in-place operations of PyTorch are detected without this call,
-        changes through `.data` only partly: see README.md."""
+        """Uses the present weights of 16-bit parameters as their masters, which drops the lower bits
+        of all masters. Changed weights on the CPU become masters without this call. On a GPU,
+        changes that PyTorch does not count need it: see README.md."""
         self.synchronize()
         for record in self._engine.records.values():
             self._engine.refresh(record)
@@ -244,7 +244,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a result of state_dict(), of this class or of torch's optimizer of the same rule.
-        Load the model first. Nothing changes if it does not fit."""
+        Weights do not change: the model may be loaded before or after. A loaded master is used
+        where the weights at the next step are its rounded values; elsewhere the weights become
+        the master. Nothing changes if it does not fit."""
         self.synchronize()
         if isinstance(state_dict, Mapping):
             state_dict = dict(state_dict)
@@ -270,8 +272,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def load(self, directory: str | os.PathLike[str]) -> None:
         """Loads a file of save(), also with another device, budget or format of the moments and
         with other frozen parameters. States are matched by the names of the parameters if both
-        sides have names, otherwise by their places in the groups. fp32 parameters are the model's:
-        load the model first. 16-bit parameters are set from their masters. Nothing changes if the
+        sides have names, otherwise by their places in the groups. fp32 parameters are the model's.
+        16-bit parameters are set from their masters. Nothing changes if the
         file does not fit or is damaged. Shards need the number of ranks that was saved.
         Raises OSError, ValueError, ballast.Error."""
         file = os.path.join(_arguments.path(directory, "directory"),

@@ -121,6 +121,31 @@ TEST(Updater, LargeShardIsUpdatedLikeItsParts) {
   }
 }
 
+TEST(Updater, OtherWorkSurroundsTheUpdateOfEachElementOnce) {
+  const Updater updater({.threads = 3});
+  for (const Layout& layout : layouts()) {
+    for (const std::size_t size : {1, 255, 8'192, 200'011}) {
+      const States start = States::random(layout, size, 17, 3);
+      const Hyper hyper = hyper_at(layout.optimizer, 2);
+      States states = start;
+      std::vector<int> stages(size, 0);
+      const auto advance = [&](Elems first, Elems count, int from) {
+        EXPECT_EQ(first % Codes::kBlock, 0U);
+        for (Elems i = first; i < first + count; ++i) {
+          if (stages[i] == from) ++stages[i];
+        }
+      };
+      updater.step(hyper, states.shard(),
+                   {.before = [&](Elems first, Elems count) { advance(first, count, 0); },
+                    .after = [&](Elems first, Elems count) { advance(first, count, 1); }});
+      EXPECT_EQ(stages, std::vector<int>(size, 2));
+      States expected = start;
+      updater.step(hyper, expected.shard());
+      EXPECT_EQ(difference(states, expected), "") << describe(layout);
+    }
+  }
+}
+
 TEST(Updater, AStepThatKeepsTheOldValuesCanBeUndone) {
   const Updater updater({.threads = 3});
   for (const Layout& layout : layouts()) {

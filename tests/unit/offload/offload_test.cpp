@@ -329,7 +329,7 @@ TEST_P(Offload, AwaitedMastersBelongToEqualWeights) {
   states.begin(model.updates(1, Optimizer::adamw));
   states.finish();
   for (const std::size_t i : {0U, 2U}) {
-    const std::vector<float> master = master_of(states, model, i);
+    std::vector<float> master = master_of(states, model, i);
     const auto loaded = model.weights[i];
     std::ranges::fill(model.weights[i], 0.25F);
     const auto present = model.weights[i];
