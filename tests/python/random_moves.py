@@ -146,6 +146,35 @@ class Moves(Pair):
 
         self.both(run)
 
+    def regroup(self, rng: random.Random) -> None:
+        """Parameters move to another group, which is made by hand or by add_param_group. They keep their
+        states."""
+        number, way, seed = rng.randrange(len(self.ours.optimizers)), rng.randrange(3), rng.getrandbits(30)
+
+        def run(side: Side) -> None:
+            optimizer, names = side.optimizers[number], side.names[number]
+            old = optimizer.param_groups[-1]
+            order = list(range(len(names[-1])))
+            random.Random(seed).shuffle(order)
+            names[-1] = [names[-1][n] for n in order]
+            params = [old["params"][n] for n in order]
+            settings = {key: value for key, value in old.items() if key not in ("params", "param_names")}
+            settings["lr"] = 0.004
+            side.schedulers.clear()
+            if way == 0:
+                old.update(settings, params=params)
+                if "param_names" in old:
+                    old["param_names"] = list(names[-1])
+                return
+            if way == 1:
+                del optimizer.param_groups[-1]
+            else:
+                optimizer.param_groups = optimizer.param_groups[:-1]
+            named = list(zip(names[-1], params)) if self.setup.named else params
+            optimizer.add_param_group({"params": named, **settings})
+
+        self.both(run)
+
     def add_frozen(self, rng: random.Random) -> None:
         """A group of frozen parameters of any kind joins."""
         number = rng.randrange(len(self.ours.optimizers))

@@ -67,6 +67,7 @@ class Setup:
     parts: int  # groups per optimizer
     without_effect: dict[str, Any]  # arguments of ours that change nothing
     frozen: tuple[str, ...]  # kinds of frozen parameters in the first group
+    ranks: int = 1
 
 
 def draw_setup(seed: int) -> Setup:
@@ -156,6 +157,8 @@ class Side:
 
     def __init__(self, setup: Setup, model: Model, folder: str) -> None:
         self.setup, self.model, self.folder = setup, model, folder
+        self.wrapped: Callable[[Model], torch.nn.Module] = lambda model: model  # for the forward pass
+        self.own_seed = 0  # differs between ranks
         # By names, since zip() ends with the shorter one. The parts are dealt in turn.
         early = [name for name, _ in model.named_parameters() if not name.startswith("late.")]
         self.late = [name for name, _ in model.named_parameters() if name.startswith("late.")]
@@ -217,13 +220,13 @@ class Side:
         if bad is not None:
             flat = gradients[names[0]].view(-1)
             flat[flat.numel() // 2:] = bad
-        loss = self.model(gradients)
+        loss = self.wrapped(self.model)(gradients)
         loss.backward()
         return loss.item(), sum(g.float().abs().sum().item() for g in gradients.values())
 
     def gradient(self, name: str, scale: float, seed: int) -> torch.Tensor:
         parameter = self.model.get_parameter(name)
-        return random_values(parameter, seed + sum(map(ord, name)), scale)
+        return random_values(parameter, seed + self.own_seed + sum(map(ord, name)), scale)
 
     def zero_grad(self, number: int | None = None, set_to_none: bool = True) -> None:
         for one in self.optimizers if number is None else [self.optimizers[number]]:
@@ -305,8 +308,8 @@ class Side:
 class Ours(Side):
     def make(self) -> None:
         setup = self.setup
-        options: dict[str, Any] = {"gradient_hooks": setup.hooks, "max_grad_norm": setup.max_grad_norm,
-                                   **setup.without_effect}
+        options: dict[str, Any] = {"gradient_hooks": setup.hooks if setup.ranks == 1 else "auto",
+                                   "max_grad_norm": setup.max_grad_norm, **setup.without_effect}
         if setup.overlap:
             options.update(overlap=True, model=self.model)
         if setup.nvme:

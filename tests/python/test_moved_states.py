@@ -2,6 +2,7 @@
 is the oracle. Needs torch."""
 
 import gc
+import tempfile
 import unittest
 import weakref
 
@@ -54,6 +55,19 @@ def pop(optimizer, old: nn.Parameter, rows: int) -> nn.Parameter:
     new = optimizer.param_groups[0]["params"][0] = nn.Parameter(longer(old, rows))
     optimizer.state[new] = {name: longer(value, rows) if name in moment_names(state) else value
                             for name, value in state.items()}
+    return new
+
+
+def with_master(optimizer, old: nn.Parameter, rows: int) -> nn.Parameter:
+    """All tensors of the state get rows, also the master of a 16-bit parameter."""
+    state = optimizer.state[old]
+    del optimizer.state[old]
+    for name in state.keys():
+        if name != "step":
+            state[name] = longer(state[name], rows)
+    new = nn.Parameter(torch.cat([old.detach(), torch.ones(rows, *old.shape[1:], dtype=old.dtype)]))
+    optimizer.param_groups[0]["params"] = [new]
+    optimizer.state[new] = state
     return new
 
 
@@ -117,6 +131,65 @@ class MovedStates(unittest.TestCase):
         self.assertEqual(optimizer.state[parameter]["step"].item(), 2)
 
 
+    def test_new_rows_of_16_bit_parameters_keep_their_weights(self) -> None:
+        for dtype in (torch.bfloat16, torch.float16):
+            parameter = nn.Parameter(torch.randn(20, 3).to(dtype))
+            optimizer = OffloadAdamW([parameter], lr=1e-3)
+            for move in (with_master, assign_first):
+                for _ in range(3):
+                    parameter.grad = torch.randn(parameter.shape).to(dtype)
+                    optimizer.step()
+                before = optimizer.state[parameter]["master"]
+                self.assertFalse(torch.equal(before, parameter.float()))
+                parameter = move(optimizer, parameter, 5)
+                weights = parameter.detach().float()
+                rows = len(before)
+                expected = torch.cat([before, weights[rows:]]) if move is with_master else weights
+                self.assertTrue(torch.equal(weights[rows:], torch.full((5, 3), float(move is with_master))))
+                self.assertTrue(torch.equal(optimizer.state[parameter]["master"], expected))
+
+    def test_a_state_that_is_empty_moves(self) -> None:
+        for rule, _, options in PAIRS:
+            old, new = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(6))
+            optimizer = rule([old], **options)
+            state = optimizer.state[old]
+            del optimizer.state[old]
+            optimizer.param_groups[0]["params"] = [new]
+            optimizer.state[new] = {} if rule is OffloadAdagrad else state
+            new.grad = torch.ones(6)
+            optimizer.step()
+            self.assertEqual(len(optimizer.state_dict()["state"]), 1)
+        with self.assertRaises(KeyError):
+            del optimizer.state[old]
+
+    def test_a_parameter_that_joins_again_keeps_its_state(self) -> None:
+        results = []
+        for make in (OffloadAdamW, torch.optim.AdamW):
+            parameters = [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(3))]
+            optimizer = make(parameters, lr=0.1)
+            for step in range(6):
+                for parameter in parameters:
+                    parameter.grad = torch.full_like(parameter, 1.0 - step)
+                optimizer.step()
+                if step == 2:
+                    optimizer.param_groups.clear()
+                    optimizer.add_param_group({"params": parameters[::-1], "lr": 0.05})
+            results.append(torch.cat([p.detach() for p in parameters]))
+        torch.testing.assert_close(*results)
+
+    def test_states_on_nvme_survive_larger_parameters(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            parameters = [nn.Parameter(torch.ones(64, 32).bfloat16()), nn.Parameter(torch.ones(32))]
+            optimizer = OffloadAdamW(parameters, device="nvme", path=folder, any_file_system=True)
+            for parameter in parameters:
+                parameter.grad = torch.full_like(parameter, 2.0)
+            optimizer.step()
+            optimizer.state[parameters[0]]["exp_avg"] = torch.full((64, 32), 3.0)
+            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(200, 100))]})
+            self.assertTrue(bool((optimizer.state[parameters[0]]["exp_avg"] == 3).all()))
+            self.assertAlmostEqual(optimizer.state[parameters[1]]["exp_avg"][0].item(), 0.2, delta=1e-6)
+
+
 class DroppedParameters(unittest.TestCase):
     def test_memory_of_replaced_parameters_is_freed(self) -> None:
         size = 50_000
@@ -175,6 +248,23 @@ class FrozenParameters(unittest.TestCase):
                         self.assertEqual(list(optimizer.state_dict()["state"]), [0])
                         weights.append(weight.detach())
                     torch.testing.assert_close(*trained)
+
+    def test_they_may_have_a_state(self) -> None:
+        for ours, theirs, options in PAIRS:
+            for frozen in (torch.zeros(4, dtype=torch.uint8), torch.zeros(1, 4).expand(3, 4)):
+                weight, one = nn.Parameter(torch.ones(4)), nn.Parameter(frozen, requires_grad=False)
+                first = theirs([weight, one], **options)
+                first.state[one] = {"step": torch.tensor(2.0), "sum": torch.zeros(frozen.shape)}
+                weight.grad = torch.ones(4)
+                first.step()
+                optimizer = ours([weight, one], **options)
+                optimizer.load_state_dict(first.state_dict())
+                optimizer.state[one]["note"] = 1
+                optimizer.step()
+                state = ours([weight, one], **options)
+                state.load_state_dict(optimizer.state_dict())
+                self.assertEqual(float(state.state[one]["step"]), 2)
+                self.assertEqual(state.state[one]["note"], 1)
 
     def test_arguments_without_effect_pass(self) -> None:
         for options in ({"fused": True}, {"foreach": True}, {"amsgrad": False}, {"maximize": False},

@@ -441,6 +441,22 @@ class Files(unittest.TestCase):
                 if outer == "module":  # as DistributedDataParallel calls it
                     OffloadAdamW(model).load(folder)
 
+    def test_a_prefix_of_all_names_is_ignored(self) -> None:
+        inner = torch.nn.ModuleDict({"last": torch.nn.Linear(2, 2)})
+        model = torch.nn.ModuleDict({"module": inner, "last": torch.nn.Linear(2, 2)})
+        plain = list(model.named_parameters())
+        wrapped = [("module." + name, parameter) for name, parameter in plain]
+        for saved, loaded in ((wrapped, plain), (plain, wrapped)):
+            with tempfile.TemporaryDirectory() as folder:
+                self.save_groups(folder, saved)
+                moments = OffloadAdamW(saved)
+                moments.load(folder)
+                optimizer = OffloadAdamW(loaded[::-1])
+                optimizer.load(folder)
+                for _, parameter in plain:
+                    self.assertTrue(torch.equal(optimizer.state[parameter]["exp_avg"],
+                                                moments.state[parameter]["exp_avg"]))
+
     def test_files_of_other_models_are_refused(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             self.save_partly_frozen(folder, True)

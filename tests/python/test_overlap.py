@@ -236,7 +236,8 @@ class GradientHooks(unittest.TestCase):
                             lambda: model.weight.grad.sum(), lambda: model.weight.grad.mul_(0.5)):
                     with self.assertRaisesRegex(RuntimeError, "max_grad_norm"):
                         use()
-                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+                for foreach in (True, False):
+                    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"), foreach=foreach)
                 self.assertEqual(norm.item(), torch.nn.utils.get_total_norm(
                     [p.grad for p in model.parameters()]).item())
                 optimizer.step()
@@ -252,10 +253,10 @@ class GradientHooks(unittest.TestCase):
                      lambda m, o: o.zero_grad(set_to_none=False),
                      lambda m, o: m.zero_grad(set_to_none=False),
                      lambda m, o: setattr(m.weight, "grad", None)):
-            for hooks in (False, True):
+            for hooks, foreach in ((False, None), (True, None), (True, True)):
                 model = torch.nn.Linear(4, 1, bias=False).bfloat16()
                 torch.nn.init.zeros_(model.weight)
-                optimizer = OffloadSGD(model.parameters(), lr=1.0, gradient_hooks=hooks)
+                optimizer = OffloadSGD(model.parameters(), lr=1.0, gradient_hooks=hooks, foreach=foreach)
                 x = torch.ones(1, 4).bfloat16()
                 (100 * model(x)).sum().backward()
                 drop(model, optimizer)

@@ -15,15 +15,16 @@ import unittest
 if importlib.util.find_spec("torch") is None:
     raise unittest.SkipTest("needs PyTorch")
 
-PROGRAM = pathlib.Path(__file__).resolve().parent / "random_actions.py"
+FOLDER = pathlib.Path(__file__).resolve().parent
+PROGRAM = FOLDER / "random_actions.py"
 COUNT = int(os.environ.get("BALLAST_TEST_SEQUENCES", "30"))
 FIRST = int(os.environ.get("BALLAST_TEST_SEED", "0"))
 
 
-def run(*words: object) -> subprocess.CompletedProcess:
+def run(*words: object, program: pathlib.Path = PROGRAM) -> subprocess.CompletedProcess:
     """Runs in another process, so that a crash is noticed and its sequence can be shortened,
     too."""
-    return subprocess.run([sys.executable, PROGRAM, *map(str, words)], capture_output=True, text=True,
+    return subprocess.run([sys.executable, program, *map(str, words)], capture_output=True, text=True,
                           timeout=30 + 10 * COUNT, check=False)
 
 
@@ -50,6 +51,12 @@ class RandomActions(unittest.TestCase):
                       f"{shortened_crash(seed)}")
         self.assertEqual(done.returncode, 0, done.stdout[-6000:] + done.stderr[-3000:])
         self.assertEqual(len(seeds), COUNT)
+
+    def test_they_do_on_two_ranks(self) -> None:
+        count = COUNT // 10 + 1
+        done = run("--first", FIRST, "--count", count, program=FOLDER / "random_ranks.py")
+        self.assertEqual(done.returncode, 0, done.stdout[-6000:] + done.stderr[-3000:])
+        self.assertEqual(done.stdout.count("seed "), count)
 
 
 if __name__ == "__main__":

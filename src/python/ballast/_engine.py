@@ -99,7 +99,10 @@ class Engine:
         before = dict(self.records), self._elements
         try:
             for parameter, name in named:
-                self._record(parameter, name)
+                if parameter in self.records:  # it was in a group before, and keeps its state
+                    self.records[parameter].name = name
+                else:
+                    self._record(parameter, name)
             new = [self.records[p] for p, _ in named if p.requires_grad]
             self.require(new)
             self.hook(record.key for record in new)

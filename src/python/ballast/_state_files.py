@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from typing import Any, Callable
+from typing import Any
 
 import torch
 
@@ -28,6 +28,12 @@ def _unwrapped(name: str) -> str:
     """The name without the parts that DistributedDataParallel adds. A submodule of the model may
     have the same name."""
     return ".".join(part for part in name.split(".") if part != "module")
+
+
+def _without_prefix(names: list[str]) -> list[str]:
+    """The names without the prefix that DistributedDataParallel gives to all of them."""
+    wrapped = all(name.startswith("module.") for name in names)
+    return [name.removeprefix("module.") for name in names] if wrapped else names
 
 
 class _Saved:
@@ -179,12 +185,12 @@ def _check_shapes(engine: Engine, matched: dict[torch.Tensor, _Saved], file: str
 def _match_names(own: list[str | None], saved: list[str | None], file: str) -> list[int] | None:
     """For each own name the number of the saved parameter with this name. None if not all have names
     or several have the same one. Raises UsageError for a name that one side lacks."""
-    forms: list[Callable[[str], str]] = [lambda name: name, _unwrapped]
-    for form in forms:
-        mine = [form(name) for name in own if name is not None]
-        theirs = [form(name) for name in saved if name is not None]
-        if len(mine) < len(own) or len(theirs) < len(saved):
-            return None
+    known = [[name for name in names if name is not None] for names in (own, saved)]
+    if len(known[0]) < len(own) or len(known[1]) < len(saved):
+        return None
+    outer = [_without_prefix(names) for names in known]
+    inner = [[_unwrapped(name) for name in names] for names in known]
+    for mine, theirs in (known, (known[0], outer[1]), (outer[0], known[1]), inner):
         numbers = {name: number for number, name in enumerate(theirs)}
         unique = len(numbers) == len(theirs) and len(set(mine)) == len(mine)
         if unique and set(mine) == set(numbers):

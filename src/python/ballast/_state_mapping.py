@@ -188,6 +188,8 @@ class ParameterState(MutableMapping[str, Any]):
 
 def misfit(engine: Engine, record: Record, values: Mapping[str, Any]) -> str | None:
     """Describes the first of these values that the parameter cannot have."""
+    if has_no_updates(record.parameter):
+        return None
     for name in (*engine.moment_names(), "master"):
         has = _dtensors.misfit(record.key, values[name]) if name in values else None
         if has is not None:
@@ -217,7 +219,9 @@ def missing(engine: Engine, record: Record, values: Mapping[str, Any]) -> str | 
 
 
 def write_value(engine: Engine, record: Record, name: str, value: Any) -> None:
-    if name == "step":
+    if has_no_updates(record.parameter):
+        record.others[name] = value
+    elif name == "step":
         engine.require([record])
         record.steps = int(value)
         record.begin_state()

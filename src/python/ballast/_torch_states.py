@@ -61,11 +61,10 @@ def parse(engine: Engine, own_groups: list[dict[str, Any]],
         groups.append({**own, **new, "params": own["params"]})
     states = {}
     for number, state in state_dict["state"].items():
-        # torch.optim.Adagrad has states for frozen parameters of all types.
-        if number in parameters and state and not has_no_updates(parameters[number]):
+        if number in parameters and state:
             record = engine.record(parameters[number])
-            states[record] = _values(engine, record, {"step": steps[number], **state},
-                                     f"state[{number}]")
+            given = {"step": steps[number], **state} if steps[number] is not None else state
+            states[record] = _values(engine, record, given, f"state[{number}]")
     return groups, states
 
 
@@ -80,6 +79,8 @@ def _step_in(state: Mapping[str, Any], rule: str, place: str) -> int:
 
 
 def _values(engine: Engine, record: Record, state: Mapping[str, Any], place: str) -> Values:
+    if has_no_updates(record.parameter):  # torch.optim.Adagrad has states for all parameters
+        return dict(state)
     names = engine.moment_names()
     values: Values = {"step": _step_in(state, engine.rule, place)}
     for name in state:
@@ -107,11 +108,15 @@ def write(engine: Engine, states: dict[Record, Values]) -> None:
     """Replaces all states by the given ones. Parameters without one start with new states. Masters
     stay unless new ones are given, which do not change weights: the model may be loaded before or
     after. Memory for all states is allocated before anything changes."""
-    engine.follow(states)
-    engine.require(states)
+    updated = [record for record in states if not has_no_updates(record.parameter)]
+    engine.follow(updated)
+    engine.require(updated)
     for record in list(engine.records.values()):
         engine.part_from_view(record)
         values = states.get(record)
+        if values is not None and has_no_updates(record.parameter):
+            record.others = values
+            continue
         if values is None:
             engine.forget(record)
             continue
