@@ -10,7 +10,7 @@ namespace {
 
 /// The check values of whole blocks of weights: see WeightChecks. Each step of the hash is a
 /// bijection. The shift lets the sign bits of several weights count.
-void block_checks(const Bf16* weights, std::size_t blocks, std::uint16_t* values) noexcept {
+inline void block_checks(const Bf16* weights, std::size_t blocks, std::uint16_t* values) noexcept {
   constexpr std::uint16_t kFactor = 0x9e37;
   for (std::size_t block = 0; block < blocks; ++block) {
     for (std::size_t column = 0; column < WeightChecks::kColumns; ++column) {

@@ -20,13 +20,14 @@
 namespace ballast::device {
 namespace {
 
-using Memory = std::unique_ptr<void, CudaEnd<cudaFree>>;
-using Stream = std::unique_ptr<std::remove_pointer_t<cudaStream_t>, CudaEnd<cudaStreamDestroy>>;
+using OwnedMemory = std::unique_ptr<void, CudaEnd<cudaFree>>;
+using ProbeStream =
+    std::unique_ptr<std::remove_pointer_t<cudaStream_t>, CudaEnd<cudaStreamDestroy>>;
 
-constexpr std::size_t kWords = std::size_t{1} << 18U;
-constexpr std::size_t kBytes = kWords * sizeof(std::uint32_t);
+constexpr std::size_t kPatternWords = std::size_t{1} << 18U;
+constexpr std::size_t kPatternBytes = kPatternWords * sizeof(std::uint32_t);
 
-void select(int gpu) {
+void select_gpu(int gpu) {
   check_cuda(cudaSetDevice(gpu), fmt::format("selecting CUDA device {}", gpu));
 }
 
@@ -37,47 +38,49 @@ bool is_allowed(int from, int to) {
   return allowed != 0;
 }
 
-cudaError_t enable(int from, int to) {
-  select(from);
+cudaError_t enable_access(int from, int to) {
+  select_gpu(from);
   const cudaError_t code = cudaDeviceEnablePeerAccess(to, 0);
   if (code != cudaSuccess) static_cast<void>(cudaGetLastError());
   return code == cudaErrorPeerAccessAlreadyEnabled ? cudaSuccess : code;
 }
 
-void disable(int from, int to) {
-  select(from);
+void disable_access(int from, int to) {
+  select_gpu(from);
   if (cudaDeviceDisablePeerAccess(to) != cudaSuccess) static_cast<void>(cudaGetLastError());
 }
 
 /// Zeros in the GPU's memory.
-Memory zeros_on(int gpu, std::string_view what) {
-  select(gpu);
+OwnedMemory zeros_on(int gpu, std::string_view what) {
+  select_gpu(gpu);
   void* start = nullptr;
-  check_cuda(cudaMalloc(&start, kBytes), what);
-  Memory memory(start);
-  check_cuda(cudaMemset(start, 0, kBytes), what);
+  check_cuda(cudaMalloc(&start, kPatternBytes), what);
+  OwnedMemory memory(start);
+  check_cuda(cudaMemset(start, 0, kPatternBytes), what);
   check_cuda(cudaDeviceSynchronize(), what);
   return memory;
 }
 
-bool arrives(int from, int to) {
+bool copies_arrive(int from, int to) {
   const std::string what = fmt::format("testing copies from CUDA device {} to {}", from, to);
-  std::vector<std::uint32_t> sent(kWords);
-  for (std::size_t i = 0; i < kWords; ++i) {
+  std::vector<std::uint32_t> sent(kPatternWords);
+  for (std::size_t i = 0; i < kPatternWords; ++i) {
     sent[i] = static_cast<std::uint32_t>(i) * 2654435761U + static_cast<std::uint32_t>(from);
   }
-  const Memory target = zeros_on(to, what);
-  const Memory source = zeros_on(from, what);
+  const OwnedMemory target = zeros_on(to, what);
+  const OwnedMemory source = zeros_on(from, what);
   cudaStream_t made = nullptr;
   check_cuda(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), what);
-  const Stream stream(made);
-  check_cuda(cudaMemcpyAsync(source.get(), sent.data(), kBytes, cudaMemcpyHostToDevice, made),
-             what);
-  check_cuda(cudaMemcpyPeerAsync(target.get(), to, source.get(), from, kBytes, made), what);
+  const ProbeStream stream(made);
+  check_cuda(
+      cudaMemcpyAsync(source.get(), sent.data(), kPatternBytes, cudaMemcpyHostToDevice, made),
+      what);
+  check_cuda(cudaMemcpyPeerAsync(target.get(), to, source.get(), from, kPatternBytes, made), what);
   check_cuda(cudaStreamSynchronize(made), what);
-  select(to);
-  std::vector<std::uint32_t> received(kWords);
-  check_cuda(cudaMemcpy(received.data(), target.get(), kBytes, cudaMemcpyDeviceToHost), what);
+  select_gpu(to);
+  std::vector<std::uint32_t> received(kPatternWords);
+  check_cuda(cudaMemcpy(received.data(), target.get(), kPatternBytes, cudaMemcpyDeviceToHost),
+             what);
   return received == sent;
 }
 
@@ -90,14 +93,14 @@ bool enable_peer_access(int one, int other) {
   }
   std::string reason;
   for (const auto& [from, to] : ways) {
-    const cudaError_t code = enable(from, to);
+    const cudaError_t code = enable_access(from, to);
     if (code != cudaSuccess) reason = fmt::format("fail ({})", cudaGetErrorString(code));
   }
-  if (reason.empty() && !(arrives(one, other) && arrives(other, one))) {
+  if (reason.empty() && !(copies_arrive(one, other) && copies_arrive(other, one))) {
     reason = "do not arrive, although the driver allows them (an IOMMU or PCIe's ACS may be on)";
   }
   if (reason.empty()) return true;
-  for (const auto& [from, to] : ways) disable(from, to);
+  for (const auto& [from, to] : ways) disable_access(from, to);
   log(LogLevel::warning,
       fmt::format("direct copies between CUDA devices {} and {} {}, so copies pass through host "
                   "memory, which takes longer",
