@@ -125,6 +125,7 @@ def _apply(engine: Engine, record: Record, saved: _Saved) -> None:
     record.view, record.waiting = no_view, None
     if not saved.has_state:
         engine.forget(record)
+        engine.refresh(record)
         record.has_state = record.states is not None
         return
     record.steps = saved.steps
