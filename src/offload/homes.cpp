@@ -103,6 +103,8 @@ void StateHomes::grow(const OffloadLayout& grown) {
     }
     space = std::make_unique<state::SwapSpace>(*plan, registered);
   }
+  // Writes change the versions of homes.
+  if (!staging.empty()) finish_transfers();
   std::vector<Home> homes = homes_;
   std::vector<std::size_t> swapped = swapped_;
   Pieces pieces(memory.bytes());
@@ -116,7 +118,6 @@ void StateHomes::grow(const OffloadLayout& grown) {
       homes.push_back({.space = space.get(), .extent = extent++});
     }
   }
-  if (!staging.empty()) finish_transfers();
   memory_.reserve(memory_.size() + 1);
   staging_memory_.reserve(staging_memory_.size() + 1);
   spaces_.reserve(spaces_.size() + 1);
