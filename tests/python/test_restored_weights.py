@@ -307,6 +307,20 @@ class LoadedInAnyOrder(unittest.TestCase):
                             model.load_state_dict(saved[0])
                         self.assert_continues(model, optimizer, right, right_optimizer)
 
+    def test_a_file_from_before_the_first_step_has_no_masters(self) -> None:
+        for dtype in (torch.bfloat16, torch.float16):
+            model = make_model(dtype)
+            optimizer = OffloadAdamW(model.named_parameters(), lr=SMALL, weight_decay=0.0)
+            with tempfile.TemporaryDirectory() as folder:
+                optimizer.save(folder)
+                self.train(model, optimizer, 0)
+                weight = model[0].weight
+                self.assertFalse(torch.equal(optimizer.state[weight]["master"], weight.float()))
+                optimizer.load(folder)
+                optimizer.param_groups[0]["lr"] = 0.0
+                self.train(model, optimizer, 1)
+                self.assertTrue(torch.equal(optimizer.state[weight]["master"], weight.float()))
+
     def test_other_weights_loaded_later_become_the_master(self) -> None:
         right, right_optimizer = self.trained(torch.bfloat16, 0)
         model, optimizer = self.trained(torch.bfloat16, 1)

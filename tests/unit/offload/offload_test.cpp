@@ -205,6 +205,19 @@ TEST_P(Offload, AddedParametersLeaveTheOthersWhereTheyAre) {
   }
 }
 
+TEST_P(Offload, GrowthKeepsStatesThatAreWrittenLater) {
+  Model model;
+  OffloadedOptimizer states = make(model, on_nvme(), 256);
+  states.begin(model.updates(1, Optimizer::adamw));
+  std::vector<float> first(700, 0.5F);
+  write_values(states, 2, model.weights[2].data(), {{}, first, {}});
+  // Parts with masters of fp16 are larger than the buffers so far.
+  states.add({{5000, DType::f16}});
+  const std::vector<std::vector<float>> expected = values_of(states, model);
+  EXPECT_EQ(values_of(states, model), expected);
+  EXPECT_NEAR(expected[7][699], 0.5F, 1e-3F);
+}
+
 TEST_P(Offload, GrowthBeyondTheBudgetChangesNothing) {
   Model model;
   const Bytes most = OffloadLayout(Optimizer::adamw, GetParam(), model.parameters, kTiny).bytes();
