@@ -33,7 +33,9 @@ def like(parameter: Any, shard: torch.Tensor) -> torch.Tensor:
     spec = parameter._spec
     meta = spec.tensor_meta._replace(dtype=shard.dtype)
     with torch.no_grad():
-        return type(parameter)(shard, dataclasses.replace(spec, tensor_meta=meta), requires_grad=False)
+        made: torch.Tensor = type(parameter)(shard, dataclasses.replace(spec, tensor_meta=meta),
+                                             requires_grad=False)
+    return made
 
 
 def misfit(parameter: Any, value: Any) -> str | None:
@@ -82,6 +84,7 @@ def shard_of_gradient(parameter: Any, gradient: Any, name: str) -> torch.Tensor:
     another way than the parameter."""
     if is_dtensor(parameter) and is_dtensor(gradient) and (
             distribution(gradient) == distribution(parameter)):
-        return local(gradient)
+        shard: torch.Tensor = local(gradient)
+        return shard
     has = f"the placements {describe(gradient)}" if is_dtensor(gradient) else "no placements"
     raise TypeError(f"{name}: the gradient has {has}, unlike the parameter; redistribute() it first")

@@ -248,7 +248,8 @@ class Engine:
         parameter = record.parameter
         if parameter.device.type == "cpu" and parameter.is_contiguous():
             record.mirror = None
-            return parameter.detach()
+            own: torch.Tensor = parameter.detach()
+            return own
         mirror = record.mirror
         place = memory_of(record)
         if mirror is None or mirror.shape != parameter.shape or mirror.dtype != parameter.dtype:
@@ -309,7 +310,8 @@ class Engine:
         torch.autograd.graph.increment_version(list(gradients))
         for record in records:
             record.steps += 1
-            record.begin_state()
+            record.has_state = True  # without a call, because there may be thousands
+            record.deleted = False
             if record.mirror is not None:
                 record.mirrored = memory_of(record)
                 self._uploads[record.parameter] = record
@@ -429,7 +431,8 @@ class Engine:
             return
         values = {name: _dtensors.local(value).detach().to("cpu", torch.float32).contiguous()
                   for name, value in values.items()}
-        record.states.write(record.number, array_of(self.weights(record)), *self._arrays(values),
+        master, first, second = self._arrays(values)
+        record.states.write(record.number, array_of(self.weights(record)), master, first, second,
                             sets_weights)
         if "master" in values and sets_weights:
             self.upload(record)

@@ -166,11 +166,11 @@ class Ranks:
         for mask, some in parts.items():
             values[2 + mask], non_finite = engine.gradient_stats(some)
             values[1] += non_finite
-        failed, non_finite, *squares = self._vote(values)
+        failed, bad_values, *squares = self._vote(values)
         if failed:
             raise RuntimeError("step: another rank has failed before its update, so this rank has "
                                "changed nothing; see the error of that rank")
-        return sum(squares), non_finite
+        return sum(squares), bad_values
 
     def _vote(self, values: list[float]) -> list[float]:
         """Adds the number of failures, the number of non-finite values and the sums of squares, one
@@ -235,7 +235,8 @@ def _dtensor_shares(parameter: Any) -> _Shares:
     mesh = parameter.device_mesh
     if mesh.get_coordinate() is None:
         return _Shares()
-    summed, averaged = [], []
+    summed: list[Any] = []
+    averaged: list[Any] = []
     for number, placement in enumerate(parameter.placements):
         (averaged if placement.is_replicate() else summed).append(mesh.get_group(number))
     return _Shares(tuple(summed), tuple(averaged))
