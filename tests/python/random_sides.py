@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,10 +224,11 @@ class Side:
         with torch.no_grad():
             for name, value in values.items():
                 self.model.get_parameter(name).copy_(value)
-        self.weights_changed(values)
+        self.weights_changed(values, new_masters=True)
 
-    def weights_changed(self, values: dict[str, torch.Tensor]) -> None:
-        """Called when the weights of the model have been set to these values."""
+    def weights_changed(self, values: dict[str, torch.Tensor], new_masters: bool = False) -> None:
+        """Called when the weights of the model have been set to these values. Masters of equal weights
+        stay, except with `new_masters`."""
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
@@ -300,6 +301,7 @@ class Ours(Side):
 class Theirs(Side):
     def __init__(self, setup: Setup, model: Model, folder: str) -> None:
         self.fp32: dict[str, torch.Tensor] = {}
+        self.settled: dict[str, torch.Tensor] = {}  # masters with which changed weights are compared
         self.exact: dict[str, torch.Tensor] = {}  # gradients for the next step, of another type
                                                   # than the weights
         if setup.dtype != torch.float32:
@@ -311,6 +313,9 @@ class Theirs(Side):
 
     def make(self) -> None:
         kind = getattr(torch.optim, self.setup.rule)
+        for name, master in self.fp32.items():  # masters begin with the weights
+            master.copy_(self.model.get_parameter(name).detach())
+        self.settle(self.fp32)
         self.optimizers = [kind(self.groups(n), **self.setup.options) for n in range(len(self.names))]
 
     def zero_grad(self, number: int | None = None, set_to_none: bool = True) -> None:
@@ -337,11 +342,13 @@ class Theirs(Side):
         try:
             return self.optimizers[number].step(evaluate)
         finally:
+            updated = [name for name in kept if self.trained(name).grad is not None]
             for name, gradient in kept.items():
                 self.trained(name).grad = None
                 self.model.get_parameter(name).grad = gradient
                 if self.fp32:
                     self.model.get_parameter(name).data.copy_(self.fp32[name])
+            self.settle(updated)
 
     def exact_of(self, names: list[str]) -> dict[str, torch.Tensor]:
         return {name: self.exact[name] for name in names if name in self.exact}
@@ -368,6 +375,7 @@ class Theirs(Side):
         for name in sum(self.names[number], []):
             self.trained(name).data.copy_(state[1][name])
             self.model.get_parameter(name).data.copy_(state[1][name])
+        self.settle(sum(self.names[number], []))
 
     def exported(self, number: int) -> dict[str, Any]:
         state = copy.deepcopy(self.optimizers[number].state_dict())
@@ -385,7 +393,27 @@ class Theirs(Side):
         self.model, self.fp32, self.optimizers = copy.deepcopy((self.model, self.fp32, self.optimizers))
         self.schedulers.clear()
 
-    def weights_changed(self, values: dict[str, torch.Tensor]) -> None:
+    def weights_changed(self, values: dict[str, torch.Tensor], new_masters: bool = False) -> None:
         for name, value in values.items():
             if self.fp32:
-                self.fp32[name].copy_(value)
+                settled = self.settled[name]
+                replaced = torch.ones_like(value, dtype=torch.bool) if new_masters else changed(settled, value)
+                self.fp32[name].copy_(torch.where(replaced, value.float(), settled))
+        if new_masters:
+            self.settle(values)
+
+    def settle(self, names: Iterable[str]) -> None:
+        """The present masters belong to the weights, as after a step."""
+        if self.fp32:
+            self.settled.update({name: self.fp32[name].clone() for name in names})
+
+
+def changed(master: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Where weights are not the master's rounded values. Eight bf16 weights, 16 apart, count as
+    changed together."""
+    differ = weights != master.to(weights.dtype)
+    if weights.dtype != torch.bfloat16:
+        return differ
+    flat = torch.nn.functional.pad(differ.flatten(), (0, -differ.numel() % 128)).view(-1, 8, 16)
+    together = flat.any(1, keepdim=True).expand_as(flat)
+    return together.flatten()[:differ.numel()].view(differ.shape)
