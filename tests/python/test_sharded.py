@@ -354,7 +354,7 @@ def masters_of_dtensors_follow_loaded_weights(rank, folder):
     model = fsdp2(torch.bfloat16)
     optimizer = ours(model)
     train(model, optimizer, rank, range(1), dtype=torch.bfloat16)
-    for change in (lambda p: p.copy_(p), lambda p: p.to_local().copy_(p.to_local())):
+    for change in (lambda p: p.copy_(p + 1), lambda p: p.to_local().copy_(p.to_local() + 1)):
         for parameter in model.parameters():
             with torch.no_grad():
                 change(parameter)
