@@ -222,9 +222,9 @@ Mapping Updater::allocate(Bytes bytes) const {
   return impl_->workers.allocate(bytes);
 }
 
-void Updater::for_ranges(Elems count, const std::function<void(Elems first, Elems last)>& range,
-                         Elems alone) const {
-  impl_->workers.for_ranges(count, range, alone);
+void Updater::for_ranges(Elems count,
+                         const std::function<void(Elems first, Elems last)>& range) const {
+  impl_->workers.for_ranges(count, range);
 }
 
 void Updater::for_each(std::span<const Elems> sizes,

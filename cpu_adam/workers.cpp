@@ -119,14 +119,14 @@ Workers::Workers(int threads, std::optional<int> numa_node) {
 
 Workers::~Workers() = default;
 
-void Workers::for_ranges(Elems count, const std::function<void(Elems first, Elems last)>& range,
-                         Elems alone) const {
+void Workers::for_ranges(Elems count,
+                         const std::function<void(Elems first, Elems last)>& range) const {
   const auto run = [&range](Elems first, Elems last) {
     const DefaultFloatingPoint this_thread;
     range(first, last);
   };
   if (count == 0) return;
-  if (arena_ == nullptr || (count <= alone && !node_)) return run(0, count);
+  if (arena_ == nullptr || (count == 1 && !node_)) return run(0, count);
   // oneTBB orders the ranges after the code above and before the code below. The two atomics repeat
   // that for ThreadSanitizer, which does not see into the library.
   std::atomic<bool> begun{false};

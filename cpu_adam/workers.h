@@ -18,10 +18,8 @@ class Workers {
 
   /// Calls `range(first, last)` on the threads with ranges that together cover each chunk of [0,
   /// count) once. Each thread gets one range, as long as possible, and rounds to nearest with
-  /// denormals. Returns when all are done. A `count` of at most `alone` is one range, on the
-  /// calling thread unless there is a NUMA node.
-  void for_ranges(Elems count, const std::function<void(Elems first, Elems last)>& range,
-                  Elems alone = 1) const;
+  /// denormals. Returns when all are done.
+  void for_ranges(Elems count, const std::function<void(Elems first, Elems last)>& range) const;
 
   /// See Updater::allocate.
   [[nodiscard]] Mapping allocate(Bytes bytes) const;

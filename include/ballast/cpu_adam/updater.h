@@ -95,15 +95,13 @@ class Updater {
 
   /// Runs other work on the threads: calls `range(first, last)` with ranges that together cover
   /// each chunk of [0, count) once. Each thread gets one range, as long as possible. Blocks until
-  /// all are done; rethrows the first exception. A `count` of at most `alone` does not wake the
-  /// threads.
-  void for_ranges(Elems count, const std::function<void(Elems first, Elems last)>& range,
-                  Elems alone = 1) const;
+  /// all are done; rethrows the first exception.
+  void for_ranges(Elems count, const std::function<void(Elems first, Elems last)>& range) const;
 
   /// Calls `work(i)` once for each of these sizes in elements, so that many small shards do not
   /// wake the threads one by one. Neighbours of at most kSmall elements are divided among the
   /// threads; in their `work`, step() and gradient_stats() may be called for at most that many
-  /// elements, and for_ranges() with `alone` of kSmall. For larger ones `work` runs on the calling
+  /// elements. For larger ones `work` runs on the calling
   /// thread and may use all threads. Blocks until all are done; rethrows the first exception.
   void for_each(std::span<const Elems> sizes, const std::function<void(std::size_t)>& work) const;
 
