@@ -106,7 +106,7 @@ class Arena {
  public:
   Arena(int ordinal, Bytes budget) {
     // Waiting threads sleep, because the CPU update needs the cores.
-    check_cuda(cudaSetDevice(ordinal), fmt::format("selecting CUDA device {}", ordinal));
+    select_gpu(ordinal);
     check_cuda(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync),
                "setting the wait mode of threads");
     // CUDA guarantees an alignment of only 256 bytes.
@@ -282,7 +282,7 @@ std::string unsuitable_gpu(const DeviceOptions& options) {
 
 Bytes free_cuda_memory(const DeviceOptions& options) {
   const int ordinal = ordinal_of(options.local_rank);
-  check_cuda(cudaSetDevice(ordinal), fmt::format("selecting CUDA device {}", ordinal));
+  select_gpu(ordinal);
   std::size_t free = 0;
   std::size_t total = 0;
   check_cuda(cudaMemGetInfo(&free, &total), "querying free device memory");

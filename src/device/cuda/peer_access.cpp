@@ -6,7 +6,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -16,20 +15,15 @@
 #include "ballast/core/log.h"
 
 #include "src/device/cuda/errors.h"
+#include "src/device/cuda/stream.h"
 
 namespace ballast::device {
 namespace {
 
 using OwnedMemory = std::unique_ptr<void, CudaEnd<cudaFree>>;
-using ProbeStream =
-    std::unique_ptr<std::remove_pointer_t<cudaStream_t>, CudaEnd<cudaStreamDestroy>>;
 
 constexpr std::size_t kPatternWords = std::size_t{1} << 18U;
 constexpr std::size_t kPatternBytes = kPatternWords * sizeof(std::uint32_t);
-
-void select_gpu(int gpu) {
-  check_cuda(cudaSetDevice(gpu), fmt::format("selecting CUDA device {}", gpu));
-}
 
 bool is_allowed(int from, int to) {
   int allowed = 0;
@@ -69,14 +63,14 @@ bool copies_arrive(int from, int to) {
   }
   const OwnedMemory target = zeros_on(to, what);
   const OwnedMemory source = zeros_on(from, what);
-  cudaStream_t made = nullptr;
-  check_cuda(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), what);
-  const ProbeStream stream(made);
+  const auto stream = make_cuda_stream(from, "peers");
+  check_cuda(cudaMemcpyAsync(source.get(), sent.data(), kPatternBytes, cudaMemcpyHostToDevice,
+                             stream->native()),
+             what);
   check_cuda(
-      cudaMemcpyAsync(source.get(), sent.data(), kPatternBytes, cudaMemcpyHostToDevice, made),
+      cudaMemcpyPeerAsync(target.get(), to, source.get(), from, kPatternBytes, stream->native()),
       what);
-  check_cuda(cudaMemcpyPeerAsync(target.get(), to, source.get(), from, kPatternBytes, made), what);
-  check_cuda(cudaStreamSynchronize(made), what);
+  stream->synchronize();
   select_gpu(to);
   std::vector<std::uint32_t> received(kPatternWords);
   check_cuda(cudaMemcpy(received.data(), target.get(), kPatternBytes, cudaMemcpyDeviceToHost),

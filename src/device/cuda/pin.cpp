@@ -12,6 +12,7 @@
 #include "ballast/core/log.h"
 
 #include "src/device/cuda/errors.h"
+#include "src/device/cuda/stream.h"
 #include "src/device/host_pages.h"
 
 namespace ballast::device {
@@ -38,7 +39,7 @@ class CudaPin final : public Pin {
           const std::atomic<bool>* interrupted)
       : ordinal_(ordinal) {
     if (memory.empty()) return;
-    check_cuda(cudaSetDevice(ordinal), fmt::format("selecting CUDA device {}", ordinal));
+    select_gpu(ordinal);
     place(memory);
     if (memory.size() > kLogAbove) {
       log(LogLevel::info,

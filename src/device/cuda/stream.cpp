@@ -22,11 +22,6 @@ using StreamHandle =
     std::unique_ptr<std::remove_pointer_t<cudaStream_t>, CudaEnd<cudaStreamDestroy>>;
 using EventHandle = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, CudaEnd<cudaEventDestroy>>;
 
-void enter(int ordinal) {
-  const cudaError_t code = cudaSetDevice(ordinal);
-  if (code != cudaSuccess) check_cuda(code, fmt::format("selecting CUDA device {}", ordinal));
-}
-
 /// Repeats `query` until it returns something else than cudaErrorNotReady, and returns that. Calls
 /// the watches after each query, and rethrows their exceptions.
 template <class Query>
@@ -46,7 +41,7 @@ class OwnedStream final : public CudaStream {
  public:
   OwnedStream(int ordinal, std::string_view name)
       : ordinal_(ordinal), work_(fmt::format("work on stream {}", name)) {
-    enter(ordinal_);
+    select_gpu(ordinal_);
     cudaStream_t made = nullptr;
     check_cuda(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking),
                fmt::format("creating stream {}", name));
@@ -64,7 +59,7 @@ class OwnedStream final : public CudaStream {
   }
 
   cudaStream_t native() override {
-    enter(ordinal_);
+    select_gpu(ordinal_);
     return stream_.get();
   }
   void set_watch(const void* owner, Watch watch) override {
@@ -106,7 +101,7 @@ class OwnedStream final : public CudaStream {
 class CudaEvent final : public Event {
  public:
   explicit CudaEvent(int ordinal) : ordinal_(ordinal) {
-    enter(ordinal_);
+    select_gpu(ordinal_);
     cudaEvent_t made = nullptr;
     // Waiting threads sleep, because the CPU update needs the cores.
     check_cuda(cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventBlockingSync),
@@ -129,7 +124,7 @@ class CudaEvent final : public Event {
                "making a stream wait for an event");
   }
   void synchronize() override {
-    enter(ordinal_);
+    select_gpu(ordinal_);
     const CudaStream::Watches watches = std::exchange(watches_, {});
     const cudaEvent_t event = event_.get();
     check_cuda(watches.empty() ? cudaEventSynchronize(event)
@@ -146,6 +141,11 @@ class CudaEvent final : public Event {
 };
 
 }  // namespace
+
+void select_gpu(int ordinal) {
+  const cudaError_t code = cudaSetDevice(ordinal);
+  if (code != cudaSuccess) check_cuda(code, fmt::format("selecting CUDA device {}", ordinal));
+}
 
 CudaStream& as_cuda(Stream& stream) {
   auto* cuda = dynamic_cast<CudaStream*>(&stream);

@@ -7,6 +7,9 @@
 
 namespace ballast::device {
 
+/// Makes a GPU the current one of the calling thread. Throws Error(device).
+void select_gpu(int ordinal);
+
 /// Makes a stream of GPU `ordinal`, not ordered with others. `name`: for messages. Throws
 /// Error(device).
 std::unique_ptr<CudaStream> make_cuda_stream(int ordinal, std::string_view name);
