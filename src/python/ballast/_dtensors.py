@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Classes of parameters that behave as tensors do.
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def is_dtensor(tensor: Any) -> bool:
-    return type(tensor) not in _PLAIN and hasattr(tensor, "device_mesh")
+    return type(tensor) not in PLAIN and hasattr(tensor, "device_mesh")
 
 
 def local(tensor: Any) -> Any:
@@ -74,7 +75,7 @@ def check(parameter: Any, name: str) -> None:
     if any(placement.is_partial() for placement in parameter.placements):
         raise TypeError(f"{name}: is a DTensor with the placements {describe(parameter)}, which has "
                         "no values until it is reduced")
-    if type(local(parameter)) not in _PLAIN:
+    if type(local(parameter)) not in PLAIN:
         raise TypeError(f"{name}: is a DTensor of {type(local(parameter)).__name__}; only shards that "
                         "are plain tensors are supported")
 

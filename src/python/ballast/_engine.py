@@ -21,10 +21,6 @@ MOMENTS: dict[str, tuple[str | None, str | None]] = {
 }
 
 
-# Classes of parameters that behave as tensors do.
-PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-
-
 def no_view() -> None:
     """A weak reference to nothing."""
 
@@ -197,7 +193,7 @@ class Engine:
                 record.parameter = _dtensors.local(record.key)
             parameter = record.parameter
             record.as_before = (
-                type(parameter) in PLAIN and parameter.layout is torch.strided
+                type(parameter) in _dtensors.PLAIN and parameter.layout is torch.strided
                 and parameter.dtype is record.dtype and record.type != "" and parameter.is_cpu
                 and parameter.is_contiguous() and parameter.numel() == record.elements > 0
                 and not parameter.is_inference())
@@ -288,13 +284,13 @@ class Engine:
                 self._keep_moments(record, keeps[record.group])
         # Lists of numbers: a tuple for each of thousands of parameters would take longer.
         started = []
+        tensors = list(gradients.values())
         for states in (self._main, self._small):
             places = [i for i, r in enumerate(records) if r.states is states]
             if states is None or not places:
                 continue
             some = [records[i] for i in places]
             weights = [r.parameter if r.as_before else self.weights(r) for r in some]
-            tensors = list(gradients.values())
             in_use: list[Any] = [weights, tensors]
             if overlap:  # storages stay alive even if other code gives a tensor other memory
                 in_use = [t.untyped_storage() for some_tensors in in_use for t in some_tensors]
