@@ -363,19 +363,23 @@ def shorten(actions: list[Action], fails: Callable[[list[Action]], bool], tries:
     return actions
 
 
-def describe(seed: int, actions: list[Action]) -> str:
+def describe(seed: int, actions: list[Action], program: str = "random_actions.py") -> str:
     whole = draw(seed)
     numbers = ",".join(str(whole.index(action)) for action in actions)
     return (f"{draw_setup(seed)}\nactions: {', '.join(a.name for a in actions)}\n"
-            f"repeat: random_actions.py --first {seed} --keep {numbers}")
+            f"repeat: {program} --first {seed} --keep {numbers}")
 
 
-def main() -> int:
+def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--keep", help="numbers of actions, with commas")
-    words = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    words = read_arguments()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # warnings of schedulers that step before their optimizer
     faulthandler.enable()

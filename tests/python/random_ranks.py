@@ -3,7 +3,6 @@ arguments and the output are the same. Needs torch.distributed with gloo."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
 import gc
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from random_actions import Action, World, describe, draw, run, shorten
+from random_actions import Action, World, describe, draw, read_arguments, run, shorten
 from random_sides import Model, Setup
 
 RANKS = 2
@@ -88,8 +87,7 @@ def run_rank(rank: int, folder: str, first: int, count: int, keep: str | None) -
             actions = shorten(actions, lambda some: agreed(seed, some) is not None)
             error = agreed(seed, actions) or error
         if rank == 0:
-            print(describe(seed, actions).replace("random_actions.py", "random_ranks.py"), error, sep="\n",
-                  flush=True)
+            print(describe(seed, actions, "random_ranks.py"), error, sep="\n", flush=True)
         status = 1
         break
     dist.destroy_process_group()
@@ -97,11 +95,7 @@ def run_rank(rank: int, folder: str, first: int, count: int, keep: str | None) -
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=1)
-    parser.add_argument("--keep", help="numbers of actions, with commas")
-    words = parser.parse_args()
+    words = read_arguments()
     with tempfile.TemporaryDirectory() as folder:
         context = torch.multiprocessing.get_context("spawn")
         ranks = [context.Process(target=run_rank, args=(rank, folder, words.first, words.count, words.keep))
