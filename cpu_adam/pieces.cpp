@@ -6,9 +6,9 @@ namespace ballast::cpu_adam {
 namespace {
 
 /// The address of element `start`; null when the array is not used (element_bytes 0) or absent.
-void* from_element(void* array, std::size_t element_bytes, Elems start) {
+void* from_element(const void* array, std::size_t element_bytes, Elems start) {
   if (element_bytes == 0 || array == nullptr) return nullptr;
-  return static_cast<std::byte*>(array) + start * element_bytes;
+  return static_cast<std::byte*>(const_cast<void*>(array)) + start * element_bytes;
 }
 
 }  // namespace
@@ -85,7 +85,7 @@ Streams piece_of(Optimizer optimizer, const Shard& shard, Elems start, Elems cou
           .second = from_element(moments.second, sizes.second, start),
           .first_exponents = exponents(moments.first_exponents, sizes.first),
           .second_exponents = exponents(moments.second_exponents, sizes.second),
-          .gradient = static_cast<const std::byte*>(shard.gradient.data) + start * sizes.gradient,
+          .gradient = from_element(shard.gradient.data, sizes.gradient, start),
           .main_bytes = sizes.main,
           .remainder_or_copy_bytes = sizes.remainder_or_copy,
           .gradient_bytes = sizes.gradient,
