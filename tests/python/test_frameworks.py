@@ -1,4 +1,4 @@
-"""The optimizers under DistributedDataParallel and Accelerate. Needs torch."""
+"""The optimizers under DistributedDataParallel, Accelerate and bitsandbytes. Needs torch."""
 
 import importlib.util
 import os
@@ -110,6 +110,58 @@ class Accelerate(unittest.TestCase):
     def test_it_trains_as_with_the_optimizer_of_torch(self) -> None:
         (ours, trained), (theirs, _) = self.run_accelerated(True), self.run_accelerated(False)
         self.assertTrue(all(a != b for a, b in zip(bits(trained), bits(make_model()))))
+        for a, b in zip(ours, theirs):
+            self.assertAlmostEqual(a, b, delta=1e-6 * b)
+
+
+@unittest.skipUnless(importlib.util.find_spec("bitsandbytes"), "bitsandbytes is not installed")
+class FourBitBase(unittest.TestCase):
+    """Adapters over linear layers whose frozen weights are packed in 4 bits (QLoRA)."""
+
+    class Adapted(torch.nn.Module):
+        def __init__(self, linear: torch.nn.Linear) -> None:
+            super().__init__()
+            from bitsandbytes.nn import Linear4bit, Params4bit
+
+            rows, columns = linear.weight.shape
+            self.base = Linear4bit(columns, rows, bias=linear.bias is not None, quant_type="nf4")
+            self.base.weight = Params4bit(linear.weight.detach(), requires_grad=False, quant_type="nf4")
+            self.base.bias = linear.bias
+            self.down = torch.nn.Linear(columns, 4, bias=False)
+            self.up = torch.nn.Linear(4, rows, bias=False)
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.base(rows) + self.up(self.down(rows))
+
+    def adapted_model(self) -> torch.nn.Module:
+        model = make_model()
+        torch.manual_seed(5)
+        for layer in model.layers:
+            layer.mlp[0], layer.mlp[2] = map(self.Adapted, (layer.mlp[0], layer.mlp[2]))
+        return model.to("cpu")  # packs the weights
+
+    def train(self, own: bool) -> tuple[list[float], torch.nn.Module]:
+        model = self.adapted_model()
+        optimizer = (OffloadAdamW if own else torch.optim.AdamW)(model.parameters(), lr=1e-3)
+        losses = []
+        for step in range(STEPS):
+            loss = loss_of(model, tokens(step))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses, model
+
+    def test_it_trains_adapters_as_the_optimizer_of_torch(self) -> None:
+        (ours, trained), (theirs, _) = self.train(True), self.train(False)
+        packed = {name: parameter for name, parameter in trained.named_parameters()
+                  if parameter.dtype == torch.uint8}
+        self.assertTrue(packed)
+        first = dict(self.adapted_model().named_parameters())
+        for name, parameter in packed.items():
+            self.assertTrue(torch.equal(parameter, first[name]), name)
+        adapter = next(name for name in first if name.endswith("up.weight"))
+        self.assertFalse(torch.equal(first[adapter], dict(trained.named_parameters())[adapter]))
         for a, b in zip(ours, theirs):
             self.assertAlmostEqual(a, b, delta=1e-6 * b)
 
