@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import json
 import os
 import resource
 import tempfile
@@ -11,6 +12,11 @@ try:
     import torch
 except ImportError as error:
     raise unittest.SkipTest(f"needs PyTorch: {error}")
+
+try:
+    import safetensors.torch
+except ImportError:
+    safetensors = None
 
 from ballast import OffloadAdagrad, OffloadAdamW, OffloadLion, OffloadSGD
 from small_gpt import bits, make_model, train
@@ -87,7 +93,8 @@ class FollowParameters(unittest.TestCase):
 
     def test_a_cast_model_is_followed(self) -> None:
         for first, second in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32),
-                              (torch.float16, torch.bfloat16), (torch.float32, torch.float16)):
+                              (torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16),
+                              (torch.float32, torch.float16)):
             for before in (0, 2):
                 with self.subTest(first=first, second=second, before=before):
                     model, other = layers(2, 40, first), layers(2, 40, first)
@@ -472,6 +479,47 @@ class Files(unittest.TestCase):
             with self.assertRaises(OSError) as caught:
                 optimizer.load(folder + "/none")
             self.assertEqual(caught.exception.errno, 2)
+
+    def write_first_version(self, folder: str) -> None:
+        """Rewrites saved states as the first version did: trained parameters have numbers, and
+        nothing has checksums."""
+        file = os.path.join(folder, "optimizer.safetensors")
+        with safetensors.safe_open(file, "pt") as saved:
+            notes = saved.metadata()
+            tensors = {name: saved.get_tensor(name) for name in saved.keys() if name != "checksums"}
+        settings = json.loads(notes.pop("ballast.optimizer.settings"))
+        entries = [entry for entry in settings.pop("parameters") if entry["state"]]
+        settings["steps"] = [entry["step"] for entry in entries]
+        numbers = {entry["name"]: str(number) for number, entry in enumerate(entries)}
+        renamed = {}
+        for name, tensor in tensors.items():
+            parameter, _, kind = name.rpartition(".")
+            renamed[f"{numbers[parameter]}.{kind}"] = tensor
+        del notes["ballast.optimizer.checksum"]
+        notes |= {"ballast.optimizer.format": "1", "ballast.optimizer.settings": json.dumps(settings)}
+        safetensors.torch.save_file(renamed, file, notes)
+
+    @unittest.skipUnless(safetensors, "needs safetensors")
+    def test_files_of_the_first_version_are_read(self) -> None:
+        for dtype in (torch.float32, torch.bfloat16):
+            with self.subTest(dtype=dtype), tempfile.TemporaryDirectory() as folder:
+                model = layers(3, dtype=dtype)
+                model[1].requires_grad_(False)
+                optimizer = OffloadAdamW(model)
+                give_gradients(model)
+                optimizer.step()
+                optimizer.save(folder)
+                saved = moments(optimizer)
+                self.write_first_version(folder)
+                continued = OffloadAdamW(model.parameters())
+                continued.load(folder)
+                self.assertEqual(sorted(moments(continued)), [0, 2])
+                for number, entry in moments(continued).items():
+                    for name, value in entry.items():
+                        self.assertTrue(torch.equal(value, saved[number][name]), name)
+                model[2].requires_grad_(False)
+                with self.assertRaisesRegex(ValueError, "of 2 parameters, 1 require gradients here"):
+                    continued.load(folder)
 
     def test_each_damaged_byte_is_found(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
