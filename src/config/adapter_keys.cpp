@@ -31,14 +31,33 @@ Key names(const char* name, std::vector<std::string>& target) {
 
 Section keys_of(AdapterSection& a) {
   constexpr WholeRange kRanks = {1, 65536};
-  return {path("path", a.path),
-          also_called(whole("rank", a.rank, kRanks), {"r", "lora_rank"}),
-          also_called(real("alpha", a.alpha, kPositive), {"lora_alpha"}),
-          also_called(real("dropout", a.dropout, kBelowOne), {"lora_dropout"}),
-          also_called(flag("rslora", a.rslora), {"use_rslora"}),
-          also_called(flag("dora", a.dora), {"use_dora"}),
-          also_called(names("targets", a.targets), {"target_modules"}),
-          names("modules_to_save", a.modules_to_save)};
+  return {
+      row(kPlanOnly, path("path", a.path),
+          {"PEFT folder (`adapter_config.json`, `adapter_model.safetensors`) to start from. It "
+           "gives all other keys of this section; `rank`, `alpha`, `rslora` and `dora` may be "
+           "given only with the same values",
+           "none: new adapters", "folder"}),
+      row(kResultsAndPlan, also_called(whole("rank", a.rank, kRanks), {"r", "lora_rank"}),
+          {"rows of A [rank, in] and columns of B [out, rank]", "8", "1 to 65536"}),
+      row(kResultsAndPlan, also_called(real("alpha", a.alpha, kPositive), {"lora_alpha"}),
+          {"s = alpha / rank", "8", "above 0"}),
+      row(kResultsAndPlan, also_called(real("dropout", a.dropout, kBelowOne), {"lora_dropout"}),
+          {"probability that an element of A's input is dropped in training", "0", "0 to below 1"}),
+      row(kResultsAndPlan, also_called(flag("rslora", a.rslora), {"use_rslora"}),
+          {"s = alpha / sqrt(rank) (rsLoRA)", "false", "true, false"}),
+      row(kResultsAndPlan, also_called(flag("dora", a.dora), {"use_dora"}),
+          {"DoRA: trained magnitudes of the outputs, see [below](#adapters). Not together with "
+           "`dropout`",
+           "false", "true, false"}),
+      row(kResultsAndPlan, also_called(names("targets", a.targets), {"target_modules"}),
+          {"linear layers that get a low-rank adapter, like PEFT's `target_modules`: names or "
+           "their last parts (`\"q_proj\"`, `\"mlp.c_proj\"`), or `\"all-linear\"` for all of "
+           "attention and MLPs",
+           "required", "name, list of names, `\"all-linear\"`"}),
+      row(kResultsAndPlan, names("modules_to_save", a.modules_to_save),
+          {"further modules that are trained in full: module names or their ends (`\"lm_head\"`), "
+           "as in PEFT, or patterns of tensor names as in `ballast.train`",
+           "none", "name, list"})};
 }
 
 }  // namespace

@@ -14,10 +14,14 @@ constexpr std::string_view kStages = "pipeline.stages";
 
 Section pipeline_keys(PipelineSection& pipeline, std::vector<std::string>& log) {
   return with_deepspeed_keys(
-      {also_called(
-          or_auto(whole("stages", pipeline.stages, {1, kMostStages}), pipeline.stages),
-          {"stage", "pp_size", "pp", "num_stages", "pipeline_stages", "pipeline_parallel_size",
-           "pipeline_parallel_degree", "pipeline_model_parallel_size"})},
+      {row(kPlanOnly,
+           also_called(
+               or_auto(whole("stages", pipeline.stages, {1, kMostStages}), pipeline.stages),
+               {"stage", "pp_size", "pp", "num_stages", "pipeline_stages", "pipeline_parallel_size",
+                "pipeline_parallel_degree", "pipeline_model_parallel_size"}),
+           {"number of devices of each rank, to which the layers are dealt in turn, see "
+            "[below](#several-devices). Same bits",
+            "1, or the number of `ballast.devices`", "1 to 8, `\"auto\"`"})},
       "pipeline", log);
 }
 

@@ -61,9 +61,21 @@ std::string time_text(double seconds) {
 }
 
 Section spike_keys(SpikeSection& spike) {
-  return {choice("action", spike.action), whole("window", spike.window, {4, 10'000}),
-          real("factor", spike.factor, kPositive),
-          whole("most_rollbacks", spike.most_rollbacks, {1, kSteps.high})};
+  return {row(kResultsOnly, choice("action", spike.action),
+              {"the action", "required in an object",
+               "`\"off\"`, `\"warn\"`, `\"stop\"`, `\"rollback\"`"}),
+          row(kResultsOnly, whole("window", spike.window, {4, 10'000}),
+              {"number of previous steps that a loss is compared with. Detection starts with half "
+               "of them",
+               "50", "4 to 10000"}),
+          row(kResultsOnly, real("factor", spike.factor, kPositive),
+              {"a loss is a spike if it exceeds the window's mean by this many standard "
+               "deviations, or is not finite. 6 is the value of OLMo-core's `SkipStepOptimizer`",
+               "6", "above 0"}),
+          row(kResultsOnly, whole("most_rollbacks", spike.most_rollbacks, {1, kSteps.high}),
+              {"after this many rollbacks without a new checkpoint in between, the next spike "
+               "stops the run",
+               "3", "at least 1"})};
 }
 
 }  // namespace

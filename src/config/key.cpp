@@ -290,12 +290,23 @@ void list_keys(const Section& section, const std::string& prefix, std::vector<Ke
   for (const Key& key : section) {
     if (!key.listed) continue;
     const std::string path = prefix.empty() ? key.name : prefix + "." + key.name;
-    if (key.inner) {
-      list_keys(key.inner(), path, list);
-    } else {
-      list.push_back({path, key.values, key.other_names, key.names_paths});
+    const bool is_section = key.inner != nullptr;
+    if (!is_section || key.effects) {
+      expects(key.effects.has_value(), "config: a key must be a row()");
+      const KeyDocumentation<std::string> text = {std::string(key.text.meaning),
+                                                  std::string(key.text.initial),
+                                                  std::string(key.text.range)};
+      list.push_back(
+          {path, key.values, key.other_names, key.names_paths, is_section, *key.effects, text});
     }
+    if (is_section) list_keys(key.inner(), path, list);
   }
+}
+
+Key row(KeyEffects effects, Key key, KeyText text) {
+  key.effects = effects;
+  key.text = text;
+  return key;
 }
 
 Key accepted_only(Key key) {

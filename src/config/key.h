@@ -92,6 +92,8 @@ struct Key {
   bool names_paths = false;
   bool listed = true;                                 ///< whether key_list() has it
   std::function<std::vector<Key>()> inner = nullptr;  ///< keys of a nested section
+  std::optional<KeyEffects> effects = {};             ///< row() sets it and `text`
+  KeyText text = {};
 };
 
 using Section = std::vector<Key>;
@@ -104,7 +106,7 @@ bool is_comment(std::string_view name);
 void read_section(const Value& value, const Section& section);
 Json write_section(const Section& section);
 
-/// Adds all keys of the section and of those in it, with `prefix` and a dot before their names.
+/// Adds all rows of the section and of those in it, with `prefix` and a dot before their names.
 void list_keys(const Section& section, const std::string& prefix, std::vector<KeyInfo>& list);
 
 /// A nested section. `keys` is called when it is read or written, so it may depend on earlier keys
@@ -188,6 +190,10 @@ Key optional_key(std::string name, std::optional<T>& target, const Json& missing
           },
           [&target, missing] { return target ? Json(*target) : missing; }};
 }
+
+/// A row of the table of all keys. Sections pass their effects to keys of other versions, and have
+/// a text if they can be given as a whole.
+Key row(KeyEffects effects, Key key, KeyText text);
 
 /// Like `key`, but not printed.
 Key accepted_only(Key key);

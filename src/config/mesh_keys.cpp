@@ -46,9 +46,15 @@ std::string describe_places(const Config& c, std::uint64_t places) {
 
 Section tensor_parallel_keys(std::uint64_t& size, std::vector<std::string>& log) {
   return with_deepspeed_keys(
-      {also_called(whole("autotp_size", size, {0, 1U << 16U}),
-                   {"tp_size", "tensor_parallel_size", "tensor_model_parallel_size",
-                    "model_parallel_size", "tensor_parallel_degree", "tp_degree"})},
+      {row(kPlanOnly,
+           also_called(whole("autotp_size", size, {0, 1U << 16U}),
+                       {"tp_size", "tensor_parallel_size", "tensor_model_parallel_size",
+                        "model_parallel_size", "tensor_parallel_degree", "tp_degree"}),
+           {"number of ranks that share the tiles of each layer (Megatron), see "
+            "[below](#tensor-parallelism)",
+            "1 (or 0): each rank computes whole layers",
+            "a divisor of the ranks, of the heads of keys, of `model.layer_tiles` and "
+            "`model.vocabulary_tiles`"})},
       "tensor_parallel", log);
 }
 

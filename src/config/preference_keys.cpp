@@ -14,9 +14,18 @@ Key preference_key(model::Preference& preference) {
                   value.fail("only \"sigmoid\", the loss of DPO, is supported");
                 },
                 [] { return Json("sigmoid"); }};
-    return {real("beta", preference.beta, kPositive),
-            real("label_smoothing", preference.label_smoothing, {.low = 0.0, .high = 0.5}),
-            with_values(std::move(loss), {"sigmoid"})};
+    return {row(kResultsOnly, real("beta", preference.beta, kPositive),
+                {"weight of the log-ratio: -log sigmoid(beta ((log pi(c) - log ref(c)) - (log "
+                 "pi(r) - log ref(r)))), with chosen c and rejected r",
+                 "0.1", "above 0"}),
+            row(kResultsOnly,
+                real("label_smoothing", preference.label_smoothing, {.low = 0.0, .high = 0.5}),
+                {"e, the probability that a pair is the wrong way round: the loss is (1 - e) times "
+                 "that of the pair plus e times that of the swapped pair (conservative DPO). TRL "
+                 "1.16 ignores it with `loss_type` `sigmoid`",
+                 "0", "0 to 0.5"}),
+            row(kResultsOnly, with_values(std::move(loss), {"sigmoid"}),
+                {"only `\"sigmoid\"`", "`\"sigmoid\"`", "`\"sigmoid\"`"})};
   });
 }
 

@@ -9,71 +9,14 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
-#include "ballast/text/words.h"
 
 #include "src/config/sections.h"
 
 namespace ballast::config {
 namespace {
 
-constexpr KeyRole kMathematics = KeyRole::mathematics;
-constexpr KeyRole kPosition = KeyRole::position;
-constexpr KeyRole kFree = KeyRole::free;
-
-/// Keys of one role, separated by spaces: "section.*" is for the keys that no other word names.
-struct RoleKeys {
-  KeyRole role;
-  std::string_view keys;
-};
-
-/// Every key is in one of these lists. States replace the initial weights, tiles are compared block
-/// by block, and files by their content, for which DataSection::kind() is the key in a checkpoint.
-constexpr auto kRoles = std::to_array<RoleKeys>({
-    {kMathematics,
-     "model.* data.text data.tokens data.documents data.pairs data.held_out data.shuffle "
-     "optimizer.type optimizer.params.* scheduler.type scheduler.params.* gradient_clipping "
-     "bf16.enabled fp16.* zero_optimization.zero_quantized_weights ballast.train "
-     "ballast.adapters ballast.adapters.* ballast.preference.* ballast.quantized_base "
-     "ballast.double_quantization ballast.expert_updates ballast.optimizer_states "
-     "ballast.weight_decay_exclude ballast.seed ballast.spike.*"},
-    {kPosition, "data.sequence_length train_batch_size"},
-    {kFree,
-     "model.weights model.init_stddev model.vocabulary_tiles model.layer_tiles "
-     "data.token_type data.eval data.as_is train_micro_batch_size_per_gpu "
-     "gradient_accumulation_steps sequence_parallel_size tensor_parallel.autotp_size "
-     "activation_checkpointing.* "
-     "steps_per_print tensorboard.* "
-     "csv_monitor.* "
-     "zero_optimization.stage zero_optimization.stage3_param_persistence_threshold "
-     "zero_optimization.zero_hpz_partition_size zero_optimization.sub_group_size "
-     "zero_optimization.offload_optimizer.* zero_optimization.offload_param.* aio.* "
-     "pipeline.stages ballast.device ballast.devices ballast.kernels ballast.gpu_checks "
-     "ballast.attention "
-     "ballast.product_algorithms ballast.device_bytes ballast.host_bytes ballast.adapters.path "
-     "ballast.order ballast.update "
-     "ballast.speculative_updates ballast.expert_prefetch ballast.expert_parallel "
-     "ballast.serial ballast.nvtx ballast.delay_seed ballast.activations ballast.gradients "
-     "ballast.recompute ballast.device_weight_buffers ballast.device_gradient_buffers "
-     "ballast.activation_buffers ballast.gradient_buffers ballast.compute_threads "
-     "ballast.update_threads ballast.update_isa ballast.update_numa_node ballast.link_gbps "
-     "ballast.placement ballast.steps ballast.eval_every ballast.eval_batches "
-     "ballast.save_weights ballast.checkpoint_every ballast.checkpoint_keep "
-     "ballast.max_skipped_steps ballast.on_error ballast.comm_timeout_seconds ballast.out"},
-});
-
-struct KeyRow {
-  std::string_view path;
-  KeyRole role;
-};
-
-const std::vector<KeyRow>& rows() {
-  static const std::vector<KeyRow> all = [] {
-    std::vector<KeyRow> list;
-    for (const auto& [role, keys] : kRoles) {
-      for (const auto key : text::words_of(keys)) list.push_back({key, role});
-    }
-    return list;
-  }();
+const std::vector<KeyInfo>& rows() {
+  static const std::vector<KeyInfo> all = key_rows();
   return all;
 }
 
@@ -85,21 +28,20 @@ bool is_in(std::string_view key, std::string_view section) {
   return key.size() > section.size() && key.starts_with(section) && key[section.size()] == '.';
 }
 
-/// The row of a key, or null.
-const KeyRow* row_of(std::string_view path) {
-  const KeyRow* found = nullptr;
-  for (const KeyRow& row : rows()) {
+/// The row of a key or, for a key of another version, of its innermost section; null if there is
+/// none.
+const KeyInfo* row_of(std::string_view path) {
+  const KeyInfo* found = nullptr;
+  for (const KeyInfo& row : rows()) {
     if (row.path == path) return &row;
-    const bool section = row.path.ends_with(".*");
-    if (section && is_in(path, row.path.substr(0, row.path.size() - 2))) found = &row;
+    if (row.is_section && is_in(path, row.path)) found = &row;
   }
   return found;
 }
 
 /// Whether the table has rows of keys in `path`.
 bool is_section(std::string_view path) {
-  return std::any_of(rows().begin(), rows().end(),
-                     [path](const KeyRow& row) { return is_in(row.path, path); });
+  return std::ranges::any_of(rows(), [path](const KeyInfo& row) { return is_in(row.path, path); });
 }
 
 void add_settings(const Json& value, const std::string& path, Settings& settings) {
@@ -129,10 +71,9 @@ std::vector<std::string> shortest_names(const std::vector<std::string>& keys) {
 /// Keys and sections that can be allowed.
 std::vector<std::string> allowed_names() {
   std::vector<std::string> names = {std::string(kAll)};
-  for (const KeyRow& row : rows()) {
-    if (row.role != kMathematics) continue;
+  for (const KeyInfo& row : rows()) {
+    if (row.effects.on_resume != KeyRole::mathematics) continue;
     std::string_view path = row.path;
-    if (path.ends_with(".*")) path.remove_suffix(2);
     for (; true; path = path.substr(0, path.rfind('.'))) {
       // "ballast" as a whole cannot be allowed.
       if (path != "ballast" && path != "zero_optimization") names.emplace_back(path);
@@ -146,10 +87,9 @@ std::vector<std::string> allowed_names() {
 
 }  // namespace
 
-KeyRole role_of(std::string_view path) {
-  const KeyRow* const row = row_of(path);
-  expects(row != nullptr, "config: a key has no row in the table of what may change on a resume");
-  return row->role;
+KeyEffects effects_of(std::string_view path) {
+  const KeyInfo* const row = row_of(path);
+  return row == nullptr ? kResultsAndPlan : row->effects;
 }
 
 Settings all_settings(const Config& config) {
@@ -171,7 +111,7 @@ Settings settings_of(const Config& config) {
     if (is_in(key, "ballast.spike") && key != "ballast.spike.action") {
       return config.ballast.spike.action == SpikeSection::Action::off;
     }
-    return role_of(key) == kFree;
+    return effects_of(key).on_resume == KeyRole::free;
   };
   std::erase_if(settings, omitted);
   return settings;
@@ -194,12 +134,14 @@ void check_allowed_names(const std::vector<std::string>& names) {
   const std::vector<std::string> known = allowed_names();
   for (const std::string& name : names) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    const KeyRow* const row = row_of(name);
-    if (row != nullptr && row->role == kMathematics) continue;  // a key of "model.*"
+    const KeyInfo* const row = row_of(name);
+    if (row != nullptr && row->effects.on_resume == KeyRole::mathematics)
+      continue;  // a key of "model.*"
     const auto refuse = [&name](const std::string& why) {
       throw Error(ErrorCategory::usage, fmt::format("--allow-change {}: {}", name, why));
     };
-    if (row != nullptr && row->role == kFree) refuse("may change without this; remove it");
+    if (row != nullptr && row->effects.on_resume == KeyRole::free)
+      refuse("may change without this; remove it");
     if (row != nullptr) refuse("cannot change, because the position in the data follows from it");
     refuse(fmt::format("there is no such key of results{}", did_you_mean(name, known)));
   }
@@ -218,8 +160,8 @@ void refuse_changes(const std::vector<Change>& changes, const std::vector<std::s
   std::vector<std::string> refused;
   for (const Change& change : changes) {
     texts.push_back(change.text());
-    const KeyRow* const row = row_of(change.key);
-    if (row != nullptr && row->role == kPosition) {
+    const KeyInfo* const row = row_of(change.key);
+    if (row != nullptr && row->effects.on_resume == KeyRole::position) {
       positions.push_back(change.key);
     } else if (!is_allowed(change.key, allowed)) {
       refused.push_back(change.key);

@@ -15,6 +15,8 @@ Section all_keys(Config& config);
 
 // Parts of that table. DeepSpeed's keys without effect are noted in `log` as "path: reason".
 
+Section model_keys(Config& config);
+Section ballast_keys(BallastSection& ballast, step::BufferCounts& buffers);
 Section optimizer_keys(OptimizerSection& optimizer, std::vector<std::string>& log);
 Section scheduler_keys(SchedulerSection& scheduler);
 Section zero_keys(ZeroSection& zero, step::BufferCounts& buffers, std::vector<std::string>& log);

@@ -54,8 +54,34 @@ Key folders(std::string name, std::vector<Path>& target) {
 
 constexpr std::array<std::string_view, 3> kOffloadDevices = {"none", "cpu", "nvme"};
 
+struct OffloadTexts {
+  KeyText device;
+  KeyText nvme_path;
+  KeyText buffer_count;
+};
+constexpr OffloadTexts kOptimizerTexts = {
+    .device = {"where optimizer states live: `none` (device), `cpu` (host memory), `nvme`, `auto` "
+               "(the planner decides block by block)",
+               "`none`", ""},
+    .nvme_path = {"swap folders. The folders of both sections are used together, in proportion to "
+                  "their speed. One that is missing is made if its parent exists, and stays once a "
+                  "step has used it",
+                  "the run directory", "path or list of paths"},
+    .buffer_count = {
+        "host buffers for optimizer states in transit from and to NVMe; 0: chosen automatically",
+        "0", "0 to 1024"}};
+constexpr OffloadTexts kParameterTexts = {
+    .device = {"where weights live: `none` (device), `cpu` (host memory), `nvme`, `auto` (the "
+               "planner decides block by block)",
+               "`none`", ""},
+    .nvme_path = {"swap folders. The folders of both sections are used together, in proportion to "
+                  "their speed",
+                  "the run directory", "path or list of paths"},
+    .buffer_count = {"host buffers for weights in transit; 0: chosen automatically", "0",
+                     "0 to 1024"}};
+
 Section offload_keys(OffloadSection& o, step::BufferCounts& buffers, const std::string& name,
-                     std::vector<std::string>& log) {
+                     const OffloadTexts& texts, std::vector<std::string>& log) {
   const auto read_device = [&o](const Value& value) {
     std::vector<std::string> choices(kOffloadDevices.begin(), kOffloadDevices.end());
     choices.emplace_back("auto");
@@ -69,9 +95,12 @@ Section offload_keys(OffloadSection& o, step::BufferCounts& buffers, const std::
     return Json(o.tier ? kOffloadDevices[static_cast<std::size_t>(*o.tier)] : "auto");
   };
   return with_deepspeed_keys(
-      {with_values({"device", read_device, write_device}, {"auto", "none", "cpu", "nvme"}),
-       folders("nvme_path", o.nvme_path),
-       buffers_key(fmt::format("zero_optimization.{}.buffer_count", name), buffers)},
+      {row(kPlanOnly,
+           with_values({"device", read_device, write_device}, {"auto", "none", "cpu", "nvme"}),
+           texts.device),
+       row(kPlanOnly, folders("nvme_path", o.nvme_path), texts.nvme_path),
+       row(kPlanOnly, buffers_key(fmt::format("zero_optimization.{}.buffer_count", name), buffers),
+           texts.buffer_count)},
       name, log);
 }
 
@@ -107,8 +136,13 @@ Section transfer_keys(Bytes& block_size, unsigned& queue_depth, IoBackend& backe
       value.fail(fmt::format("must be a multiple of 4 KiB (4096), got {}", block_size));
     }
   };
-  return {std::move(block), whole("queue_depth", queue_depth, {1, 4096}),
-          choice("backend", backend)};
+  return {
+      row(kPlanOnly, std::move(block),
+          {"bytes of one I/O request", "1 MiB", "4 KiB to 1 GiB, a multiple of 4 KiB"}),
+      row(kPlanOnly, whole("queue_depth", queue_depth, {1, 4096}),
+          {"requests in flight per device", "32", "1 to 4096"}),
+      row(kPlanOnly, choice("backend", backend),
+          {"`auto` takes the first one that works", "`auto`", "`auto`, `io_uring`, `threads`"})};
 }
 
 Section path_keys(AioPath& entry) {
@@ -148,28 +182,66 @@ Key paths_key(AioSection& aio) {
 
 Section zero_keys(ZeroSection& zero, step::BufferCounts& buffers, std::vector<std::string>& log) {
   return with_deepspeed_keys(
-      {whole("stage", zero.stage, {0, 3}),
-       persistence_key("stage3_param_persistence_threshold", zero),
-       accepted_only(persistence_key("param_persistence_threshold", zero)), hpz_key(zero),
-       flag("zero_quantized_weights", zero.quantized_weights),
-       or_auto(whole("sub_group_size", zero.sub_group_size, {}), zero.sub_group_size),
+      {row(kPlanOnly, whole("stage", zero.stage, {0, 3}),
+           {"what is sharded over ranks: 1 optimizer states, 2 also gradients, 3 also weights", "0",
+            "0 to 3"}),
+       row(kPlanOnly, persistence_key("stage3_param_persistence_threshold", zero),
+           {"stage 3: blocks with at most this many parameters keep their weights whole on every "
+            "rank, see [below](#stage-3). Alias: `param_persistence_threshold`. DeepSpeed's "
+            "default is 1e5 per tensor",
+            "0", "0 to 2^53, `\"auto\"` (0)"}),
+       row(kPlanOnly, accepted_only(persistence_key("param_persistence_threshold", zero)),
+           {"another name of `stage3_param_persistence_threshold`", "", ""}),
+       row(kPlanOnly, hpz_key(zero),
+           {"stage 3: number of consecutive ranks, usually those of a node, that together hold one "
+            "copy of the weights (hpZ), see [below](#stage-3)",
+            "1 (or 0): all ranks hold one copy together",
+            "0 to 2^20, a divisor of the number of ranks"}),
+       row(kResultsAndPlan, flag("zero_quantized_weights", zero.quantized_weights),
+           {"stage 3: all-gather 8-bit instead of full weights (qwZ), see [below](#stage-3)",
+            "false", "true, false"}),
+       row(kPlanOnly,
+           or_auto(whole("sub_group_size", zero.sub_group_size, {}), zero.sub_group_size),
+           {"maximum number of a block's elements whose optimizer states are fetched, updated and "
+            "written back together, in units of 2048, see [below](#sub-groups)",
+            "`\"auto\"`", "0 to 2^53, `\"auto\"`"}),
        section("offload_optimizer",
-               [&] { return offload_keys(zero.optimizer, buffers, "offload_optimizer", log); }),
+               [&] {
+                 return offload_keys(zero.optimizer, buffers, "offload_optimizer", kOptimizerTexts,
+                                     log);
+               }),
        section("offload_param",
-               [&] { return offload_keys(zero.parameters, buffers, "offload_param", log); })},
+               [&] {
+                 return offload_keys(zero.parameters, buffers, "offload_param", kParameterTexts,
+                                     log);
+               })},
       "zero_optimization", log);
 }
 
 Section aio_keys(AioSection& aio, std::vector<std::string>& log) {
   Section keys = transfer_keys(aio.block_size, aio.queue_depth, aio.backend);
-  keys.push_back(bytes("in_flight_bytes", aio.in_flight_bytes, {kPage, 64 * kGiB}));
-  keys.push_back(real("stall_seconds", aio.stall_seconds, kSeconds));
-  keys.push_back(real("abandon_seconds", aio.abandon_seconds, kSeconds));
-  keys.push_back(flag("sqpoll", aio.sqpoll));
-  keys.push_back(flag("iopoll", aio.iopoll));
-  keys.push_back(flag("buffered", aio.buffered));
-  keys.push_back(flag("any_file_system", aio.any_file_system));
-  keys.push_back(paths_key(aio));
+  keys.push_back(row(kPlanOnly, bytes("in_flight_bytes", aio.in_flight_bytes, {kPage, 64 * kGiB}),
+                     {"maximum number of bytes in flight per path", "64 MiB", "4 KiB to 64 GiB"}));
+  keys.push_back(
+      row(kPlanOnly, real("stall_seconds", aio.stall_seconds, kSeconds),
+          {"a request that takes longer causes a warning", "30", "above 0, at most 10^6"}));
+  keys.push_back(row(kPlanOnly, real("abandon_seconds", aio.abandon_seconds, kSeconds),
+                     {"a request that takes longer fails", "300", "`stall_seconds` to 10^6"}));
+  keys.push_back(
+      row(kPlanOnly, flag("sqpoll", aio.sqpoll),
+          {"io_uring: a kernel thread submits requests. Saves system calls, occupies a core",
+           "false", "true, false"}));
+  keys.push_back(row(kPlanOnly, flag("iopoll", aio.iopoll),
+                     {"io_uring: poll for completions; needs a driver with polling queues", "false",
+                      "true, false; not with `buffered`"}));
+  keys.push_back(row(kPlanOnly, flag("buffered", aio.buffered),
+                     {"go through the page cache, for file systems without direct I/O; slower",
+                      "false", "true, false"}));
+  keys.push_back(
+      row(kPlanOnly, flag("any_file_system", aio.any_file_system),
+          {"swap to tmpfs, overlay and network file systems too", "false", "true, false"}));
+  keys.push_back(row(kPlanOnly, paths_key(aio),
+                     {"settings of single folders, see [below](#swap-folders)", "[]", "list"}));
   return with_deepspeed_keys(std::move(keys), "aio", log);
 }
 

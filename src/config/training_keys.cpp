@@ -83,7 +83,7 @@ Section keys_of(Type type, std::string_view kind, std::string_view name,
   Section keys;
   for (const auto& [types, key] : rows) {
     const bool own = std::find(types.begin(), types.end(), type) != types.end();
-    keys.push_back(own ? key : foreign(key.name, kind, name));
+    keys.push_back(own ? key : row(*key.effects, foreign(key.name, kind, name), key.text));
   }
   return keys;
 }
@@ -92,17 +92,44 @@ Section optimizer_parameters(OptimizerSection& o) {
   using enum cpu_adam::Optimizer;
   const Key mode = adam_w_mode_key(o);
   const std::vector<ParameterRow<Optimizer>> rows = {
-      {{adamw, adam}, o.type == adam ? mode : accepted_only(mode)},
+      {{adamw, adam},
+       row(kResultsOnly, o.type == adam ? mode : accepted_only(mode),
+           {"for Adam: true means AdamW, false adds the weight decay to the gradient (L2)", "true",
+            "true, false"})},
       {{adamw, adam, adagrad, lion, sgd},
-       also_called(real("lr", o.lr, kPositive), {"learning_rate"})},
-      {{adamw, adam, lion}, betas_key(o)},
-      {{adamw, adam, adagrad}, also_called(real("eps", o.eps, kPositive), {"epsilon"})},
-      {{adamw, adam, adagrad, lion, sgd}, real("weight_decay", o.weight_decay, kNotNegative)},
-      {{sgd}, real("momentum", o.momentum, kBelowOne)},
-      {{sgd}, flag("nesterov", o.nesterov)},
-      {{sgd}, zero_key("dampening")},
-      {{adagrad}, zero_key("lr_decay")},
-      {{adagrad}, zero_key("initial_accumulator_value")}};
+       row(kResultsOnly, also_called(real("lr", o.lr, kPositive), {"learning_rate"}),
+           {"learning rate (DeepSpeed's default for Lion: 1e-3, see "
+            "[below](#defaults-that-differ-from-deepspeeds))",
+            "1e-3; Adagrad 1e-2, Lion 1e-4", "above 0"})},
+      {{adamw, adam, lion},
+       row(kResultsOnly, betas_key(o),
+           {"decay of the two moments (AdamW, Adam); weights of the moment in the direction and in "
+            "the moment (Lion; DeepSpeed's default: [0.9, 0.999])",
+            "[0.9, 0.999]; Lion [0.9, 0.99]", "each at least 0, below 1"})},
+      {{adamw, adam, adagrad},
+       row(kResultsOnly, also_called(real("eps", o.eps, kPositive), {"epsilon"}),
+           {"added to the root of the second moment (AdamW, Adam, Adagrad)", "1e-8; Adagrad 1e-10",
+            "above 0"})},
+      {{adamw, adam, adagrad, lion, sgd},
+       row(kResultsOnly, real("weight_decay", o.weight_decay, kNotNegative),
+           {"weight decay: decoupled (AdamW, Lion) or part of the gradient (Adam, Adagrad, SGD). "
+            "Applies to all trained tensors except those of `ballast.weight_decay_exclude`",
+            "AdamW 0.01; the others 0", "at least 0"})},
+      {{sgd},
+       row(kResultsOnly, real("momentum", o.momentum, kBelowOne),
+           {"decay of the momentum (SGD)", "0", "at least 0, below 1"})},
+      {{sgd},
+       row(kResultsOnly, flag("nesterov", o.nesterov),
+           {"Nesterov's momentum (SGD); needs `momentum`", "false", "true, false"})},
+      {{sgd},
+       row(kResultsOnly, zero_key("dampening"),
+           {"accepted for configs of PyTorch (SGD)", "0", "0"})},
+      {{adagrad},
+       row(kResultsOnly, zero_key("lr_decay"),
+           {"accepted for configs of PyTorch (Adagrad)", "0", "0"})},
+      {{adagrad},
+       row(kResultsOnly, zero_key("initial_accumulator_value"),
+           {"accepted for configs of PyTorch (Adagrad)", "0", "0"})}};
   return keys_of(o.type, "optimizer", name_of(o.type), rows);
 }
 
@@ -145,15 +172,36 @@ Key total_num_steps_key(SchedulerSection& s) {
 Section schedule_keys(SchedulerSection& s) {
   using enum SchedulerSection::Type;
   const std::vector<ParameterRow<Schedule>> rows = {
-      {{linear, warmup_decay, warmup_cosine}, total_num_steps_key(s)},
-      {{warmup, warmup_decay}, real("warmup_min_lr", s.warmup_min_lr, kNotNegative)},
-      {{warmup, warmup_decay}, warmup_max_lr_key(s)},
-      {{warmup_cosine}, real("warmup_min_ratio", s.warmup_min_ratio, kShare)},
+      {{linear, warmup_decay, warmup_cosine},
+       row(kResultsOnly, total_num_steps_key(s),
+           {"step at which the decay ends (linear, Decay, Cosine)",
+            "linear: `ballast.steps`; others: required", "at least 1"})},
+      {{warmup, warmup_decay},
+       row(kResultsOnly, real("warmup_min_lr", s.warmup_min_lr, kNotNegative),
+           {"learning rate at the start (WarmupLR, Decay)", "0", "at least 0"})},
+      {{warmup, warmup_decay},
+       row(kResultsOnly, warmup_max_lr_key(s),
+           {"learning rate after the warm-up (WarmupLR, Decay; DeepSpeed's default for Decay: "
+            "1e-3)",
+            "`optimizer.params.lr`", "above 0"})},
+      {{warmup_cosine},
+       row(kResultsOnly, real("warmup_min_ratio", s.warmup_min_ratio, kShare),
+           {"ratio to the learning rate at the start (Cosine)", "0", "0 to 1"})},
       {{linear, warmup, warmup_decay, warmup_cosine},
-       whole("warmup_num_steps", s.warmup_num_steps, kSteps)},
-      {{warmup_cosine}, real("cos_min_ratio", s.cos_min_ratio, kShare)},
-      {{warmup, warmup_decay, warmup_cosine}, warmup_type_key(s)},
-      {{warmup, warmup_decay, warmup_cosine}, last_batch_iteration_key()}};
+       row(kResultsOnly, whole("warmup_num_steps", s.warmup_num_steps, kSteps),
+           {"steps of the warm-up (all but constant); 0 and 1 count as 2 except for linear, which "
+            "a line says. So they do in DeepSpeed, but 0.19.8 refuses 0",
+            "1000; linear: 0", "at least 0"})},
+      {{warmup_cosine},
+       row(kResultsOnly, real("cos_min_ratio", s.cos_min_ratio, kShare),
+           {"ratio to the learning rate at the end (Cosine)", "1e-4", "0 to 1"})},
+      {{warmup, warmup_decay, warmup_cosine},
+       row(kResultsOnly, warmup_type_key(s),
+           {"shape of the warm-up (WarmupLR, Decay, Cosine)", "`log`", "`log`, `linear`"})},
+      {{warmup, warmup_decay, warmup_cosine},
+       row(kResultsOnly, last_batch_iteration_key(),
+           {"accepted for configs of DeepSpeed: a schedule starts at the first step", "-1",
+            "-1"})}};
   return keys_of(s.type, "schedule", name_of(s.type), rows);
 }
 
@@ -198,7 +246,12 @@ Section optimizer_keys(OptimizerSection& o, std::vector<std::string>& log) {
     return with_deepspeed_keys(optimizer_parameters(o), "optimizer.params", log);
   };
   Key type = with_values({"type", read_type, write_type}, choice_names<Optimizer>());
-  return with_deepspeed_keys({std::move(type), section("params", params)}, "optimizer", log);
+  return with_deepspeed_keys(
+      {row(kResultsAndPlan, std::move(type),
+           {"update rule, case-insensitive: `AdamW`, `Adam`, `Adagrad`, `Lion`, `SGD`", "`AdamW`",
+            ""}),
+       row(kResultsOnly, section("params", params), {})},
+      "optimizer", log);
 }
 
 Section scheduler_keys(SchedulerSection& s) {
@@ -207,7 +260,11 @@ Section scheduler_keys(SchedulerSection& s) {
     read(value);
     if (s.type == Schedule::linear) s.warmup_num_steps = 0;  // the default of transformers
   };
-  return {std::move(type), section("params", [&s] { return schedule_keys(s); })};
+  return {row(kResultsOnly, std::move(type),
+              {"`constant`, transformers' `linear`, or DeepSpeed's `WarmupLR`, `WarmupDecayLR`, "
+               "`WarmupCosineLR`",
+               "`constant`; [without `optimizer`](#configs-without-an-optimizer): `linear`", ""}),
+          section("params", [&s] { return schedule_keys(s); })};
 }
 
 }  // namespace ballast::config

@@ -18,7 +18,6 @@
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/memory/budget.h"
 #include "ballast/text/files.h"
-#include "ballast/text/words.h"
 
 namespace ballast::planner {
 namespace {
@@ -28,21 +27,6 @@ using text::Json;
 /// The member that marks a saved plan; its value is the version of the format.
 constexpr std::string_view kMark = "ballast_plan";
 constexpr std::uint64_t kForm = 1;
-
-/// Keys, or sections of keys, that do not affect plans.
-constexpr std::string_view kFree =
-    "ballast.checkpoint_every ballast.checkpoint_keep ballast.comm_timeout_seconds "
-    "ballast.delay_seed ballast.eval_every ballast.max_skipped_steps ballast.nvtx "
-    "ballast.on_error ballast.out ballast.preference ballast.save_weights ballast.seed "
-    "ballast.serial ballast.spike ballast.steps ballast.weight_decay_exclude csv_monitor "
-    "data.documents data.eval data.held_out data.shuffle data.text data.token_type "
-    "data.tokens model.weights optimizer.params scheduler steps_per_print tensorboard";
-
-bool is_free(std::string_view path) {
-  return std::ranges::any_of(text::words_of(kFree), [&](std::string_view key) {
-    return path.starts_with(key) && (path.size() == key.size() || path[key.size()] == '.');
-  });
-}
 
 std::string device_of(const config::Config& config) {
   return std::string(device::kind_of(inputs::device_options(config)));
@@ -105,13 +89,21 @@ class PlanFile {
   Json json_;
 };
 
+/// Whether a printed config trains on preference pairs.
+bool has_pairs(const Json& config) {
+  const Json* const data = config.find("data");
+  const Json* const pairs = data == nullptr ? nullptr : data->find("pairs");
+  return pairs != nullptr && pairs->is_array() && !pairs->elements().empty();
+}
+
 void check_config(const PlanFile& plan, const config::Config& config) {
   config::Settings now = config::all_settings(config);
   // Some keys depend on others, so the first difference may not be the user's.
   constexpr std::size_t kMostNamed = 3;
   std::vector<std::string> differences;
   const auto note = [&](const std::string& path, const std::string& then, const std::string& here) {
-    if (is_free(path) || differences.size() == kMostNamed) return;
+    const bool free = config::effects_of(path).on_plan == config::PlanRole::free;
+    if (free || differences.size() == kMostNamed) return;
     differences.push_back(fmt::format("{} was {} for it and is {} now", path, then, here));
   };
   for_each_value(plan.member("config"), [&](const std::string& path, const Json& value) {
@@ -189,6 +181,10 @@ AppliedPlan read_plan(const std::filesystem::path& file, const config::Config& c
   if ((plan.member("documents").text() == "true") != config.has_positions()) {
     plan.fail(config.has_positions() ? "it is for a stream of tokens, but the data are documents"
                                      : "it is for documents, but the data are a stream of tokens");
+  }
+  if (const bool pairs = !config.data.pairs.empty(); has_pairs(plan.member("config")) != pairs) {
+    plan.fail(pairs ? "it is for single documents, but the data are preference pairs"
+                    : "it is for preference pairs, but the data are single documents");
   }
   const Bytes needed = plan.whole("host_bytes");
   if (const Bytes available = memory::available_memory(); needed > available) {

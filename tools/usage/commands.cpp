@@ -53,7 +53,15 @@ void add_config_keys(Command program) {
       "config-keys", "Print the meaning, default and range of the keys of a config");
   command.add_option("WORD", words.get(), "Only keys with these words in their names",
                      {.takes = Names::key});
-  command.set_action([words] {
+  auto markdown = std::make_shared<bool>(false);
+  command.add_flag(
+      "--markdown", markdown.get(),
+      "Print the rows of sections named WORD (\"top\": keys in no section) as a table");
+  command.set_action([words, markdown] {
+    if (*markdown) {
+      fmt::print("{}", key_table(*words));
+      return;
+    }
     fmt::print("{}", config_keys_page(*words, Terminal(Terminal::available()).width()));
   });
 }

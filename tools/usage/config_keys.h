@@ -1,23 +1,26 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace ballast::tools {
 
-/// One row of the tables of keys in configs/README.md, as text without Markdown.
-struct KeyText {
-  std::string_view path;  ///< "optimizer.params.lr"
-  std::string_view meaning;
-  std::string_view initial;  ///< the default, or where it comes from; may be ""
-  std::string_view range;    ///< accepted values; may be ""
+/// A documented key, as text without Markdown.
+struct KeyPage {
+  std::string path;  ///< "optimizer.params.lr"
+  std::string meaning;
+  std::string initial;  ///< the default, or where it comes from; may be ""
+  std::string range;    ///< accepted values; may be ""
 };
 
-/// All rows, in the order of configs/README.md. The build generates them with embed_keys.py.
-std::span<const KeyText> key_texts();
+/// All documented keys, in the order of a printed config.
+std::vector<KeyPage> key_pages();
+
+/// Returns the rows of a table of keys in configs/README.md, in Markdown: those of the keys in each
+/// of `sections`, in that order. "top" are the keys in no section.
+std::string key_table(const std::vector<std::string>& sections);
 
 /// Returns the page of `ballast config-keys`: path, meaning, default and range of the keys that
 /// have all of `words` in their paths or, if there is no such key, in their descriptions. Case does

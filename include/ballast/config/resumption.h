@@ -6,19 +6,13 @@
 #include <vector>
 
 #include "ballast/config/config.h"
+#include "ballast/config/key_list.h"
 
 namespace ballast::config {
 
-/// The effect of a key on a run that resumes.
-enum class KeyRole {
-  mathematics,  ///< determines the results of a run; another value must be allowed
-  position,     ///< determines the position in the data; another value is never allowed
-  free          ///< affects only speed, memory, files and messages, or only how a run begins
-};
-
-/// The role of the key with this path ("optimizer.params.lr"), by the table in resumption.cpp.
-/// Throws ContractViolation if the table lacks it.
-KeyRole role_of(std::string_view path);
+/// The effects of another value of the key with this path ("optimizer.params.lr"). A key of another
+/// version has the effects of its section, or else both.
+KeyEffects effects_of(std::string_view path);
 
 /// Values by path, as compact JSON.
 using Settings = std::map<std::string, std::string>;

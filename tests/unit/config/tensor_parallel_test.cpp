@@ -38,7 +38,7 @@ TEST(ConfigTensorParallel, DividesTheBatchAmongGroupsOfRanks) {
   EXPECT_EQ(shared.batch.train_batch, 8U);
   EXPECT_EQ(parse_text(kMinimal, shared_by(4), 8).batch.micro_batch, 4U);
   EXPECT_EQ(parse_text(print(shared), {}, 8).tensor_parallel, 2U);
-  EXPECT_EQ(role_of("tensor_parallel.autotp_size"), KeyRole::free);
+  EXPECT_EQ(effects_of("tensor_parallel.autotp_size").on_resume, KeyRole::free);
 }
 
 TEST(ConfigTensorParallel, SaysWhatDividesWhat) {
@@ -104,7 +104,7 @@ TEST(ConfigTensorParallel, PartitionsActivationsOfRanksThatShareLayers) {
   EXPECT_TRUE(parse_text(print(shared), {}, 2).partition_activations);
   EXPECT_TRUE(ignored_paths(shared).empty());
   EXPECT_EQ(ignored_paths(parse_text(kMinimal, {key + "=true"})), std::vector<std::string>{key});
-  EXPECT_EQ(role_of(key), KeyRole::free);
+  EXPECT_EQ(effects_of(key).on_resume, KeyRole::free);
 }
 
 TEST(ConfigTensorParallel, OtherKeysOfTheSectionAreKnown) {

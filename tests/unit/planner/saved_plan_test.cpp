@@ -129,6 +129,18 @@ TEST_F(SavedPlan, IsRefusedForAnotherConfigOrNumberOfRanks) {
   EXPECT_NE(refusal(config(), 2).find("it is for 1 rank, but this run has 2"), std::string::npos);
 }
 
+TEST_F(SavedPlan, FitsEachKindOfDataWithOtherFiles) {
+  text::Json file = text::parse_json(text::read_settings(file_, "plan"), "test");
+  text::Json& data = *file.find("config")->find("data");
+  data["pairs"] = text::Json::array({"first.safetensors"});
+  directory_.write("plan.json", file.pretty(2));
+  EXPECT_NE(refusal(config()).find("for preference pairs"), std::string::npos) << refusal(config());
+  data["pairs"] = text::Json::array();
+  data["as_is"] = true;
+  directory_.write("plan.json", file.pretty(2));
+  EXPECT_EQ(refusal(config()), "");
+}
+
 TEST_F(SavedPlan, IsRefusedForAnotherDevice) {
   plan::Rates gpu = rates_;
   gpu.shared_cores = 0;

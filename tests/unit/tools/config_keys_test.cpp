@@ -2,27 +2,26 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
+#include <fstream>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "ballast/config/config.h"
 #include "ballast/config/key_list.h"
 #include "ballast/core/error.h"
 #include "ballast/text/json.h"
+#include "ballast/text/words.h"
 
 #include "tests/unit/config/samples.h"
 
 namespace ballast::tools::config_keys_test {
 namespace {
-
-const KeyText* row_of(std::string_view path) {
-  const auto rows = key_texts();
-  const auto found = std::ranges::find(rows, path, &KeyText::path);
-  return found == rows.end() ? nullptr : &*found;
-}
 
 std::string lower(std::string_view text) {
   std::string all(text);
@@ -41,26 +40,43 @@ const text::Json* find(const text::Json& root, std::string_view path) {
   return at;
 }
 
-TEST(ConfigKeys, OfTheTablesAndOfTheProgramAreTheSame) {
-  const std::vector<config::KeyInfo> keys = config::key_list();
-  for (const config::KeyInfo& key : keys) {
-    EXPECT_NE(row_of(key.path), nullptr) << "configs/README.md lacks " << key.path;
+/// The tables stand between `<!-- keys: SECTIONS -->`, which names their sections, and
+/// `<!-- end -->`.
+TEST(ConfigKeys, OfTheReadmeAreThoseOfTheProgram) {
+  std::ifstream file(std::filesystem::path(BALLAST_CONFIGS) / "README.md");
+  std::set<std::string> shown;
+  std::string expected;
+  std::string found;
+  bool inside = false;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("<!-- keys: ")) {
+      std::vector<std::string> sections;
+      for (const std::string_view word : text::words_of(line)) {
+        if (word != "<!--" && word != "keys:" && word != "-->") sections.emplace_back(word);
+      }
+      shown.insert(sections.begin(), sections.end());
+      expected =
+          "| key | meaning | default | range |\n| --- | --- | --- | --- |\n" + key_table(sections);
+      found.clear();
+      inside = true;
+    } else if (line == "<!-- end -->") {
+      EXPECT_TRUE(found == expected) << "run tools/dev/write_key_tables.py BUILD/tools/ballast";
+      inside = false;
+    } else if (inside) {
+      found += line + "\n";
+    }
   }
-  for (const KeyText& row : key_texts()) {
-    const std::string section = std::string(row.path) + ".";
-    const bool exists = std::ranges::any_of(keys, [&](const config::KeyInfo& key) {
-      return key.path == row.path || key.path.starts_with(section);
-    });
-    EXPECT_TRUE(exists) << row.path << " of configs/README.md is not a key";
-    EXPECT_FALSE(row.meaning.empty()) << row.path;
+  for (const KeyPage& key : key_pages()) {
+    const std::size_t dot = key.path.find('.');
+    const std::string section = dot == std::string::npos ? "top" : key.path.substr(0, dot);
+    EXPECT_TRUE(shown.contains(section)) << "configs/README.md has no table with " << key.path;
   }
 }
 
-TEST(ConfigKeys, TablesListAllAcceptedValues) {
+TEST(ConfigKeys, HaveATextWithAllAcceptedValues) {
   for (const config::KeyInfo& key : config::key_list()) {
-    const KeyText* const row = row_of(key.path);
-    if (row == nullptr) continue;
-    const std::string text = lower(std::string(row->meaning) + " " + std::string(row->range));
+    const std::string text = lower(fmt::format("{} {}", key.text.meaning, key.text.range));
+    EXPECT_FALSE(key.text.meaning.empty()) << key.path;
     for (const std::string& value : key.values) {
       EXPECT_NE(text.find(lower(value)), std::string::npos) << key.path << ": " << value;
     }
@@ -71,7 +87,7 @@ TEST(ConfigKeys, TablesHaveTheDefaultsThatAConfigPrints) {
   const config::Config config = test::parse_text(test::kMinimal);
   const text::Json printed = text::parse_json(config::print(config), "printed");
   int compared = 0;
-  for (const KeyText& row : key_texts()) {
+  for (const KeyPage& row : key_pages()) {
     const text::Json* const value = find(printed, row.path);
     if (value == nullptr || row.initial.empty()) continue;
     const std::string initial(row.initial);

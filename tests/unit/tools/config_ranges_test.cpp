@@ -177,7 +177,7 @@ Comparison compare(const std::string& base, const std::string& path,
   return found;
 }
 
-std::vector<Probe> probes_of(const KeyText& row) {
+std::vector<Probe> probes_of(const KeyPage& row) {
   const std::string range(row.range);
   if (range == "true, false") return {{"true", true}, {"false", true}, {"1", false}};
   const auto claim = range_of(range);
@@ -187,7 +187,7 @@ std::vector<Probe> probes_of(const KeyText& row) {
 TEST(ConfigRanges, OfTheTablesAreThoseOfTheProgram) {
   const std::vector<std::string> all = bases();
   int compared = 0;
-  for (const KeyText& row : key_texts()) {
+  for (const KeyPage& row : key_pages()) {
     const std::string path(row.path);
     const std::vector<Probe> probes = probes_of(row);
     if (probes.empty()) continue;
@@ -250,7 +250,7 @@ TEST(ConfigRanges, DefaultsOfTheTablesAreThoseOfEveryFamily) {
     const text::Json& model = *printed.find("model");
     std::vector<std::string> names = {family};
     if (model.find("kv_lora_rank") != nullptr) names.emplace_back("latent attention");
-    for (const KeyText& row : key_texts()) {
+    for (const KeyPage& row : key_pages()) {
       if (!row.path.starts_with("model.")) continue;
       const text::Json* const value = model.find(row.path.substr(6));
       const std::string initial = initial_for(std::string(row.initial), names);
