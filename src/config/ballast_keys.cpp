@@ -330,6 +330,13 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
            "their targets, for any accumulation and number of ranks; a rest is filled with padding",
            "8", "at least 1"}),
       row(kNeither,
+          also_called(real("stop_at_loss", b.stop_at_loss, kNotNegative),
+                      {"target_loss", "loss_threshold"}),
+          {"end the run as after its last step, with its checkpoint and weights, when an "
+           "evaluation (`ballast.eval_every`) finds a loss below this; 0: never. A run that "
+           "continues from that checkpoint trains until another evaluation does",
+           "0", "at least 0"}),
+      row(kNeither,
           also_called(flag("save_weights", b.save_weights), {"save_model", "save_checkpoint"}),
           {"at the end of the run, write the weights to `weights/` in the run directory, see "
            "[below](#saved-weights)",

@@ -86,7 +86,8 @@ std::vector<Rule> rules_of_training(const Config& c, const Document& document) {
           {c.data.pairs.empty(), "ballast.preference.beta ballast.preference.label_smoothing",
            "there are no data.pairs"},
           {c.data.tokens.empty(), "data.token_type", "there are no data.tokens"},
-          {c.data.held_out == 0.0 && c.data.eval.empty(), "ballast.eval_every ballast.eval_batches",
+          {c.data.held_out == 0.0 && c.data.eval.empty(),
+           "ballast.eval_every ballast.eval_batches ballast.stop_at_loss",
            "data.held_out is 0 and data.eval is missing, so nothing is evaluated"},
           {dense, "ballast.expert_updates", "the model has no layers of experts"},
           // The planner decides false.

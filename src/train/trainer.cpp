@@ -356,6 +356,19 @@ class Trainer {
     measures_->unsettle();
     measures_->add_evaluation(std::chrono::duration<double>(Clock::now() - start).count());
     held_out_loss_ = metrics.eval_loss;
+    if (metrics.eval_loss && *metrics.eval_loss < config_.ballast.stop_at_loss) end_here();
+  }
+
+  /// Makes the current step the last one.
+  void end_here() {
+    if (is_root() && !end_.is_last(step_)) {
+      log(LogLevel::info,
+          fmt::format(
+              "step {}: the held-out loss is below {}, so the run ends (ballast.stop_at_loss)",
+              step_, config_.ballast.stop_at_loss));
+    }
+    plan_.decision.config.ballast.steps = step_;
+    end_ = RunEnd(config_);
   }
 
   void report(const StepMetrics& metrics) {
@@ -427,7 +440,7 @@ class Trainer {
 
   planner::RunPlan plan_;  ///< without its blueprint, which the engine has taken
   const config::Config& config_ = plan_.decision.config;
-  const RunEnd end_{config_};
+  RunEnd end_{config_};
   const config::Config& asked_;
   RunInputs& inputs_;
   Observer& observer_;

@@ -255,6 +255,7 @@ struct BallastSection {
   std::uint64_t seed = 1234;
   std::uint64_t eval_every = 0;          ///< steps between evaluations; 0: only at the end
   std::uint64_t eval_batches = 8;        ///< micro-batches per evaluation
+  double stop_at_loss = 0.0;             ///< held-out loss below which a run ends; 0: none
   bool save_weights = true;              ///< write the weights to the run directory at the end
   std::uint64_t checkpoint_every = 0;    ///< steps between checkpoints; 0: not by steps
   double checkpoint_seconds = 0.0;       ///< time between checkpoints; 0: not by time

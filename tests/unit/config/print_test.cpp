@@ -152,6 +152,7 @@ Config unusual() {
                .seed = 22,
                .eval_every = 23,
                .eval_batches = 24,
+               .stop_at_loss = 1.5,
                .save_weights = false,
                .checkpoint_every = 50,
                .checkpoint_keep = 3,
@@ -266,6 +267,7 @@ TEST(ConfigPrint, LosesNoFieldOfTheEngine) {
   EXPECT_EQ(a.seed, b.seed);
   EXPECT_EQ(a.eval_every, b.eval_every);
   EXPECT_EQ(a.eval_batches, b.eval_batches);
+  EXPECT_EQ(a.stop_at_loss, b.stop_at_loss);
   EXPECT_EQ(a.save_weights, b.save_weights);
   EXPECT_EQ(a.checkpoint_every, b.checkpoint_every);
   EXPECT_EQ(a.checkpoint_keep, b.checkpoint_keep);

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "src/checkpoint/checkpoint.h"
@@ -66,6 +67,28 @@ TEST(GemmShare, IsRelativeToThePeakMeasuredAtTheStart) {
   for (const double flops : reports.flops) {
     EXPECT_NEAR(flops, reports.flops.front(), 1e-9 * reports.flops.front());
   }
+}
+
+TEST(StopAtLoss, EndsTheRunAsAfterItsLastStep) {
+  const test::TempDir directory;
+  const auto run = [&](double loss) {
+    Reports reports;
+    const std::string name = fmt::format("run-{}", loss);
+    const Ending ending =
+        train(text_config(directory, name,
+                          {"ballast.steps=6", "ballast.eval_every=2", "ballast.checkpoint_every=50",
+                           fmt::format("ballast.stop_at_loss={}", loss)}),
+              reports, nullptr);
+    EXPECT_EQ(ending, Ending::done);
+    const std::size_t steps = reports.rows.size();
+    EXPECT_TRUE(std::filesystem::exists(directory.path() / name / "weights"));
+    EXPECT_TRUE(std::filesystem::exists(directory.path() / name / "checkpoints" /
+                                        fmt::format("step-{}", steps)));
+    return steps;
+  };
+  EXPECT_EQ(run(0.0), 6U);
+  EXPECT_EQ(run(0.01), 6U);
+  EXPECT_EQ(run(100.0), 2U);
 }
 
 /// Expects that no lane was busy or waiting for longer than its step took.
