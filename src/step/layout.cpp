@@ -52,6 +52,7 @@ class LayoutMaker {
       gradients();
     }
     layout_.values = add_values(placed_, list_);
+    if (placed_.trains() && !list_.merges()) gradients_in_sums();
     layout_.decision = list_.add("decision", Tier::host, Kind::batch, 0);
     for (std::uint8_t d = 0; d < placed_.devices(); ++d) {
       if (!placed_.has_blocks(d)) continue;
@@ -417,10 +418,20 @@ class LayoutMaker {
       if (options_.update == Update::eager) return kNoBuffer;
       return add(blocks, kName, Tier::nvme, Kind::gradients, placed_.swapped_gradient_bytes(b));
     }
-    const Tier side = placed_.at(b).optimizer == Tier::device ? Tier::device : Tier::host;
-    const bool shard = side == Tier::device ? rank_.shards_gradients(b) : rank_.shards_states(b);
-    return add(blocks, kName, side, Kind::gradients,
-               shard ? rank_.gradient_shard(b) : rank_.padded_gradient(b));
+    if (placed_.keeps_gradient_in_sum(b)) return kNoBuffer;
+    if (placed_.updates_below(b)) {
+      return add(blocks, kName, Tier::host, Kind::gradients, rank_.updated_gradient(b));
+    }
+    return add(blocks, kName, Tier::device, Kind::gradients,
+               rank_.shards_gradients(b) ? rank_.gradient_shard(b) : rank_.padded_gradient(b));
+  }
+
+  void gradients_in_sums() {
+    for (std::uint32_t b = 0; b < placed_.blocks(); ++b) {
+      if (!placed_.keeps_gradient_in_sum(b)) continue;
+      const model::SumId sum = problem_.table->sums_of(b).front();
+      layout_.gradient[b] = layout_.values.sums_on_host[sum];
+    }
   }
 
   void fill_staging() {
