@@ -60,12 +60,13 @@ void complete_devices(Config& config, const Document& document) {
                                 count, count == 1 ? "" : "s", stages, stages));
     }
   }
-  if (stages > 1 && config.ballast.order == step::Order::micro_batch_major) {
+  const std::optional<step::Order> order = config.ballast.order;
+  if (stages > 1 && order && *order != step::Order::layer_major) {
     document.fail("ballast.order",
-                  fmt::format("is \"micro_batch_major\", with which only one of the {} devices of "
+                  fmt::format("is \"{}\", with which only one of the {} devices of "
                               "pipeline.stages would work at a time; use \"layer_major\" or "
                               "\"auto\"",
-                              stages));
+                              name_of(order), stages));
   }
 }
 

@@ -242,7 +242,9 @@ void size_problem(Blueprint& blueprint, const model::KernelSizes& kernels,
 memory::Ledger make_ledger(const std::vector<plan::Buffer>& buffers) {
   memory::Ledger ledger;
   for (const plan::Buffer& buffer : buffers) {
-    ledger.add(buffer.tier, to_string(buffer.kind), round_up(buffer.bytes, kPage), buffer.device);
+    // Devices share one budget of host memory.
+    const std::uint8_t device = buffer.tier == Tier::device ? buffer.device : std::uint8_t{0};
+    ledger.add(buffer.tier, to_string(buffer.kind), round_up(buffer.bytes, kPage), device);
   }
   return ledger;
 }

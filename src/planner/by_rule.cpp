@@ -85,10 +85,15 @@ std::vector<step::Order> orders(const config::Config& config, const step::Option
   return {step::Order::layer_major, step::Order::micro_batch_major};
 }
 
+std::vector<step::Order> last_orders(const config::Config& config) {
+  if (config.devices() > 1 || config.ballast.order) return {};
+  return {step::Order::micro_batch_major_offload};
+}
+
 std::vector<std::uint32_t> device_counts(const PlanRequest& request) {
   const config::Config& config = request.config;
   if (config.pipeline.stages > 0) return {config.pipeline.stages};
-  if (config.ballast.order == step::Order::micro_batch_major) return {1};
+  if (config.ballast.order && *config.ballast.order != step::Order::layer_major) return {1};
   // A device without a layer has hardly anything to do.
   const auto most =
       static_cast<std::uint32_t>(std::min<std::uint64_t>(request.devices, config.model.num_layers));
@@ -173,18 +178,20 @@ bool is_surely_faster(const Followed& other, const Followed& usual) {
 Placement place_by_rule(const TierFiller& filler, const config::Config& config,
                         step::Options& options) {
   Followed last;
-  for (const PlacementRecipe& recipe : rule_recipes(config)) {
-    std::optional<Followed> best;
-    for (const step::Order order : orders(config, options)) {
-      last.options = options;
-      last.options.order = order;
-      last.placement = fill_with_fewer_buffers(filler, recipe, config, last.options);
-      if (filler.excess(last.placement, last.options) > 0) continue;
-      if (!best || is_surely_faster(last, *best)) best = last;
+  for (const auto& open : {orders(config, options), last_orders(config)}) {
+    for (const PlacementRecipe& recipe : rule_recipes(config)) {
+      std::optional<Followed> best;
+      for (const step::Order order : open) {
+        last.options = options;
+        last.options.order = order;
+        last.placement = fill_with_fewer_buffers(filler, recipe, config, last.options);
+        if (filler.excess(last.placement, last.options) > 0) continue;
+        if (!best || is_surely_faster(last, *best)) best = last;
+      }
+      if (!best) continue;
+      options = best->options;
+      return std::move(best->placement);
     }
-    if (!best) continue;
-    options = best->options;
-    return std::move(best->placement);
   }
   options = last.options;
   return std::move(last.placement);

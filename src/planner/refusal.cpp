@@ -249,6 +249,7 @@ ClosestMiss find_miss_on_devices(const PlanRequest& request, Effort effort) {
     const std::vector<PlacementRecipe> swapping = with_swapped_gradients(recipes);
     recipes.insert(recipes.end(), swapping.begin(), swapping.end());
   }
+  const std::vector<step::Order> last = last_orders(request.config);
   std::vector<std::unique_ptr<BatchChoice>> choices;
   for (const std::uint64_t size : promising_sizes(request)) {
     choices.push_back(std::make_unique<BatchChoice>(request, size));
@@ -258,7 +259,9 @@ ClosestMiss find_miss_on_devices(const PlanRequest& request, Effort effort) {
       stop_if_interrupted(request);
       step::Options options =
           with_buffers(request.config, choice->outline.options, BufferLevel::fewest);
-      for (const step::Order order : orders(request.config, options)) {
+      std::vector<step::Order> open = orders(request.config, options);
+      open.insert(open.end(), last.begin(), last.end());
+      for (const step::Order order : open) {
         options.order = order;
         const step::Placement placement = choice->filler.fill(recipe, options);
         const Bytes excess = choice->filler.excess(placement, options);

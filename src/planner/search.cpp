@@ -109,11 +109,14 @@ BatchChoice& PlanSearch::choice_of(std::uint64_t micro_batch) {
 }
 
 std::optional<Candidate> PlanSearch::run() {
-  for (const bool swaps : {false, true}) {
-    if (swaps && !opens_gradients(request_.config)) break;
-    const auto recipes = swaps ? with_swapped_gradients(basic_recipes()) : basic_recipes();
-    for (const BufferLevel number : kBufferLevels) {
-      if (candidates_.empty()) try_recipes(recipes, number);
+  for (const bool last : {false, true}) {
+    if (last && last_orders(request_.config).empty()) break;
+    for (const bool swaps : {false, true}) {
+      if (swaps && !opens_gradients(request_.config)) break;
+      const auto recipes = swaps ? with_swapped_gradients(basic_recipes()) : basic_recipes();
+      for (const BufferLevel number : kBufferLevels) {
+        if (candidates_.empty()) try_recipes(recipes, number, last);
+      }
     }
   }
   if (candidates_.empty()) try_closest_miss();
@@ -126,7 +129,8 @@ std::optional<Candidate> PlanSearch::run() {
   return *best();
 }
 
-void PlanSearch::try_recipes(const std::vector<PlacementRecipe>& recipes, BufferLevel number) {
+void PlanSearch::try_recipes(const std::vector<PlacementRecipe>& recipes, BufferLevel number,
+                             bool with_last_orders) {
   std::vector<SearchPoint> pending;
   std::vector<std::size_t> recipe_of;  // by pending point
   const auto try_pending = [&] {
@@ -153,7 +157,8 @@ void PlanSearch::try_recipes(const std::vector<PlacementRecipe>& recipes, Buffer
       if (is_hopeless(size, p)) continue;
       BatchChoice& choice = choice_of(size);
       step::Options options = with_buffers(request_.config, choice.outline.options, number);
-      for (const step::Order order : orders(request_.config, options)) {
+      for (const step::Order order :
+           with_last_orders ? last_orders(request_.config) : orders(request_.config, options)) {
         options.order = order;
         pending.push_back({&choice, options, recipes[p]});
         recipe_of.push_back(p);

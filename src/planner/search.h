@@ -52,7 +52,7 @@ std::vector<PlacementRecipe> rule_recipes(const config::Config& config);
 
 /// Places everything that a config without choices (leaves_choices()) leaves open, without rates:
 /// activations on the fastest tier with room for them, the last blocks first, gradients on the host
-/// if they fit, then kept intermediates. The order is layer-major unless only the other one fits or
+/// if they fit, then kept intermediates. The order is layer-major unless only another one fits or
 /// is faster on any machine. `options` receives the options used. If the result exceeds the
 /// budgets, nothing fits.
 step::Placement place_by_rule(const TierFiller& filler, const config::Config& config,
@@ -68,6 +68,8 @@ bool opens_gradients(const config::Config& config);
 
 /// Returns the orders that `config` leaves open, or that of `options`.
 std::vector<step::Order> orders(const config::Config& config, const step::Options& options);
+/// Returns further open orders, with gradient sums in host memory, for runs that fit with no other.
+std::vector<step::Order> last_orders(const config::Config& config);
 
 /// Returns the numbers of devices for each rank that `request` allows: that of pipeline.stages, or
 /// for "auto" 1, 2, 4, ... and all.
@@ -94,7 +96,8 @@ class PlanSearch {
   [[nodiscard]] std::size_t simulated() const { return simulated_; }
 
  private:
-  void try_recipes(const std::vector<PlacementRecipe>& recipes, BufferLevel number);
+  void try_recipes(const std::vector<PlacementRecipe>& recipes, BufferLevel number,
+                   bool with_last_orders);
   void try_closest_miss();
   void refine();
   void vary_buffers(const Candidate& candidate, std::vector<SearchPoint>& points) const;

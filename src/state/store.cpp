@@ -90,23 +90,16 @@ Store::Store(const plan::Schedule& schedule, std::vector<device::Device*> device
              const std::optional<SwapPlan>& swap)
     : devices_(std::move(devices)),
       pool_(paged_bytes(schedule, Tier::host)),
-      pin_(devices_.front()->pin(pool_.memory(), "ballast.host_bytes")) {
+      allocations_(schedule.buffers.size()) {
+  allocate_on_host(schedule);
   std::size_t homes = 0;
-  allocations_.reserve(schedule.buffers.size());
-  for (const auto& buffer : schedule.buffers) {
-    Allocation allocation;
-    switch (buffer.tier) {
-      case Tier::device:
-        allocation.device = devices_.at(buffer.device)->allocate(buffer.bytes, buffer.name);
-        break;
-      case Tier::host:
-        allocation.host = pool_.allocate(buffer.bytes, buffer.name);
-        break;
-      case Tier::nvme:
-        if (!is_kept(buffer)) allocation.home = homes++;
-        break;
+  for (plan::BufferId id = 0; id < schedule.buffers.size(); ++id) {
+    const plan::Buffer& buffer = schedule.buffers[id];
+    if (buffer.tier == Tier::device) {
+      allocations_[id].device = devices_.at(buffer.device)->allocate(buffer.bytes, buffer.name);
+    } else if (buffer.tier == Tier::nvme && !is_kept(buffer)) {
+      allocations_[id].home = homes++;
     }
-    allocations_.push_back(allocation);
   }
   if (homes == 0) return;
   expects(swap && swap->stripe.extents() >= homes,
@@ -118,6 +111,27 @@ Store::Store(const plan::Schedule& schedule, std::vector<device::Device*> device
 }
 
 Store::~Store() = default;
+
+/// Host buffers of a device are adjacent, so that it pins one range. Otherwise huge pages would end
+/// at every change of the device.
+void Store::allocate_on_host(const plan::Schedule& schedule) {
+  for (std::size_t d = 0; d < devices_.size(); ++d) {
+    const Bytes first = pool_.allocated();
+    for (plan::BufferId id = 0; id < schedule.buffers.size(); ++id) {
+      const plan::Buffer& buffer = schedule.buffers[id];
+      if (buffer.tier != Tier::host || buffer.device != d) continue;
+      allocations_[id].host = pool_.allocate(buffer.bytes, buffer.name);
+    }
+    const HostBytes range = pool_.memory().subspan(first, pool_.allocated() - first);
+    if (!range.empty()) pins_.push_back(devices_[d]->pin(range, "ballast.host_bytes"));
+  }
+}
+
+Bytes Store::pinned() const {
+  return std::accumulate(
+      pins_.begin(), pins_.end(), Bytes{0},
+      [](Bytes sum, const std::unique_ptr<device::Pin>& pin) { return sum + pin->bytes(); });
+}
 
 HostBytes Store::host(plan::BufferId id, Bytes bytes) const {
   const HostBytes whole = allocations_.at(id).host;

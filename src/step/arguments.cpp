@@ -20,7 +20,7 @@ void check_devices(const Problem& problem, const Options& options) {
     refuse_arguments(
         fmt::format("a rank has 1 to {} devices, not {}", plan::kMostDevices, problem.devices));
   }
-  if (problem.devices > 1 && options.order == Order::micro_batch_major) {
+  if (problem.devices > 1 && options.order != Order::layer_major) {
     refuse_arguments(
         fmt::format("with micro-batch-major order only one of the {} devices would work at a time; "
                     "use layer-major order",

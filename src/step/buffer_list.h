@@ -17,7 +17,7 @@
 namespace ballast::step {
 
 /// A list of buffers under construction: each separately, or one per tier, kind and device if only
-/// their sums are needed. Arguments `device` count for buffers in device memory.
+/// their sums are needed. Arguments `device` do not count for buffers on NVMe.
 class BufferList {
  public:
   BufferList(bool merges, std::uint32_t devices)
@@ -29,17 +29,17 @@ class BufferList {
   [[nodiscard]] std::vector<Buffer> take() { return std::move(buffers_); }
   /// The largest host buffer for data in transit, if buffers are merged.
   [[nodiscard]] Bytes largest_place() const { return largest_place_; }
-  /// If buffers are merged: the merged buffer of a tier and kind, of NVMe or host memory, or
-  /// kNoBuffer.
-  [[nodiscard]] BufferId merged(Tier tier, Kind kind) const {
-    return merged_.front().at(static_cast<std::size_t>(tier)).at(static_cast<std::size_t>(kind));
+  /// If buffers are merged: the merged NVMe buffer of a kind, or kNoBuffer.
+  [[nodiscard]] BufferId merged_on_nvme(Kind kind) const {
+    return merged_.front()
+        .at(static_cast<std::size_t>(Tier::nvme))
+        .at(static_cast<std::size_t>(kind));
   }
 
   BufferId add(std::string name, Tier tier, Kind kind, Bytes bytes, std::uint8_t device = 0) {
     if (merges_) return merge(tier, kind, bytes, 1, device);
-    const bool counts = tier == Tier::device && devices_ > 1;
-    if (counts) name += fmt::format(", device {}", device);
-    buffers_.push_back({std::move(name), tier, kind, bytes, counts ? device : std::uint8_t{0}});
+    if (tier == Tier::device && devices_ > 1) name += fmt::format(", device {}", device);
+    buffers_.push_back({std::move(name), tier, kind, bytes, device_of(tier, device)});
     return static_cast<BufferId>(buffers_.size() - 1);
   }
 
@@ -47,7 +47,7 @@ class BufferList {
   BufferId merge(Tier tier, Kind kind, Bytes bytes, std::size_t count, std::uint8_t device = 0) {
     const bool place = kind == Kind::staging || kind == Kind::gradients;
     if (tier == Tier::host && place) largest_place_ = std::max(largest_place_, bytes);
-    const std::uint8_t of = tier == Tier::device ? device : std::uint8_t{0};
+    const std::uint8_t of = device_of(tier, device);
     BufferId& id =
         merged_.at(of).at(static_cast<std::size_t>(tier)).at(static_cast<std::size_t>(kind));
     if (id == kNoBuffer) {
@@ -81,6 +81,9 @@ class BufferList {
  private:
   static constexpr std::size_t kKinds = static_cast<std::size_t>(Kind::checkpoints) + 1;
   using Merged = std::array<std::array<BufferId, kKinds>, kTiers.size()>;
+  static std::uint8_t device_of(Tier tier, std::uint8_t device) {
+    return tier == Tier::nvme ? std::uint8_t{0} : device;
+  }
   static Merged none() {
     Merged ids;
     for (auto& of_tier : ids) of_tier.fill(kNoBuffer);

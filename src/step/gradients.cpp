@@ -5,7 +5,8 @@
 #include "src/step/movements.h"
 #include "src/step/plan_types.h"
 
-// The part of Movements that moves complete gradients to their updates.
+// The part of Movements that moves gradient sums between micro-batches, and complete gradients to
+// their updates.
 
 namespace ballast::step {
 
@@ -25,6 +26,28 @@ void Movements::keep_row_gradients(std::uint32_t table, std::uint32_t micro, Buf
         .bytes = program_.blocks[table].row_gradients,
         .uses = {{Role::source, written, false}, {Role::target, kept, true}}});
   kept_rows_[table].push_back({kept, tokens});
+}
+
+void Movements::bring_sum(model::SumId sum, std::uint32_t micro) {
+  sums_[sum] = sum_rings_[layout_.values.ring_of[sum]].next();
+  if (micro > 0) move_sum(Action::upload, sum, micro);
+}
+
+void Movements::offload_sum(model::SumId sum, std::uint32_t micro) {
+  move_sum(Action::offload, sum, micro);
+}
+
+void Movements::move_sum(Action action, model::SumId sum, std::uint32_t micro) {
+  const BufferId home = layout_.values.sums_on_host[sum];
+  const bool up = action == Action::upload;
+  emit({.action = action,
+        .payload = Payload::value,
+        .block = program_.sums[sum].block,
+        .micro = micro,
+        .label = step::label_of(step::MovedValue::gradient_sum),
+        .bytes = program_.sums[sum].bytes,
+        .uses = {{Role::source, up ? home : sums_[sum], false},
+                 {Role::target, up ? sums_[sum] : home, true}}});
 }
 
 void Movements::deliver_gradient(std::uint32_t block) {
@@ -70,7 +93,7 @@ BufferId Movements::pack_on_device(std::uint32_t block) {
   const std::vector<model::SumId>& sums = problem_.table->sums_of(block);
   for (const model::SumId sum : sums) {
     const Role role = sum == sums.front() ? Role::source : Role::added_gradient;
-    uses.push_back({role, layout_.values.sums[sum], false});
+    uses.push_back({role, sums_[sum], false});
     traffic += program_.sums[sum].bytes;
   }
   for (const KeptRows& rows : kept_rows_[block]) uses.push_back({Role::tokens, rows.tokens, false});

@@ -52,6 +52,7 @@ class LayoutMaker {
       gradients();
     }
     layout_.values = add_values(placed_, list_);
+    if (placed_.trains() && !list_.merges()) gradients_in_sums();
     layout_.decision = list_.add("decision", Tier::host, Kind::batch, 0);
     for (std::uint8_t d = 0; d < placed_.devices(); ++d) {
       if (!placed_.has_blocks(d)) continue;
@@ -109,7 +110,7 @@ class LayoutMaker {
     if (options_.kept_checkpoints == 0) return;
     if (list_.merges()) {
       for (const Kind kind : {Kind::weights, Kind::states}) {
-        const BufferId homes = list_.merged(Tier::nvme, kind);
+        const BufferId homes = list_.merged_on_nvme(kind);
         if (homes == kNoBuffer) continue;
         const Bytes unchanged = kind == Kind::weights ? frozen_on_nvme() : 0;
         const Bytes bytes = list_[homes].bytes - unchanged;
@@ -154,13 +155,15 @@ class LayoutMaker {
   void merge_states(const AlikeBlocks& blocks) {
     const std::uint32_t b = blocks.first;
     const auto groups = static_cast<std::uint32_t>(problem_.blocks[b].sub_groups.size());
+    const std::uint8_t device = placed_.device_of(b);
+    const auto merge = [&](Tier tier, Kind kind, Bytes bytes) {
+      list_.merge(tier, kind, bytes, blocks.count, device);
+    };
     for (std::uint32_t g = 0; g < groups; ++g) {
-      list_.merge(placed_.at(b).optimizer, Kind::states, rank_.states(b, g), blocks.count,
-                  placed_.device_of(b));
-      if (placed_.speculates(b))
-        list_.merge(placed_.at(b).optimizer, Kind::undo, rank_.states(b, g), blocks.count);
+      merge(placed_.at(b).optimizer, Kind::states, rank_.states(b, g));
+      if (placed_.speculates(b)) merge(placed_.at(b).optimizer, Kind::undo, rank_.states(b, g));
     }
-    if (placed_.speculates(b)) list_.merge(undo_tier(b), Kind::undo, undo_bytes(b), blocks.count);
+    if (placed_.speculates(b)) merge(undo_tier(b), Kind::undo, undo_bytes(b));
   }
 
   /// Adds one buffer per sub-group.
@@ -202,8 +205,8 @@ class LayoutMaker {
     layout_.weight_undo.push_back(kNoBuffer);
     layout_.state_undo.emplace_back();
     if (!placed_.speculates(b)) return;
-    layout_.weight_undo.back() =
-        list_.add(name_of(b, "weights before the update"), undo_tier(b), Kind::undo, undo_bytes(b));
+    layout_.weight_undo.back() = list_.add(name_of(b, "weights before the update"), undo_tier(b),
+                                           Kind::undo, undo_bytes(b), placed_.device_of(b));
     layout_.state_undo.back() =
         add_states(b, name_of(b, "states before the update"), placed_.at(b).optimizer, Kind::undo);
   }
@@ -415,10 +418,20 @@ class LayoutMaker {
       if (options_.update == Update::eager) return kNoBuffer;
       return add(blocks, kName, Tier::nvme, Kind::gradients, placed_.swapped_gradient_bytes(b));
     }
-    const Tier side = placed_.at(b).optimizer == Tier::device ? Tier::device : Tier::host;
-    const bool shard = side == Tier::device ? rank_.shards_gradients(b) : rank_.shards_states(b);
-    return add(blocks, kName, side, Kind::gradients,
-               shard ? rank_.gradient_shard(b) : rank_.padded_gradient(b));
+    if (placed_.keeps_gradient_in_sum(b)) return kNoBuffer;
+    if (placed_.updates_below(b)) {
+      return add(blocks, kName, Tier::host, Kind::gradients, rank_.updated_gradient(b));
+    }
+    return add(blocks, kName, Tier::device, Kind::gradients,
+               rank_.shards_gradients(b) ? rank_.gradient_shard(b) : rank_.padded_gradient(b));
+  }
+
+  void gradients_in_sums() {
+    for (std::uint32_t b = 0; b < placed_.blocks(); ++b) {
+      if (!placed_.keeps_gradient_in_sum(b)) continue;
+      const model::SumId sum = problem_.table->sums_of(b).front();
+      layout_.gradient[b] = layout_.values.sums_on_host[sum];
+    }
   }
 
   void fill_staging() {

@@ -86,6 +86,13 @@ class Movements {
   /// Moves weights to the device if their block had rows in the preceding micro-batch or step.
   void prefetch(std::uint32_t block);
 
+  /// Returns the device buffer of a gradient sum.
+  [[nodiscard]] BufferId sum_on_device(model::SumId sum) const { return sums_[sum]; }
+  /// Takes the device buffer of a sum whose home is in host memory, for a micro-batch. Moves the
+  /// sum there unless it is the first of the step.
+  void bring_sum(model::SumId sum, std::uint32_t micro);
+  /// Moves it to its home.
+  void offload_sum(model::SumId sum, std::uint32_t micro);
   /// Packs the finished gradient of `block`, reduces it over the ranks and moves it to the memory
   /// where the update reads it; copies its statistics to the host.
   void deliver_gradient(std::uint32_t block);
@@ -178,6 +185,7 @@ class Movements {
                       std::optional<Condition> unless = {});
 
   BufferId select_rows(std::uint32_t table, std::uint32_t micro, BufferId tokens);
+  void move_sum(Action action, model::SumId sum, std::uint32_t micro);
   BufferId pack_on_device(std::uint32_t block);
   void scatter(std::uint32_t block, BufferId packed);
   void offload_gradient(std::uint32_t block, BufferId packed);
@@ -252,6 +260,8 @@ class Movements {
   plan::Emitter emitter_;
   std::vector<DeviceCaches> caches_;  ///< by device
   BufferCache weight_staging_;
+  std::vector<BufferId> sums_;  ///< on the device, by SumId
+  std::vector<RoundRobin> sum_rings_;
   RoundRobin gradient_staging_;
   RoundRobin table_rows_;
   std::deque<BufferId> ahead_;  ///< rows that are selected, for the micro-batches of a table

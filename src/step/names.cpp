@@ -15,8 +15,8 @@ namespace {
 
 /// Returns the word for the data that an operation moves.
 std::string_view object_of(const Operation& operation) {
-  constexpr std::array<std::string_view, 6> kValues = {"batch",  "activation", "routing",
-                                                       "losses", "rows",       "gradient of rows"};
+  constexpr std::array<std::string_view, 7> kValues = {
+      "batch", "activation", "routing", "losses", "rows", "gradient of rows", "gradient sum"};
   return operation.payload == Payload::value ? kValues.at(operation.label)
                                              : to_string(operation.payload);
 }

@@ -164,6 +164,19 @@ struct PlacedProblem {
     return (keeps(value) || placed) && !leaves(value);
   }
 
+  /// Returns whether gradient sums move to the device for the backward pass of each micro-batch.
+  [[nodiscard]] bool offloads_sums() const {
+    return options.order == Order::micro_batch_major_offload;
+  }
+  /// Returns whether they have homes in host memory. One micro-batch needs none.
+  [[nodiscard]] bool has_sums_on_host() const { return offloads_sums() && micro_batches() > 1; }
+  /// Returns whether the packed gradient of `block` waits in the home of its gradient sum, which is
+  /// larger and not needed until the update is done.
+  [[nodiscard]] bool keeps_gradient_in_sum(std::uint32_t block) const {
+    return has_sums_on_host() && updates_below(block) && !swaps_gradient(block) &&
+           !is_trained_table(block);
+  }
+
   /// Number of micro-batches of the largest plan, and of those that pass a stop before the next
   /// stop.
   [[nodiscard]] std::uint32_t micro_batches() const {

@@ -17,8 +17,10 @@ Plan StepWriter::training_step(bool applies_updates) {
   values_.route_along(placed_.training_routes);
   values_.store_along(stops);
   for (std::uint32_t m = 0; m < micro_batches_; ++m) values_.upload_inputs(m);
-  // With one micro-batch at a time, the sums of all blocks are in use at once.
-  if (!is_layer_major()) clear_all_sums();
+  // With one micro-batch at a time, the sums of all blocks are in use at once, or they wait in host
+  // memory.
+  const bool offloads_sums = placed_.offloads_sums();
+  if (!is_layer_major() && !offloads_sums) clear_all_sums();
 
   for (const Group& group : groups()) {
     begin(group);
@@ -33,10 +35,14 @@ Plan StepWriter::training_step(bool applies_updates) {
       recompute(*stop, group);
       // The first pass that adds to a sum finds it empty.
       if (is_layer_major()) clear_sums(*stop);
+      if (offloads_sums) bring_sums(*stop, group);
 
       compute(*stop, group);
 
-      if (!group.last) continue;
+      if (!group.last) {
+        if (offloads_sums) offload_sums(*stop, group);
+        continue;
+      }
       // The lane that packs gradients of tables and updates blocks first selects rows for the next
       // stop.
       if (at + 1 != stops.end() && stop->backward) select_ahead(**(at + 1), group);

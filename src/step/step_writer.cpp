@@ -69,6 +69,7 @@ void StepWriter::begin(const Group& group) {
   recomputation_.restart();
   arrived_ = 0;
   at_head_ = false;
+  brought_.assign(program_.sums.size(), false);
 }
 
 /// Blocks arrive in ascending order. Blocks whose weights move ahead arrive before that.
@@ -128,13 +129,36 @@ void StepWriter::clear_sums(const Stop& stop) {
   for (const BlockId block : begun) clear(block);
 }
 
+/// Sums whose homes are in host memory.
+void StepWriter::bring_sums(const Stop& stop, const Group& group) {
+  std::vector<model::SumId> begun;
+  for_operands(stop, [&](const Operand& operand) {
+    if (operand.kind != OperandKind::gradient || brought_[operand.number]) return;
+    brought_[operand.number] = true;
+    begun.push_back(operand.number);
+  });
+  for (const model::SumId sum : begun) {
+    move_.bring_sum(sum, group.begin);
+    if (group.first() && program_.sums[sum].clears) clear(program_.sums[sum].block);
+  }
+}
+
+/// Sums of blocks whose gradients are complete for this micro-batch return to their homes.
+void StepWriter::offload_sums(const Stop& stop, const Group& group) {
+  for (const BlockId block : stop.finishes) {
+    for (const model::SumId sum : table_.sums_of(block)) {
+      if (brought_[sum]) move_.offload_sum(sum, group.begin);
+    }
+  }
+}
+
 void StepWriter::clear(BlockId block) {
   const model::SumId sum = cleared_sum(block);
   Operation clear = {.action = Action::clear,
                      .payload = Payload::gradient,
                      .block = block,
                      .traffic = program_.sums[sum].cleared,
-                     .uses = {{Role::target, layout_.values.sums[sum], true}}};
+                     .uses = {{Role::target, move_.sum_on_device(sum), true}}};
   // With one micro-batch at a time, no router has chosen yet.
   if (is_layer_major()) move_.add_condition(clear, move_.for_gradient(block));
   move_.emit(std::move(clear));
@@ -204,7 +228,7 @@ BufferId StepWriter::bind(const Operand& operand, PassId pass, std::uint32_t mic
       if (operand.access == OperandAccess::writes) return move_.next_row_gradients(operand.number);
       return move_.rows_on_device(operand.number, micro, values_.batch_on_host(micro));
     case OperandKind::gradient:
-      return layout_.values.sums[operand.number];
+      return move_.sum_on_device(operand.number);
     case OperandKind::workspace:
       return layout_.devices[placed_.device_of(program_.passes[pass].block)].workspace;
     case OperandKind::value:

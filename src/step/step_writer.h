@@ -76,6 +76,8 @@ class StepWriter {
   void recompute(const Stop& stop, const Group& group);
   void clear_all_sums();
   void clear_sums(const Stop& stop);
+  void bring_sums(const Stop& stop, const Group& group);
+  void offload_sums(const Stop& stop, const Group& group);
   void compute(const Stop& stop, const Group& group);
   void select_ahead(const Stop& stop, const Group& group);
   void finish(BlockId block);
@@ -107,6 +109,7 @@ class StepWriter {
   bool applies_updates_ = false;
   BlockId arrived_ = 0;            ///< blocks that the current group has reached
   std::vector<bool> cleared_;      ///< by block
+  std::vector<bool> brought_;      ///< by SumId: on the device for the current group
   EventSpread ahead_of_backward_;  ///< states for the backward pass of this step
   EventSpread ahead_of_forward_;   ///< states for the forward pass of the next step
   OpId first_head_ = kNoOp;

@@ -336,47 +336,74 @@ class SlotMaker {
     return false;
   }
 
-  /// Sums of one colour share a buffer if all micro-batches pass a stop together. Otherwise all
-  /// sums are in use at once.
+  /// Sums of one colour share a buffer if all micro-batches pass a stop together, and a ring of
+  /// buffers if sums are on the host between micro-batches. Otherwise all sums are in use at once.
   void sums() {
-    std::vector<BufferId> sums(program_.sums.size(), kNoBuffer);
-    if (placed_.options.order != Order::layer_major) {
-      for (std::size_t s = 0; s < sums.size(); ++s) {
+    slots_.sums.assign(program_.sums.size(), kNoBuffer);
+    if (placed_.options.order == Order::micro_batch_major) {
+      for (std::size_t s = 0; s < slots_.sums.size(); ++s) {
         const model::GradientSum& sum = program_.sums[s];
-        sums[s] = list_.add(list_.merges() ? std::string() : name_of(sum), Tier::device,
-                            Kind::accumulators, sum.bytes);
+        slots_.sums[s] = list_.add(list_.merges() ? std::string() : name_of(sum), Tier::device,
+                                   Kind::accumulators, sum.bytes);
       }
-    } else {
-      for (std::uint8_t d = 0; d < placed_.devices(); ++d) sums_of(d, sums);
+      return;
     }
-    slots_.sums = std::move(sums);
+    for (std::uint8_t d = 0; d < placed_.devices(); ++d) sums_of(d);
+    if (placed_.offloads_sums()) slots_.ring_of = colours_.of_sum;
+    if (placed_.has_sums_on_host()) sums_on_host();
   }
 
-  /// Adds the sums of the blocks of a device that share buffers.
-  void sums_of(std::uint8_t device, std::vector<BufferId>& sums) {
+  /// Adds the buffers that sums of the blocks of a device share.
+  void sums_of(std::uint8_t device) {
     const auto is_there = [&](std::size_t s) {
       return colours_.of_sum[s] != kNone && placed_.device_of(program_.sums[s].block) == device;
     };
     std::vector<Bytes> bytes(colours_.sums, 0);
-    std::vector<bool> used(colours_.sums, placed_.devices() == 1);
-    for (std::size_t s = 0; s < sums.size(); ++s) {
+    std::vector<std::size_t> users(colours_.sums, 0);
+    for (std::size_t s = 0; s < program_.sums.size(); ++s) {
       if (!is_there(s)) continue;
       // The first one is large enough for every sum of a block.
       if (program_.sums[s].clears) bytes[0] = std::max(bytes[0], program_.sums[s].bytes);
       Bytes& own = bytes[colours_.of_sum[s]];
       own = std::max(own, program_.sums[s].bytes);
-      used[colours_.of_sum[s]] = true;
+      ++users[colours_.of_sum[s]];
     }
-    std::vector<BufferId> buffers(bytes.size(), kNoBuffer);
+    std::vector<Buffers> buffers(bytes.size());
     for (std::size_t c = 0; c < bytes.size(); ++c) {
-      if (!used[c]) continue;
+      if (users[c] == 0 && placed_.devices() > 1) continue;
       const std::string name = list_.merges() ? std::string()
                                : c == 0       ? "gradient accumulator"
                                               : fmt::format("gradient accumulator {}", c);
-      buffers[c] = list_.add(name, Tier::device, Kind::accumulators, bytes[c], device);
+      if (placed_.offloads_sums()) {
+        const std::size_t most = placed_.options.buffers.gradient_slots;
+        buffers[c] = list_.add_slots(name + " slot", Tier::device, Kind::accumulators, bytes[c],
+                                     std::min(most, users[c]), device);
+      } else {
+        buffers[c] = {list_.add(name, Tier::device, Kind::accumulators, bytes[c], device)};
+      }
     }
-    for (std::size_t s = 0; s < sums.size(); ++s) {
-      if (is_there(s)) sums[s] = buffers[colours_.of_sum[s]];
+    if (placed_.offloads_sums()) {
+      slots_.sum_rings = std::move(buffers);
+      return;
+    }
+    for (std::size_t s = 0; s < program_.sums.size(); ++s) {
+      if (is_there(s)) slots_.sums[s] = buffers[colours_.of_sum[s]].front();
+    }
+  }
+
+  /// Adds the homes of sums between micro-batches.
+  void sums_on_host() {
+    slots_.sums_on_host.assign(program_.sums.size(), kNoBuffer);
+    for (model::SumId s = 0; s < program_.sums.size(); ++s) {
+      if (colours_.of_sum[s] == kNone) continue;
+      const model::GradientSum& sum = program_.sums[s];
+      const bool has_gradient =
+          placed_.keeps_gradient_in_sum(sum.block) && table_.sums_of(sum.block).front() == s;
+      const Bytes bytes =
+          std::max(sum.bytes, has_gradient ? placed_.sizes.updated_gradient(sum.block) : 0);
+      slots_.sums_on_host[s] =
+          list_.add(list_.merges() ? std::string() : name_of(sum), Tier::host,
+                    has_gradient ? Kind::gradients : Kind::accumulators, bytes);
     }
   }
 

@@ -38,7 +38,13 @@ struct ValueSlots {
 
   BufferId report_on_host = kNoBuffer;  ///< copy of the report on the device of the head
   Buffers staging;                      ///< host, for values that wait on NVMe
-  std::vector<BufferId> sums;
+
+  // By gradient sum. With Order::micro_batch_major_offload, `sums` has no buffers, and only then
+  // the others are used.
+  std::vector<BufferId> sums;          ///< on the device
+  std::vector<BufferId> sums_on_host;  ///< homes between micro-batches
+  std::vector<std::uint32_t> ring_of;  ///< index of its ring
+  std::vector<Buffers> sum_rings;      ///< on the device, for the sums of several blocks in turn
 };
 
 /// Returns the bytes of a value of one micro-batch that this rank keeps while it waits for the

@@ -19,6 +19,7 @@ Movements::Movements(std::string name, const PlacedProblem& placed, const Layout
       rank_(placed.sizes),
       emitter_(std::move(name), layout.buffers.size(), micro_batches),
       weight_staging_(layout.weight_staging),
+      sums_(layout.values.sums),
       gradient_staging_(layout.gradient_staging),
       table_rows_(layout.table_rows),
       row_gradients_(layout.row_gradients),
@@ -27,6 +28,7 @@ Movements::Movements(std::string name, const PlacedProblem& placed, const Layout
       ordinal_(problem_.blocks.size(), 0) {
   caches_.reserve(layout.devices.size());
   for (const DevicePlaces& places : layout.devices) caches_.emplace_back(places);
+  for (const auto& ring : layout.values.sum_rings) sum_rings_.emplace_back(ring);
   std::size_t slot = 0;
   for (const UpdatedIn pass : {UpdatedIn::forward, UpdatedIn::backward}) {
     Swapped& group = swapped_in(pass);

@@ -82,7 +82,8 @@ void expect_invariance(const std::string& model, bool bf16, bool packed = false,
        R"(ballast.placement=[{"blocks": "0-1", "weights": "nvme", "optimizer": "device"},
                              {"blocks": 2, "weights": "device", "optimizer": "cpu"}])"},
       {"ballast.order=micro_batch_major", weights + "cpu", "ballast.activations=cpu",
-       R"(ballast.placement=[{"blocks": 2, "recompute": "except_attention"}])"}};
+       R"(ballast.placement=[{"blocks": 2, "recompute": "except_attention"}])"},
+      {"ballast.order=micro_batch_major_offload", weights + "cpu", optimizer + "cpu"}};
   for (std::size_t i = step - 1; i < variants.size(); i += step) {
     std::string name;
     for (const std::string& part : variants[i]) name += part + " ";

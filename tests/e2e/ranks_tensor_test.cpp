@@ -142,6 +142,8 @@ const std::vector<Choice>& choices() {
         partition, "zero_optimization.sub_group_size=3000"}},
       {"optimizer on NVMe, micro-batch-major, speculative",
        {optimizer + "nvme", "ballast.order=micro_batch_major", "ballast.speculative_updates=9"}},
+      {"all on host, sums too",
+       {weights + "cpu", optimizer + "cpu", "ballast.order=micro_batch_major_offload", partition}},
       {"few buffers, inputs in parts on the device",
        {weights + "cpu", optimizer + "cpu", "ballast.device_weight_buffers=1",
         "ballast.device_gradient_buffers=1", "ballast.activations=device", partition}},

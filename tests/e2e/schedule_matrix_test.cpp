@@ -67,7 +67,8 @@ TEST(ScheduleMatrix, EveryCombinationLearnsTheSameBits) {
   EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
   std::uint64_t seed = 0;
   for (const Choice& place : placements()) {
-    for (const std::string order : {"layer_major", "micro_batch_major"}) {
+    for (const std::string order :
+         {"layer_major", "micro_batch_major", "micro_batch_major_offload"}) {
       for (const std::string update : {"gated", "eager"}) {
         for (const bool delayed : {false, true}) {
           Overrides overrides = place.overrides;

@@ -48,8 +48,8 @@ using ballast::test::time_of;
 using ballast::test::wait_for_event;
 
 std::mutex registry_mutex;
-std::map<std::byte*, std::size_t>& registry() {
-  static std::map<std::byte*, std::size_t> pieces;
+std::map<std::byte*, FakeCuda::Piece>& registry() {
+  static std::map<std::byte*, FakeCuda::Piece> pieces;
   return pieces;
 }
 
@@ -74,9 +74,10 @@ enum class Lies { outside, in_one, across };
 
 Lies where(const std::byte* start, std::size_t size) {
   const std::scoped_lock lock(registry_mutex);
-  for (const auto& [piece, length] : registry()) {
-    if (start >= piece + length || piece >= start + size) continue;
-    return start >= piece && start + size <= piece + length ? Lies::in_one : Lies::across;
+  for (const auto& [first, piece] : registry()) {
+    const std::byte* const end = first + piece.size;
+    if (start >= end || first >= start + size) continue;
+    return start >= first && start + size <= end ? Lies::in_one : Lies::across;
   }
   return Lies::outside;
 }
@@ -182,7 +183,7 @@ bool mapped(std::byte* start, std::size_t size) {
 std::vector<FakeCuda::Piece> FakeCuda::registered() {
   const std::scoped_lock lock(registry_mutex);
   std::vector<Piece> pieces;
-  for (const auto& [start, size] : registry()) pieces.push_back({start, size});
+  for (const auto& [start, piece] : registry()) pieces.push_back(piece);
   return pieces;
 }
 
@@ -353,7 +354,7 @@ cudaError_t cudaHostRegister(void* memory, std::size_t size, unsigned) {
   if (where(start, size) != Lies::outside) return remembered(cudaErrorHostMemoryAlreadyRegistered);
   if (auto* told = FakeCuda::told_of_registrations.load(); told != nullptr) *told = true;
   const std::scoped_lock lock(registry_mutex);
-  registry()[start] = size;
+  registry()[start] = {start, size, current_device};
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void* memory) {
@@ -361,7 +362,7 @@ cudaError_t cudaHostUnregister(void* memory) {
   auto* start = static_cast<std::byte*>(memory);
   const std::scoped_lock lock(registry_mutex);
   const auto found = registry().find(start);
-  if (found == registry().end() || !mapped(start, found->second)) {
+  if (found == registry().end() || !mapped(start, found->second.size)) {
     ++FakeCuda::refused_unregistrations;
     return remembered(cudaErrorHostMemoryNotRegistered);
   }

@@ -112,6 +112,7 @@ struct FakeCuda {
   struct Piece {
     std::byte* start;
     std::size_t size;
+    int gpu;  ///< that registered it
   };
   /// Registered ranges by address.
   static std::vector<Piece> registered();

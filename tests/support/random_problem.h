@@ -107,7 +107,11 @@ struct Draw {
 class ProblemDraw {
  public:
   ProblemDraw(std::uint64_t seed, Draw draw)
-      : dice_(seed), more_dice_(seed + 1), table_dice_(seed + 2), draw_(draw) {}
+      : dice_(seed),
+        more_dice_(seed + 1),
+        table_dice_(seed + 2),
+        order_dice_(seed + 3),
+        draw_(draw) {}
 
   BuildArguments make() {
     ranks();
@@ -329,6 +333,9 @@ class ProblemDraw {
     Options& options = made_.options;
     options.purpose = draw_.evaluation ? Purpose::evaluation : Purpose::training;
     options.order = dice_.toss() ? Order::layer_major : Order::micro_batch_major;
+    if (options.order != Order::layer_major && order_dice_.toss()) {
+      options.order = Order::micro_batch_major_offload;
+    }
     options.update = dice_.toss() ? Update::gated : Update::eager;
     options.expert_updates = dice_.toss() ? ExpertUpdates::active : ExpertUpdates::all;
     options.prefetches_experts = dice_.toss();
@@ -372,6 +379,7 @@ class ProblemDraw {
   Dice dice_;
   Dice more_dice_;   ///< for what attention keeps
   Dice table_dice_;  ///< for tables
+  Dice order_dice_;  ///< for the two micro-batch-major orders
   Draw draw_;
   Role expert_ = Role::expert;
   std::uint32_t layer_ = 0;  ///< layers so far

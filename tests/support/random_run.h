@@ -106,7 +106,8 @@ inline void draw_placement(Dice& dice, std::vector<std::string>& set) {
   if (dice.chance(50)) set.push_back("ballast.gradients=" + dice.name({"nvme", "auto"}));
   set.push_back("ballast.recompute=" +
                 dice.name({"true", "false", "except_attention", "auto", "auto"}));
-  set.push_back("ballast.order=" + dice.name({"layer_major", "micro_batch_major", "auto"}));
+  set.push_back("ballast.order=" + dice.name({"layer_major", "micro_batch_major",
+                                              "micro_batch_major_offload", "auto"}));
   if (dice.chance(30)) {
     set.push_back(fmt::format(R"(ballast.placement=[{{"blocks": {}, "{}": "{}"}}])", dice.below(3),
                               dice.name({"weights", "optimizer", "activations"}),

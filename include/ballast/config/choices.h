@@ -85,6 +85,7 @@ inline constexpr auto kChoices<std::optional<step::Order>> =
     std::to_array<NamedValue<std::optional<step::Order>>>(
         {{"layer_major", step::Order::layer_major},
          {"micro_batch_major", step::Order::micro_batch_major},
+         {"micro_batch_major_offload", step::Order::micro_batch_major_offload},
          {"auto", std::nullopt}});
 template <>
 inline constexpr auto kChoices<step::Update> = std::to_array<NamedValue<step::Update>>(

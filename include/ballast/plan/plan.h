@@ -175,7 +175,8 @@ struct Buffer {
   Tier tier = Tier::device;
   Kind kind = Kind::workspace;
   Bytes bytes = 0;
-  std::uint8_t device = 0;  ///< for Tier::device: which of the rank's devices
+  /// Which of the rank's devices has it or, in host memory, is best near it. 0 on NVMe.
+  std::uint8_t device = 0;
 };
 
 /// The use of a buffer in an operation. Compute operations have ports, which are numbers from

@@ -40,9 +40,9 @@ using KeptExtents = std::map<std::uint64_t, std::vector<std::size_t>>;
 /// buffers between host memory and the swap space. The devices must outlive it.
 class Store {
  public:
-  /// `devices`: by plan::Buffer::device; the first one pins host memory for all. `swap`: laid out
-  /// for swap_extents(schedule); empty if there are none. Throws the Error of the tier that cannot
-  /// allocate.
+  /// `devices`: by plan::Buffer::device; each pins its host buffers, so that a GPU has them on its
+  /// NUMA node. `swap`: laid out for swap_extents(schedule); empty if there are none. Throws the
+  /// Error of the tier that cannot allocate.
   Store(const plan::Schedule& schedule, std::vector<device::Device*> devices,
         const std::optional<SwapPlan>& swap);
   ~Store();
@@ -80,8 +80,8 @@ class Store {
 
   /// Returns the bytes on a tier, of all devices together.
   [[nodiscard]] Bytes allocated(Tier tier) const;
-  /// Returns the bytes of host memory that are pinned for the device.
-  [[nodiscard]] Bytes pinned() const { return pin_->bytes(); }
+  /// Returns the bytes of host memory that are pinned.
+  [[nodiscard]] Bytes pinned() const;
   /// Returns nullptr without NVMe buffers.
   [[nodiscard]] const SwapSpace* swap_space() const { return swap_.get(); }
 
@@ -93,9 +93,11 @@ class Store {
     std::uint64_t version = 0;        ///< number of writebacks of an NVMe buffer
   };
 
+  void allocate_on_host(const plan::Schedule& schedule);
+
   std::vector<device::Device*> devices_;
   memory::HostPool pool_;
-  std::unique_ptr<device::Pin> pin_;  ///< pins the whole pool; destroyed before it
+  std::vector<std::unique_ptr<device::Pin>> pins_;  ///< pin the whole pool; destroyed before it
   std::vector<Allocation> allocations_;
   std::unique_ptr<Slots> slots_;     ///< slots of the homes
   std::unique_ptr<SwapSpace> swap_;  ///< refers to the pool; destroyed first

@@ -17,7 +17,15 @@ constexpr plan::Role role_of(model::Port port) {
 }
 
 /// The label of an operation with Payload::value.
-enum class MovedValue : std::uint8_t { batch, activation, routing, losses, rows, row_gradients };
+enum class MovedValue : std::uint8_t {
+  batch,
+  activation,
+  routing,
+  losses,
+  rows,
+  row_gradients,
+  gradient_sum
+};
 
 constexpr std::uint32_t label_of(MovedValue value) {
   return static_cast<std::uint32_t>(value);

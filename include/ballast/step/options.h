@@ -6,8 +6,11 @@
 namespace ballast::step {
 
 enum class Order : std::uint8_t {
-  layer_major,       ///< every micro-batch of a block before the next block
-  micro_batch_major  ///< every block of a micro-batch before the next micro-batch
+  layer_major,        ///< every micro-batch of a block before the next block
+  micro_batch_major,  ///< every block of a micro-batch before the next micro-batch
+  /// Micro-batch-major. The gradient sums of a block are in host memory between the backward passes
+  /// of two micro-batches.
+  micro_batch_major_offload
 };
 
 enum class Update : std::uint8_t {

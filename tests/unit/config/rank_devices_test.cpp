@@ -44,10 +44,13 @@ TEST(RankDevices, ContradictionsAreRefused) {
   EXPECT_EQ(error_of(kMinimal, {"ballast.devices=[0, 1]", "pipeline.stages=3"}),
             "c.json: ballast.devices (--set ballast.devices=[0, 1]): lists 2 devices, but "
             "pipeline.stages is 3; list 3, or leave one of the two keys out");
-  EXPECT_NE(error_of(kMinimal, {"pipeline.stages=2", "ballast.order=micro_batch_major"})
-                .find("only one of the 2 devices of pipeline.stages would work at a time; use "
-                      "\"layer_major\""),
-            std::string::npos);
+  for (const std::string order : {"micro_batch_major", "micro_batch_major_offload"}) {
+    EXPECT_NE(error_of(kMinimal, {"pipeline.stages=2", "ballast.order=" + order})
+                  .find("is \"" + order +
+                        "\", with which only one of the 2 devices of pipeline.stages would work at "
+                        "a time; use \"layer_major\""),
+              std::string::npos);
+  }
   EXPECT_EQ(error_of(kMinimal, {"pipeline.stages=auto", "ballast.order=micro_batch_major"}), "");
   EXPECT_NE(error_of(kMinimal, {"pipeline.stages=9"}).find("at most 8"), std::string::npos);
   EXPECT_NE(error_of(kMinimal, {"ballast.devices=[]"}).find("must have 1 to 8 numbers, got 0"),

@@ -145,7 +145,7 @@ std::vector<step::Order> open_orders(const config::Config& config) {
   using enum step::Order;
   if (config.devices() > 1) return {layer_major};
   if (config.ballast.order) return {*config.ballast.order};
-  return {layer_major, micro_batch_major};
+  return {layer_major, micro_batch_major, micro_batch_major_offload};
 }
 
 engine::Blueprint sized(const PlanRequest& request, std::uint64_t size, step::Order order) {
@@ -213,7 +213,8 @@ void limit_blocks(test::RandomRun& run) {
 /// Every third run has 2 to 4 devices, if its rules allow them.
 void add_devices(test::RandomRun& run, std::uint64_t seed) {
   const config::Config config = run.config();
-  if (seed % 3 != 0 || config.ballast.order == step::Order::micro_batch_major) return;
+  const auto order = config.ballast.order.value_or(step::Order::layer_major);
+  if (seed % 3 != 0 || order != step::Order::layer_major) return;
   const std::uint64_t devices = std::min(2 + seed / 3 % 3, config.model.num_layers);
   run.overrides.push_back(fmt::format("pipeline.stages={}", devices));
 }

@@ -1,4 +1,6 @@
 // A store pins its host memory, tested on a fake of the CUDA runtime.
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
@@ -43,6 +45,32 @@ TEST_F(CudaStore, PinsItsHostBuffersAndNothingElse) {
   EXPECT_EQ(pinned, store.allocated(Tier::host));
   EXPECT_EQ(pinned, store.pinned());
   EXPECT_EQ(pinned, 2 * kMiB + 2 * kPage);
+}
+
+/// A GPU places the pages that it pins on its NUMA node.
+TEST_F(CudaStore, PinsTheHostBuffersOfEachGpuByThatGpu) {
+  const auto other = device::make_device({.kind = "cuda", .budget = 4 * kPage, .local_rank = 1});
+  for (const std::uint8_t d : {0, 1, 0, 1}) {
+    schedule_.buffers.push_back({.name = "home", .tier = Tier::host, .bytes = kMiB, .device = d});
+  }
+  const Store store(schedule_, {device_.get(), other.get()}, {});
+  Bytes pinned = 0;
+  for (const FakeCuda::Piece& piece : FakeCuda::registered()) pinned += piece.size;
+  EXPECT_EQ(pinned, store.allocated(Tier::host));
+  EXPECT_EQ(pinned, store.pinned());
+  for (plan::BufferId id = 0; id < schedule_.buffers.size(); ++id) {
+    const plan::Buffer& buffer = schedule_.buffers[id];
+    if (buffer.tier != Tier::host) continue;
+    const HostBytes bytes = store.host(id, buffer.bytes);
+    Bytes by_its_gpu = 0;
+    for (const FakeCuda::Piece& piece : FakeCuda::registered()) {
+      const auto* const from = std::max<const std::byte*>(piece.start, bytes.data());
+      const auto* const to =
+          std::min<const std::byte*>(piece.start + piece.size, bytes.data() + bytes.size());
+      if (from < to && piece.gpu == buffer.device) by_its_gpu += static_cast<Bytes>(to - from);
+    }
+    EXPECT_EQ(by_its_gpu, buffer.bytes) << buffer.name << ' ' << id;
+  }
 }
 
 TEST_F(CudaStore, WithoutHostBuffersPinsNothing) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/step/labels.h"
 
 #include "src/step/plan_types.h"
 #include "tests/support/random_problem.h"
@@ -184,6 +185,36 @@ TEST(Builder, MicroBatchMajorMovesWeightsPerMicroBatch) {
   const Schedule schedule = build(problem);
   EXPECT_GT(count(schedule.steady, Action::upload, Payload::weights), 4U * 6U);
   EXPECT_EQ(count(schedule.steady, Action::offload, Payload::gradient), 6U);
+}
+
+TEST(Builder, SumsInHostMemoryMoveBetweenMicroBatchesThroughTwoBuffers) {
+  BuildArguments problem = uniform(6, 4, Tier::host, Tier::host);
+  const auto sums_of = [&](Order order, Tier tier) {
+    problem.options.order = order;
+    std::vector<Bytes> sums;
+    // Packed gradients wait in the homes of the sums.
+    const Kind kind = tier == Tier::host ? Kind::gradients : Kind::accumulators;
+    for (const Buffer& buffer : build(problem).buffers) {
+      if (buffer.kind == kind && buffer.tier == tier) sums.push_back(buffer.bytes);
+    }
+    return sums;
+  };
+  const std::vector<Bytes> all = sums_of(Order::micro_batch_major, Tier::device);
+  ASSERT_EQ(all.size(), 6U);
+  const auto offloaded = Order::micro_batch_major_offload;
+  EXPECT_EQ(sums_of(offloaded, Tier::host), all);
+  EXPECT_EQ(sums_of(offloaded, Tier::device), (std::vector<Bytes>{all[0], all[0]}));
+  const Schedule schedule = build(problem);
+  std::map<Action, Bytes> moved;
+  for (const Operation& op : schedule.steady.operations) {
+    if (moves(op, MovedValue::gradient_sum)) moved[op.action] += op.bytes;
+  }
+  EXPECT_EQ(moved, (std::map<Action, Bytes>{{Action::upload, 3 * 6 * all[0]},
+                                            {Action::offload, 3 * 6 * all[0]}}));
+  // One micro-batch is never interrupted.
+  problem.problem.micro_batches = 1;
+  EXPECT_EQ(build(problem).steady.bytes_on(Lane::upload),
+            build(uniform(6, 1, Tier::host, Tier::host)).steady.bytes_on(Lane::upload));
 }
 
 TEST(Builder, NvmeTrafficIsTheStatesOnceEachWay) {

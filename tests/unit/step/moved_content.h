@@ -36,6 +36,8 @@ inline bool belongs(const Operation& operation, const model::StepProgram& progra
       const bool own = value.owner == operation.block && content.part == operation.micro;
       return content.version == run && (report || own);
     }
+    case What::sum:
+      return program.sums[content.number].block == operation.block && content.version == run;
     case What::gradient:
       return content.number == operation.block && content.version == run;
     case What::rows:

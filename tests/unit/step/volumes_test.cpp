@@ -1,5 +1,4 @@
-// Bytes that each lane moves in a run, counted without the builder: from sizes, placement, order
-// and the number of staging buffers.
+// Bytes that each lane moves in a run, counted from sizes and options without the builder.
 
 #include <algorithm>
 #include <array>
@@ -40,6 +39,7 @@ class Counter {
 
   Volumes training_step(std::uint32_t micro_batches, bool applies_updates) {
     values(stops_of(program_.training, form_), micro_batches);
+    sums(micro_batches - 1);
     for (const model::StepValue& value : program_.values) activations(value, micro_batches);
     for (std::uint32_t b = 0; b < blocks(); ++b) {
       if (!is_trained(b)) continue;
@@ -236,6 +236,11 @@ class Counter {
     count(Lane::fetch, micro_batches * round_up(bytes, kPage));
   }
 
+  void sums(std::uint32_t moves) {
+    if (options_.order != Order::micro_batch_major_offload) return;
+    for (const auto& sum : program_.sums) count(Lane::offload, moves * sum.bytes);
+    for (const auto& sum : program_.sums) count(Lane::upload, moves * sum.bytes);
+  }
   using When = Misses::When;
   [[nodiscard]] bool layer_major() const { return options_.order == Order::layer_major; }
   [[nodiscard]] When for_pass(std::uint32_t block) const {
