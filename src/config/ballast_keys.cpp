@@ -229,8 +229,10 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
       row(kPlanOnly, choice("order", b.order),
           {"order of the passes: `layer_major` runs all micro-batches of a block before the next "
            "block, `micro_batch_major` all blocks of a micro-batch before the next micro-batch, "
-           "see [below](#order-and-updates). Same bits",
-           "`\"auto\"`", "`layer_major`, `micro_batch_major`, `\"auto\"`"}),
+           "`micro_batch_major_offload` the same with gradient sums in host memory, see "
+           "[below](#order-and-updates). Same bits",
+           "`\"auto\"`",
+           "`layer_major`, `micro_batch_major`, `micro_batch_major_offload`, `\"auto\"`"}),
       row(kPlanOnly, choice("update", b.update),
           {"`gated`: updates wait for the gradient's norm and run during the next forward pass. "
            "`eager`: they run inside the backward pass, see [below](#order-and-updates)",
