@@ -307,6 +307,9 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
   if (const std::string kept = describe_kept(blueprint); !kept.empty()) {
     lines.push_back(fmt::format("{:<17} {}", "intermediates", kept));
   }
+  if (blueprint.options.order == step::Order::micro_batch_major_offload) {
+    lines.push_back(fmt::format("{:<17} {}", "gradient sums", "on host between two micro-batches"));
+  }
   return lines;
 }
 

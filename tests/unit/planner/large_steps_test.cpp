@@ -9,6 +9,7 @@
 
 #include "ballast/calibrate/rates_file.h"
 #include "ballast/config/config.h"
+#include "ballast/engine/blueprint.h"
 #include "ballast/planner/planner.h"
 
 #include "tests/support/expect_error.h"
@@ -38,6 +39,8 @@ PlanRequest request_for(const std::vector<std::string>& overrides = {}) {
 TEST(LargeSteps, FitWithGradientSumsInHostMemory) {
   const Decision decision = decide(request_for());
   EXPECT_EQ(decision.config.ballast.order, step::Order::micro_batch_major_offload);
+  EXPECT_EQ(engine::describe_placement(decision.blueprint).back(),
+            "gradient sums     on host between two micro-batches");
   const memory::Ledger& ledger = decision.blueprint.ledger;
   EXPECT_LE(ledger.total(Tier::device), 23 * kGiB);
   EXPECT_LE(ledger.total(Tier::host), 240 * kGiB);
