@@ -117,7 +117,8 @@ class Lanes {
   /// Channels between the devices with the same number of all ranks. Gathers and reductions share a
   /// stream, because only one of them runs at a time: they take turns (is_collective).
   struct Channels {
-    std::unique_ptr<comm::Communicator> all;  ///< all ranks, in the order of their shards
+    /// With several sharers: all of them, in the order of their shards.
+    std::unique_ptr<comm::Communicator> all;
     /// With several groups: the ranks that share one copy of split weights, and the ranks with the
     /// same share of it; otherwise empty.
     std::unique_ptr<comm::Communicator> weight_copy;
