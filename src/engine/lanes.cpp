@@ -61,7 +61,12 @@ Lanes::Lanes(const Modules& modules) : modules_(modules), names_(modules.bluepri
   devices_.reserve(modules.devices.size());
   for (const DeviceModules& own : modules.devices) {
     devices_.push_back(std::make_unique<DeviceLanes>(own.device, modules.devices.size() > 1));
-    if (modules.ranks != nullptr) devices_.back()->channels = join_ranks(own.device);
+    DeviceLanes& lanes = *devices_.back();
+    if (modules.ranks != nullptr) lanes.channels = join_ranks(own.device);
+    if (streams_collectives()) {
+      lanes.gather.emplace(own.device, lanes.channels.stream);
+      lanes.reduce.emplace(own.device, lanes.channels.stream);
+    }
   }
 }
 
@@ -93,6 +98,14 @@ comm::Communicator& Lanes::Channels::gathering(RankGroup group) const {
   return group == RankGroup::same_share ? *same_share : *all;
 }
 
+bool Lanes::streams_collectives() const {
+  return modules_.ranks != nullptr && modules_.devices.front().device.kind() != "host";
+}
+
+void Lanes::follow(const Operation& next, const Operation& before, std::uint64_t submission) {
+  queue_of(before).let_wait(queue_of(next).stream(), before, submission);
+}
+
 QueuedStream& Lanes::queue_of(const Operation& operation) {
   const std::optional<plan::StreamId> stream = plan::stream_of(operation);
   expects(stream.has_value(), "engine: disk lanes have no stream");
@@ -104,6 +117,10 @@ QueuedStream& Lanes::queue_of(const Operation& operation) {
       return lanes.offload;
     case Lane::pass:
       return lanes.pass.value();
+    case Lane::gather:
+      return lanes.gather.value();
+    case Lane::reduce:
+      return lanes.reduce.value();
     default:
       return lanes.compute;
   }

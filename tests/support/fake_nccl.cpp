@@ -93,7 +93,13 @@ class Gpu {
   }
 
  private:
+  /// Returns whether the GPU hangs instead of beginning another group.
+  static bool hangs() {
+    if (FakeNccl::groups_until_hang < 0) return false;
+    return FakeNccl::groups_until_hang == 0 || --FakeNccl::groups_until_hang < 0;
+  }
   static bool is_over(Group& first) {
+    if (!first.calls.empty() && hangs()) return false;
     for (const Start& start : std::exchange(first.calls, {})) {
       start(&first.requests.emplace_back(MPI_REQUEST_NULL));
     }

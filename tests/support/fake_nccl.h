@@ -19,6 +19,9 @@ struct FakeNccl {
   /// little is not made.
   static inline std::atomic<std::size_t> channel_memory = 0;
 
+  /// Number of groups of this process that run until its GPU hangs; negative: it never does.
+  static inline std::atomic<int> groups_until_hang = -1;
+
   static inline std::atomic<int> finalized = 0;
   static inline std::atomic<int> destroyed = 0;
   static inline std::atomic<int> aborted = 0;
