@@ -75,6 +75,7 @@ RankPlace read_place(const comm::Launch& launch, const config::Config& config) {
 
 MachineShare share_of(const std::vector<RankPlace>& places, std::size_t rank) {
   MachineShare share;
+  share.world = static_cast<std::uint32_t>(places.size());
   share.memory = std::numeric_limits<Bytes>::max();
   share.device_memory = std::numeric_limits<Bytes>::max();
   share.compute_threads = std::numeric_limits<int>::max();
@@ -96,9 +97,10 @@ MachineShare share_of(const std::vector<RankPlace>& places, std::size_t rank) {
 
 void apply_common_share(config::Config& config, const MachineShare& share) {
   auto& ballast = config.ballast;
-  const memory::Budgets budgets =
-      memory::resolve_budgets({ballast.device_bytes, ballast.host_bytes}, share.memory,
-                              share.device_memory, inputs::budgeted_devices(config));
+  const memory::Budgets budgets = memory::resolve_budgets(
+      {ballast.device_bytes, ballast.host_bytes}, share.memory,
+      {.free = share.device_memory, .channels = inputs::channels_per_device(config, share.world)},
+      inputs::budgeted_devices(config));
   ballast.device_bytes = budgets.device;
   ballast.host_bytes = budgets.host;
   // The ranks compute on devices of one kind: on GPUs if each rank has one.

@@ -32,6 +32,7 @@ RankPlace read_place(const comm::Launch& launch, const config::Config& config);
 
 /// A rank's share of its machine.
 struct MachineShare {
+  std::uint32_t world = 1;  ///< ranks of the run
   Bytes memory = 0;         ///< available host memory: the smallest share of all ranks
   Bytes device_memory = 0;  ///< the device's separate memory: the least of all ranks
   int compute_threads = 1;  ///< the fewest CPUs of all ranks, so that all need the same workspace

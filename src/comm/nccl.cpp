@@ -4,6 +4,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -34,7 +35,7 @@ bool accepted(ncclResult_t code) {
 
 /// One nonblocking NCCL communicator. Its state is polled, so that waits for other ranks respect
 /// CollectiveTimeout. A failed wait aborts the communicator, which ends its kernels on the device.
-/// Used by one thread at a time.
+/// One thread at a time starts collectives, while others wait for earlier ones.
 class NcclChannel {
  public:
   /// Joins the members on the calling thread's current device. Collective. Throws Error(comm).
@@ -80,6 +81,7 @@ class NcclChannel {
   /// Error(interrupted).
   void run_group(const Collective& what, const std::function<ncclResult_t()>& calls) {
     try {
+      const std::scoped_lock lock(mutex_);
       timeout_->check(what, 0.0);
       expects(communicator_ != nullptr, "a collective was started on a channel that has ended");
       require(nccl().start_group(), what);
@@ -97,11 +99,14 @@ class NcclChannel {
   /// Polls the work on the device. Throws Error(comm) if it failed or timed out,
   /// Error(interrupted).
   void poll(const Collective& what, double waited_seconds) {
-    if (communicator_ == nullptr) return;
     try {
-      ncclResult_t state = ncclSuccess;
-      require(nccl().state(communicator_, &state), what);
-      require(state, what);
+      // A thread that starts a collective looks at the state itself.
+      if (const std::unique_lock lock(mutex_, std::try_to_lock);
+          lock.owns_lock() && communicator_ != nullptr) {
+        ncclResult_t state = ncclSuccess;
+        require(nccl().state(communicator_, &state), what);
+        require(state, what);
+      }
       timeout_->check(what, waited_seconds);
     } catch (...) {
       abort();
@@ -140,11 +145,13 @@ class NcclChannel {
 
   /// Ignores failures: the process ends, and the driver frees its resources.
   void abort() {
-    timeout_->give_up();
+    timeout_->give_up();  // ends the waits of a thread that starts a collective
+    const std::scoped_lock lock(mutex_);
     if (communicator_ != nullptr) nccl().abort(std::exchange(communicator_, nullptr));
   }
 
   std::shared_ptr<CollectiveTimeout> timeout_;
+  std::mutex mutex_;  ///< guards communicator_
   ncclComm_t communicator_ = nullptr;
 };
 

@@ -367,28 +367,30 @@ Snapshot& Engine::snapshot() {
 
 std::unique_ptr<plan::Executor> Engine::make_executor(
     std::function<void(const plan::Span&)> observer) {
-  std::function<bool(const plan::Operation&)> takes_turn;
+  plan::ExecutorOptions options = {
+      .finish = [this](const plan::Operation& operation,
+                       std::uint64_t) { lanes_->finish(operation); },
+      .max_on_stream = device().kind() == "host" ? plan::kMostEnqueued : plan::kMostOnFastStream,
+      .devices = blueprint_.problem.devices,
+      .serial = options_.serial || checks_each(),
+      .delay_seed = options_.delay_seed,
+      .observer = std::move(observer),
+      .interrupted = interrupted_};
   if (ranks_ != nullptr) {
-    takes_turn = [this](const plan::Operation& operation) {
+    options.takes_turn = [this](const plan::Operation& operation) {
       return is_collective(blueprint_, operation);
     };
+  }
+  if (lanes_->streams_collectives()) {
+    options.follow = [this](const plan::Operation& next, const plan::Operation& before,
+                            std::uint64_t submission) { lanes_->follow(next, before, submission); };
   }
   return std::make_unique<plan::Executor>(
       [this](const plan::Operation& operation, std::uint64_t submission) {
         snapshot_->before(operation);
         lanes_->start(operation, submission);
       },
-      step::OperationNames(blueprint_.problem),
-      plan::ExecutorOptions{.finish = [this](const plan::Operation& operation,
-                                             std::uint64_t) { lanes_->finish(operation); },
-                            .max_on_stream = device().kind() == "host" ? plan::kMostEnqueued
-                                                                       : plan::kMostOnFastStream,
-                            .takes_turn = std::move(takes_turn),
-                            .devices = blueprint_.problem.devices,
-                            .serial = options_.serial || checks_each(),
-                            .delay_seed = options_.delay_seed,
-                            .observer = std::move(observer),
-                            .interrupted = interrupted_});
+      step::OperationNames(blueprint_.problem), options);
 }
 
 Perform Engine::perform() {

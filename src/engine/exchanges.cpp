@@ -27,19 +27,15 @@ void sum_tiles(const CurrentOperation& at, const model::Pass& pass) {
                                 .type = blueprint.type,
                                 .descending = gradients};
   const DeviceBytes out = arguments[gradients ? Port::normed_gradient : Port::output];
-  device::Stream& stream = *at.channels().stream;
   at.channels().tensor->sum_terms(
-      stream, sum, arguments[Port::terms].subview(0, sum.bytes_of_terms()), arguments[Port::input],
-      out.subview(0, sum.bytes()), arguments[Port::received]);
-  stream.synchronize();
+      *at.channels().stream, sum, arguments[Port::terms].subview(0, sum.bytes_of_terms()),
+      arguments[Port::input], out.subview(0, sum.bytes()), arguments[Port::received]);
 }
 
 void share_row_sums(const CurrentOperation& at, const model::Pass& pass) {
   const model::PassArguments arguments = arguments_of(at, pass);
-  device::Stream& stream = *at.channels().stream;
-  at.channels().tensor->all_gather(stream, arguments[Port::row_sums],
+  at.channels().tensor->all_gather(*at.channels().stream, arguments[Port::row_sums],
                                    arguments[Port::all_row_sums]);
-  stream.synchronize();
 }
 
 }  // namespace

@@ -230,9 +230,7 @@ void gather_parts(const CurrentOperation& at) {
   const DeviceBytes whole = at.device(at.target(), mesh.tensor * part);
   const DeviceBytes own = at.has(Role::source) ? at.device(Role::source, part)
                                                : whole.subview(mesh.tensor_place() * part, part);
-  device::Stream& stream = *at.channels().stream;
-  at.channels().tensor->all_gather(stream, own, whole);
-  stream.synchronize();
+  at.channels().tensor->all_gather(*at.channels().stream, own, whole);
 }
 
 void run_gather(const CurrentOperation& at) {
@@ -245,7 +243,6 @@ void run_gather(const CurrentOperation& at) {
   } else {
     gather_weights(at, channel);
   }
-  at.channels().stream->synchronize();
 }
 
 /// Sums over ranks, in full or only this rank's shard. Statistics are always those of the shard, so
@@ -272,7 +269,6 @@ void run_reduce(const CurrentOperation& at) {
     channels.all->all_reduce(stream, whole, type, scratch);
   }
   at.compute().measure_gradient(stream, sum, scratch, statistics_of(at));
-  stream.synchronize();
 }
 
 /// Lets the visitor read or fill a piece of weights or states. Activations and gradients start as
@@ -342,9 +338,7 @@ void clear_target(const CurrentOperation& at) {
     return zero(at.stream(), at.sizes().padded_gradient(operation.block));
   }
   if (operation.action == Action::reduce) {
-    device::Stream& stream = *at.channels().stream;
-    zero(stream, at.sizes().gradient_shard(operation.block));
-    return stream.synchronize();
+    return zero(*at.channels().stream, at.sizes().gradient_shard(operation.block));
   }
   const HostBytes bytes = at.host(at.target(), operation.bytes);
   std::memset(bytes.data(), 0, bytes.size());
@@ -372,7 +366,12 @@ void Lanes::start(const Operation& operation, std::uint64_t submission) {
   const bool worked =
       perform({*this, operation, context(submission - operation.lag), context(submission - 1)});
   if (!worked) idle_bytes_[static_cast<std::size_t>(operation.lane)] += operation.bytes;
-  if (mode_of(operation.lane) == plan::Mode::streamed) queue_of(operation).end_operation();
+  const bool collective = plan::is_collective_lane(operation.lane);
+  if (mode_of(operation.lane) == plan::Mode::streamed || (collective && streams_collectives())) {
+    queue_of(operation).end_operation(operation, submission);
+  } else if (collective) {
+    channels(operation.device).stream->synchronize();
+  }
 }
 
 }  // namespace ballast::engine

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ballast/core/error.h"
+#include "ballast/engine/channel_members.h"
 #include "ballast/step/labels.h"
 #include "ballast/step/rank_sizes.h"
 
@@ -60,39 +61,33 @@ Lanes::Lanes(const Modules& modules) : modules_(modules), names_(modules.bluepri
   devices_.reserve(modules.devices.size());
   for (const DeviceModules& own : modules.devices) {
     devices_.push_back(std::make_unique<DeviceLanes>(own.device, modules.devices.size() > 1));
-    if (modules.ranks != nullptr) devices_.back()->channels = join_ranks(own.device);
+    DeviceLanes& lanes = *devices_.back();
+    if (modules.ranks != nullptr) lanes.channels = join_ranks(own.device);
+    if (streams_collectives()) {
+      lanes.gather.emplace(own.device, lanes.channels.stream);
+      lanes.reduce.emplace(own.device, lanes.channels.stream);
+    }
   }
 }
 
 Lanes::Channels Lanes::join_ranks(device::Device& device) const {
   comm::Ranks& ranks = *modules_.ranks;
-  const RankSizes sizes(modules_.blueprint.problem);
-  std::vector<std::uint32_t> all;
-  std::vector<std::uint32_t> group;
-  std::vector<std::uint32_t> share;
-  const Mesh& mesh = modules_.blueprint.mesh;
-  const std::uint32_t here = mesh.sharer();
-  for (std::uint32_t shard = 0; shard < mesh.sharers(); ++shard) {
-    const std::uint32_t sharer = sizes.owner_of(shard);
-    const std::uint32_t rank = mesh.rank_of(sharer);
-    all.push_back(rank);
-    if (sharer / sizes.ranks_per_copy() == here / sizes.ranks_per_copy()) group.push_back(rank);
-    if (sharer % sizes.ranks_per_copy() == here % sizes.ranks_per_copy()) share.push_back(rank);
-  }
+  const Blueprint& blueprint = modules_.blueprint;
+  const ChannelMembers members(blueprint.mesh, RankSizes(blueprint.problem).ranks_per_copy(),
+                               blueprint.model.split.experts > 1);
+  const auto channel_of = [&](const std::vector<std::uint32_t>& places) {
+    return places.empty() ? nullptr : ranks.make_channel(device, places);
+  };
+  const auto exchange_of = [&](const std::vector<std::uint32_t>& places) {
+    return places.empty() ? nullptr : std::make_unique<ChannelExchange>(channel_of(places));
+  };
   Channels channels;
-  channels.all = ranks.make_channel(device, all);
-  if (sizes.copies() > 1) {
-    channels.weight_copy = ranks.make_channel(device, group);
-    channels.same_share = ranks.make_channel(device, share);
-  }
-  if (modules_.blueprint.model.split.experts > 1) {
-    channels.rows = std::make_unique<ChannelExchange>(ranks.make_channel(device, all));
-  }
-  if (mesh.sequence > 1) {
-    channels.heads =
-        std::make_unique<ChannelExchange>(ranks.make_channel(device, mesh.sequence_ranks()));
-  }
-  if (mesh.tensor > 1) channels.tensor = ranks.make_channel(device, mesh.tensor_ranks());
+  channels.all = channel_of(members.all);
+  channels.weight_copy = channel_of(members.weight_copy);
+  channels.same_share = channel_of(members.same_share);
+  channels.rows = exchange_of(members.rows);
+  channels.heads = exchange_of(members.heads);
+  channels.tensor = channel_of(members.tensor);
   channels.stream = device.make_stream("device-collectives");
   return channels;
 }
@@ -101,6 +96,14 @@ comm::Communicator& Lanes::Channels::gathering(RankGroup group) const {
   // Without several groups, all ranks share one copy.
   if (group == RankGroup::weight_copy && weight_copy) return *weight_copy;
   return group == RankGroup::same_share ? *same_share : *all;
+}
+
+bool Lanes::streams_collectives() const {
+  return modules_.ranks != nullptr && modules_.devices.front().device.kind() != "host";
+}
+
+void Lanes::follow(const Operation& next, const Operation& before, std::uint64_t submission) {
+  queue_of(before).let_wait(queue_of(next).stream(), before, submission);
 }
 
 QueuedStream& Lanes::queue_of(const Operation& operation) {
@@ -114,6 +117,10 @@ QueuedStream& Lanes::queue_of(const Operation& operation) {
       return lanes.offload;
     case Lane::pass:
       return lanes.pass.value();
+    case Lane::gather:
+      return lanes.gather.value();
+    case Lane::reduce:
+      return lanes.reduce.value();
     default:
       return lanes.compute;
   }

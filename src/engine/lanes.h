@@ -89,6 +89,17 @@ class Lanes {
   /// Returns when the first unfinished operation on the stream or lane of `operation` has finished.
   /// Throws Error.
   void finish(const plan::Operation& operation);
+  /// Makes the stream of `next` wait for the end of `before`, an operation of that submission,
+  /// which was started on another stream of the device.
+  void follow(const plan::Operation& next, const plan::Operation& before, std::uint64_t submission);
+
+  /// Returns whether collectives run on a stream that other streams can wait for: on GPUs. Those of
+  /// the host device have ended when start() returns.
+  [[nodiscard]] bool streams_collectives() const;
+  /// Returns whether start() only enqueues the operations of a lane.
+  [[nodiscard]] bool is_queued(plan::Lane lane) const {
+    return plan::is_queued(lane) || (streams_collectives() && plan::is_collective_lane(lane));
+  }
 
   /// A gated update reads the previous submission's context, so four contexts suffice.
   StepContext& context(std::uint64_t submission) {
@@ -115,14 +126,15 @@ class Lanes {
   }
 
   /// Channels between the devices with the same number of all ranks. Gathers and reductions share a
-  /// stream, because only one of them runs at a time: they take turns (is_collective).
+  /// stream, which runs them one at a time in the order of their turns (is_collective).
   struct Channels {
-    std::unique_ptr<comm::Communicator> all;  ///< all ranks, in the order of their shards
+    /// With several sharers: all of them, in the order of their shards.
+    std::unique_ptr<comm::Communicator> all;
     /// With several groups: the ranks that share one copy of split weights, and the ranks with the
     /// same share of it; otherwise empty.
     std::unique_ptr<comm::Communicator> weight_copy;
     std::unique_ptr<comm::Communicator> same_share;
-    std::unique_ptr<device::Stream> stream;
+    std::shared_ptr<device::Stream> stream;
     /// With expert parallelism: exchange of rows, on the stream of the compute lane. It has its own
     /// channel, because NCCL runs the collectives of one channel one after the other.
     std::unique_ptr<model::RowExchange> rows;
@@ -158,6 +170,9 @@ class Lanes {
     QueuedStream offload;
     std::optional<QueuedStream> pass;  ///< only with several devices
     Channels channels;
+    /// Only if collectives are streamed: both on the stream of the channels.
+    std::optional<QueuedStream> gather;
+    std::optional<QueuedStream> reduce;
   };
 
   [[nodiscard]] Channels join_ranks(device::Device& device) const;

@@ -77,7 +77,7 @@ void warm_up(Lanes& lanes) {
       if (!done.insert(kind_of(operation, blueprint)).second) continue;
       try {
         lanes.start(operation, kSubmission);
-        if (plan::is_queued(operation.lane)) lanes.finish(operation);
+        if (lanes.is_queued(operation.lane)) lanes.finish(operation);
       } catch (const Error& error) {
         throw error.with_context(lanes.names()(operation));
       }

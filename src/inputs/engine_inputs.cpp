@@ -12,6 +12,8 @@
 #include "ballast/core/error.h"
 #include "ballast/core/log.h"
 #include "ballast/device/device.h"
+#include "ballast/engine/channel_members.h"
+#include "ballast/model/family.h"
 
 #include "src/engine/state_layout.h"
 
@@ -115,9 +117,35 @@ model::Architecture model_of(const config::Config& config) {
   });
 }
 
+namespace {
+
+/// Returns whether the ranks that share the batch may also share the experts of a layer.
+bool may_share_experts(const config::Config& config) {
+  if (config.ballast.expert_parallel != 0) return config.ballast.expert_parallel > 1;
+  const model::ModelConfig& model = config.model;
+  for (std::uint64_t layer = 0; layer < model.num_layers; ++layer) {
+    if (model::family(model.family).experts_of_layer(model, layer) > 0) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::uint32_t channels_per_device(const config::Config& config, std::uint32_t ranks) {
+  if (ranks == 1) return 0;
+  const Mesh mesh = mesh_of(config, ranks);
+  const std::uint32_t sharers = mesh.sharers();
+  const std::uint32_t group = config.zero.stage >= 3 ? hpz_partition_size(config.zero, sharers) : 0;
+  return engine::ChannelMembers(mesh, group > 0 ? group : sharers,
+                                sharers > 1 && may_share_experts(config))
+      .count();
+}
+
 memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets requested,
-                                Bytes available, std::uint32_t local_rank) {
-  return memory::resolve_budgets(requested, available, own_device_memory(config, local_rank),
+                                Bytes available, std::uint32_t ranks, std::uint32_t local_rank) {
+  return memory::resolve_budgets(requested, available,
+                                 {.free = own_device_memory(config, local_rank),
+                                  .channels = channels_per_device(config, ranks)},
                                  budgeted_devices(config));
 }
 
@@ -310,7 +338,7 @@ void check_device(const config::Config& config, const comm::Launch& launch) {
   }
   const Bytes budget = ballast.device_bytes;
   const Bytes free = budget == 0 ? 0 : own_device_memory(config, launch.local_rank);
-  const Bytes reserve = memory::library_reserve(free);
+  const Bytes reserve = memory::library_reserve(free, channels_per_device(config, launch.world));
   // A budget beyond the free memory is refused when the device is made.
   if (budget > free || free - budget >= reserve) return;
   log(LogLevel::warning,

@@ -21,10 +21,16 @@ Bytes read_kib_line(const char* path, const std::string& key, Bytes fallback) {
   return fallback;
 }
 
-/// Reserve of an automatic budget: larger than needed on large GPUs, against fragmentation and for
-/// many communicators.
-Bytes ample_reserve(Bytes free) {
-  return std::max(free / 20, library_reserve(free));
+constexpr Bytes kUsualReserve = 1536 * kMiB;
+
+Bytes reserve(Bytes libraries, OwnDeviceMemory device) {
+  const Bytes channels = device.channels * kChannelBytes;
+  return std::min(libraries, device.free / 4) + std::min(channels, device.free / 4);
+}
+
+/// Reserve of an automatic budget: larger than needed on large GPUs, against fragmentation.
+Bytes ample_reserve(OwnDeviceMemory device) {
+  return reserve(std::max(device.free / 20, kUsualReserve), device);
 }
 
 }  // namespace
@@ -40,15 +46,15 @@ Bytes peak_resident_bytes() {
   return read_kib_line("/proc/self/status", "VmHWM", 0);
 }
 
-Bytes library_reserve(Bytes free) {
-  constexpr Bytes kUsual = 1536 * kMiB;
-  return std::min(kUsual, free / 4);
+Bytes library_reserve(Bytes free, std::uint32_t channels) {
+  return reserve(kUsualReserve, {.free = free, .channels = channels});
 }
 
-Budgets resolve_budgets(Budgets wanted, Bytes available, Bytes on_device, std::uint32_t devices) {
+Budgets resolve_budgets(Budgets wanted, Bytes available, OwnDeviceMemory on_device,
+                        std::uint32_t devices) {
   const Bytes usable = available / 5 * 4;
-  if (on_device > 0) {
-    return {wanted.device > 0 ? wanted.device : on_device - ample_reserve(on_device),
+  if (on_device.free > 0) {
+    return {wanted.device > 0 ? wanted.device : on_device.free - ample_reserve(on_device),
             wanted.host > 0 ? wanted.host : usable};
   }
   const auto rest = [&](Bytes named) { return usable > named ? usable - named : 0; };

@@ -21,6 +21,7 @@
 #include "ballast/core/random.h"
 #include "ballast/core/seconds.h"
 
+#include "src/plan/lane_queue.h"
 #include "src/plan/turns.h"
 
 namespace ballast::plan {
@@ -28,98 +29,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kInterruptPoll = std::chrono::milliseconds(50);
-
-using Seam = std::vector<std::vector<OpId>>;
-
-enum class Progress : char { waiting, enqueued, finished };
-
-/// One submitted plan.
-struct Submission {
-  const Plan* plan = nullptr;
-  std::uint64_t number = 0;
-  std::vector<Progress> progress;
-  std::vector<OpId> awaited;  ///< operations for which callers wait
-  std::size_t remaining = 0;
-  std::shared_ptr<Submission>
-      previous;                  ///< reset after it has finished and a next one was submitted
-  const Seam* seam = nullptr;    ///< between the previous submission and this one
-  const Turns* turns = nullptr;  ///< nullptr: no operation takes a turn
-  std::array<std::size_t, kMostDevices> ended_turns{};  ///< by device
-
-  [[nodiscard]] bool finished() const { return remaining == 0; }
-
-  /// Returns whether a caller may wait for the end of operation `id`, which has just finished.
-  [[nodiscard]] bool is_awaited(OpId id) const {
-    return finished() || std::find(awaited.begin(), awaited.end(), id) != awaited.end();
-  }
-
-  /// Returns whether `next`, if started now, runs after operation `id` of this submission.
-  [[nodiscard]] bool precedes(OpId id, const Operation& next) const {
-    return progress[id] == Progress::finished ||
-           (progress[id] == Progress::enqueued && ordered_by_stream(plan->operations[id], next));
-  }
-
-  [[nodiscard]] bool takes_turn(OpId id) const { return turns != nullptr && turns->taken[id]; }
-  [[nodiscard]] bool turns_ended(std::uint8_t device) const {
-    return turns == nullptr || ended_turns[device] == turns->order[device].size();
-  }
-
-  [[nodiscard]] bool ready(OpId id) const {
-    const Operation& operation = plan->operations[id];
-    if (takes_turn(id)) {
-      const std::uint8_t device = operation.device;
-      if (turns->order[device][ended_turns[device]] != id) return false;
-      if (previous != nullptr && !previous->turns_ended(device)) return false;
-    }
-    for (const OpId before : operation.after) {
-      if (!precedes(before, operation)) return false;
-    }
-    if (previous == nullptr) return true;
-    for (const OpId before : (*seam)[id]) {
-      if (!previous->precedes(before, operation)) return false;
-    }
-    return true;
-  }
-};
-
-struct Item {
-  std::shared_ptr<Submission> submission;
-  OpId id = kNoOp;
-  double begun = 0.0;
-
-  [[nodiscard]] const Operation& operation() const { return submission->plan->operations[id]; }
-};
-
-/// The queues of a lane. Protected by the executor's lock.
-struct LaneQueue {
-  std::deque<Item> waiting;
-  std::deque<Item> enqueued;             ///< and not finished
-  double free_since = 0.0;               ///< end of the last finished operation
-  std::optional<double> starting_since;  ///< set while an operation is being started
-  std::optional<double> waiting_since;   ///< set while the next operation waits for its inputs
-  std::size_t most = kMostEnqueued;
-  std::condition_variable may_start;
-  std::condition_variable may_finish;
-
-  [[nodiscard]] bool can_start() const {
-    return !waiting.empty() && enqueued.size() < most &&
-           waiting.front().submission->ready(waiting.front().id);
-  }
-
-  /// Returns the seconds that the current operation has run until `time`; 0 if there is none.
-  [[nodiscard]] double busy_until(double time) const {
-    std::optional<double> begun = starting_since;
-    if (!enqueued.empty()) begun = enqueued.front().begun;
-    return begun ? std::max(0.0, time - std::max(*begun, free_since)) : 0.0;
-  }
-
-  /// Returns the seconds that the next operation has waited until `time`. Enqueued operations keep
-  /// a lane busy.
-  [[nodiscard]] double stalled_until(double time) const {
-    if (!waiting_since || !enqueued.empty()) return 0.0;
-    return std::max(0.0, time - std::max(*waiting_since, free_since));
-  }
-};
 
 }  // namespace
 
@@ -140,6 +49,7 @@ struct Executor::State {
   std::shared_ptr<Submission> last;
   std::map<std::pair<const Plan*, const Plan*>, Seam> seams;
   std::map<const Plan*, Turns> turns;
+  std::array<Submitted, kMostDevices> last_collective;  ///< by device: the last enqueued one
   std::size_t unfinished = 0;
   std::exception_ptr failure;
   bool stopping = false;      ///< no further operation starts
@@ -150,7 +60,9 @@ struct Executor::State {
   std::vector<std::thread> finishing;
 
   [[nodiscard]] bool queued(std::size_t lane) const {
-    return options.finish != nullptr && is_queued(lane_at(lane).lane);
+    const Lane kind = lane_at(lane).lane;
+    return options.finish != nullptr &&
+           (is_queued(kind) || (options.follow != nullptr && is_collective_lane(kind)));
   }
 
   /// Returns the contribution of one lane to the mean over the devices.
@@ -216,20 +128,20 @@ struct Executor::State {
     return &turns.emplace(&plan, turns_of(plan, options.takes_turn)).first->second;
   }
 
-  void delay(const Item& item, std::uint64_t salt) const {
+  void delay(const LaneItem& item, std::uint64_t salt) const {
     if (!options.delay_seed) return;
     const auto word =
-        random_u64(*options.delay_seed, item.submission->number, item.id + (salt << 32U));
+        random_u64(*options.delay_seed, item.submission(), item.submitted.id + (salt << 32U));
     std::this_thread::sleep_for(std::chrono::microseconds(word % 300));
   }
 
   [[nodiscard]] double now() const { return seconds_since(birth); }
 
   /// Calls `handle` without the lock. Returns its failure, with the operation's name.
-  std::exception_ptr call(const Handler& handle, const Item& item) const {
+  std::exception_ptr call(const Handler& handle, const LaneItem& item) const {
     const Operation& operation = item.operation();
     try {
-      handle(operation, item.submission->number);
+      handle(operation, item.submission());
     } catch (const Error& error) {
       return std::make_exception_ptr(error.with_context(names(operation)));
     } catch (const std::bad_alloc&) {
@@ -242,12 +154,18 @@ struct Executor::State {
     return nullptr;
   }
 
-  std::exception_ptr start(const Item& item) const {
+  std::exception_ptr start(const LaneItem& item) const {
     delay(item, 0);
-    return call(handler, item);
+    const auto follow_and_start = [&](const Operation& operation, std::uint64_t submission) {
+      for (const Submitted& before : item.followed) {
+        options.follow(operation, before.operation(), before.submission->number);
+      }
+      handler(operation, submission);
+    };
+    return call(follow_and_start, item);
   }
 
-  std::exception_ptr finish(const Item& item) const {
+  std::exception_ptr finish(const LaneItem& item) const {
     delay(item, 1);
     return call(options.finish, item);
   }
@@ -258,35 +176,43 @@ struct Executor::State {
     wake_all();
   }
 
-  /// Wakes the lanes that can start an operation, and callers. Releases `lock` meanwhile, so that
-  /// they find it free.
+  /// Wakes the lanes that can start or finish an operation, and callers. Releases `lock` meanwhile,
+  /// so that they find it free.
   void wake(std::unique_lock<std::mutex>& lock, bool callers) {
     std::array<bool, lane_count(kMostDevices)> startable{};
+    std::array<bool, lane_count(kMostDevices)> finishable{};
     for (std::size_t each = 0; each < lanes.size(); ++each) {
       startable[each] = lanes[each].can_start();
+      finishable[each] = lanes[each].can_finish();
     }
     lock.unlock();
     for (std::size_t each = 0; each < lanes.size(); ++each) {
       if (startable[each]) lanes[each].may_start.notify_one();
+      if (finishable[each]) lanes[each].may_finish.notify_one();
     }
     if (callers) progressed.notify_all();
     lock.lock();
   }
 
   /// Accounts for a finished operation and wakes the threads that wait for it.
-  void complete(std::unique_lock<std::mutex>& lock, const Item& item) {
+  void complete(std::unique_lock<std::mutex>& lock, const LaneItem& item) {
     const Operation& operation = item.operation();
     const std::size_t number = lane_number(operation);
     LaneQueue& lane = lanes[number];
-    const Span span = {item.submission->plan, item.id, item.submission->number,
-                       std::max(item.begun, lane.free_since), now()};
+    Submission& submission = *item.submitted.submission;
+    const OpId id = item.submitted.id;
+    const double enqueued = std::max(item.begun, lane.free_since);
+    const Span span = {submission.plan, id, submission.number,
+                       std::max(enqueued, item.end_of_followed()), now()};
+    add_stalled(totals, number, span.start - enqueued);
     lane.free_since = span.end;
+    if (submission.streams_wait) submission.ends[id] = span.end;
     add_busy(totals, number, span.end - span.start);
     totals.bytes[static_cast<std::size_t>(operation.lane)] += operation.bytes;
     if (options.observer) options.observer(span);
-    item.submission->progress[item.id] = Progress::finished;
-    if (--item.submission->remaining == 0) --unfinished;
-    wake(lock, item.submission->is_awaited(item.id));
+    submission.progress[id] = Progress::finished;
+    if (--submission.remaining == 0) --unfinished;
+    wake(lock, submission.is_awaited(id));
   }
 
   /// With the lock held: waits until the lane can start its next operation. Returns false if the
@@ -300,6 +226,20 @@ struct Executor::State {
     return !stopping && !failure && !check_interrupt();
   }
 
+  /// With the lock held: notes the operations for which the stream of `item` must wait. A pass that
+  /// exchanges data also waits for the collectives with earlier turns.
+  void follow_predecessors(LaneItem& item) const {
+    if (options.follow == nullptr) return;
+    item.follow_needed();
+    const Operation& operation = item.operation();
+    const Submitted& collective = last_collective[operation.device];
+    const Submitted& own = item.submitted;
+    if (own.submission->takes_turn(own.id) && !is_collective_lane(operation.lane) &&
+        collective.submission != nullptr && collective.is(Progress::enqueued)) {
+      item.followed.push_back(collective);
+    }
+  }
+
   void start_operations(std::size_t number) {
     std::unique_lock lock(mutex);
     LaneQueue& lane = lanes[number];
@@ -307,9 +247,10 @@ struct Executor::State {
       lane.may_start.wait(lock, [&] { return stopping || (!lane.waiting.empty() && !failure); });
       if (stopping) return;
       if (!await_inputs(lock, number)) continue;
-      Item item = std::move(lane.waiting.front());
+      LaneItem item = std::move(lane.waiting.front());
       lane.waiting.pop_front();
       item.begun = now();
+      follow_predecessors(item);
       lane.starting_since = item.begun;
       lock.unlock();
       const auto error = start(item);
@@ -319,17 +260,19 @@ struct Executor::State {
         fail(error);
         continue;
       }
-      const bool turn_ends = item.submission->takes_turn(item.id);
-      if (turn_ends) ++item.submission->ended_turns[item.operation().device];
+      Submission& submission = *item.submitted.submission;
+      const bool turn_ends = submission.takes_turn(item.submitted.id);
+      if (turn_ends) ++submission.ended_turns[item.operation().device];
       if (queued(number)) {
         const Lane kind = lane_at(number).lane;
         totals.enqueueing_seconds[static_cast<std::size_t>(kind)] += mean(kind, now() - item.begun);
-        item.submission->progress[item.id] = Progress::enqueued;
+        submission.progress[item.submitted.id] = Progress::enqueued;
+        if (is_collective_lane(kind)) last_collective[item.operation().device] = item.submitted;
         lane.enqueued.push_back(std::move(item));
         lock.unlock();
         lane.may_finish.notify_one();
         lock.lock();
-        if (turn_ends) wake(lock, false);
+        if (turn_ends || options.follow != nullptr) wake(lock, false);
       } else {
         complete(lock, item);
       }
@@ -341,9 +284,11 @@ struct Executor::State {
     std::unique_lock lock(mutex);
     LaneQueue& lane = lanes[number];
     while (true) {
-      lane.may_finish.wait(lock, [&] { return all_enqueued || !lane.enqueued.empty(); });
+      lane.may_finish.wait(lock, [&] {
+        return lane.enqueued.empty() ? all_enqueued : lane.can_finish() || failure != nullptr;
+      });
       if (lane.enqueued.empty()) return;
-      const Item item = lane.enqueued.front();
+      const LaneItem item = lane.enqueued.front();
       lock.unlock();
       const auto error = finish(item);
       lock.lock();
@@ -358,7 +303,7 @@ struct Executor::State {
 
   void run_serially(const std::shared_ptr<Submission>& submission) {
     for (OpId id = 0; id < submission->plan->operations.size(); ++id) {
-      const Item item = {submission, id, now()};
+      const LaneItem item = {{submission, id}, now()};
       auto error = start(item);
       if (!error && queued(lane_number(item.operation()))) error = finish(item);
       std::unique_lock lock(mutex);
@@ -413,9 +358,9 @@ struct Executor::State {
 Executor::Executor(Handler handler, Names names, const ExecutorOptions& options)
     : state_(std::make_unique<State>(std::move(handler), std::move(names), options)) {
   for (std::size_t lane = 0; lane < state_->lanes.size(); ++lane) {
-    if (mode_of(lane_at(lane).lane) == Mode::streamed) {
-      state_->lanes[lane].most = options.max_on_stream;
-    }
+    const Lane kind = lane_at(lane).lane;
+    const bool on_stream = mode_of(kind) == Mode::streamed || is_collective_lane(kind);
+    state_->lanes[lane].most = on_stream ? options.max_on_stream : kMostEnqueued;
   }
   if (!options.serial) state_->make_threads();
 }
@@ -430,6 +375,8 @@ void Executor::submit(const Plan& plan, std::uint64_t number) {
   submission->number = number;
   submission->progress.assign(plan.operations.size(), Progress::waiting);
   submission->remaining = plan.operations.size();
+  submission->streams_wait = state_->options.follow != nullptr;
+  if (submission->streams_wait) submission->ends.resize(plan.operations.size());
   expects(std::all_of(plan.operations.begin(), plan.operations.end(),
                       [this](const Operation& operation) {
                         return lane_number(operation) < state_->lanes.size();
@@ -452,7 +399,7 @@ void Executor::submit(const Plan& plan, std::uint64_t number) {
     ++state_->unfinished;
     if (!state_->options.serial) {
       for (OpId id = 0; id < plan.operations.size(); ++id) {
-        state_->lanes[lane_number(plan.operations[id])].waiting.push_back({submission, id});
+        state_->lanes[lane_number(plan.operations[id])].waiting.push_back({{submission, id}});
       }
       for (LaneQueue& lane : state_->lanes) lane.may_start.notify_one();
     }
@@ -480,7 +427,7 @@ LaneTotals Executor::totals() const {
   for (std::size_t number = 0; number < state_->lanes.size(); ++number) {
     const LaneQueue& queue = state_->lanes[number];
     state_->add_busy(totals, number, queue.busy_until(now));
-    state_->add_stalled(totals, number, queue.stalled_until(now));
+    state_->add_stalled(totals, number, queue.stalled_until(now) + queue.stream_waits_until(now));
   }
   return totals;
 }

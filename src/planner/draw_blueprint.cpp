@@ -71,7 +71,7 @@ engine::Blueprint draw_here(
 engine::Blueprint draw_blueprint(const config::Config& config, const comm::Ranks* ranks) {
   const memory::Budgets budgets = inputs::resolve_budgets(
       config, {config.ballast.device_bytes, config.ballast.host_bytes}, memory::available_memory(),
-      ranks == nullptr ? 0 : ranks->launch().local_rank);
+      ranks == nullptr ? 1 : ranks->world(), ranks == nullptr ? 0 : ranks->launch().local_rank);
   return draw_here(config, budgets, ranks,
                    [&](const auto& model, const auto& kernels, const Mesh& mesh) {
                      return draw_blueprint(config, model, budgets, kernels, mesh);

@@ -182,11 +182,17 @@ bool Forecast::bandwidth_run() const {
   return !plan::find_bottleneck(step.busy_seconds, step.step_seconds).bound_by_compute();
 }
 
-memory::Budgets budgets_of(const config::Config& config, const plan::Rates& rates) {
+memory::Budgets budgets_of(const config::Config& config, const plan::Rates& rates,
+                           std::uint32_t world) {
   const auto first = [](Bytes named, Bytes rated) { return named > 0 ? named : rated; };
-  const memory::Budgets requested = {first(config.ballast.device_bytes, rates.device_bytes),
+  Bytes rated = rates.device_bytes;
+  if (rates.shared_cores == 0) {
+    const Bytes channels = inputs::channels_per_device(config, world) * memory::kChannelBytes;
+    rated -= std::min(channels, rated / 4);
+  }
+  const memory::Budgets requested = {first(config.ballast.device_bytes, rated),
                                      first(config.ballast.host_bytes, rates.host_bytes)};
-  return inputs::resolve_budgets(config, requested, memory::available_memory());
+  return inputs::resolve_budgets(config, requested, memory::available_memory(), world);
 }
 
 std::uint32_t devices_of(const config::Config& config, const plan::Rates& rates) {
@@ -200,7 +206,7 @@ Forecast make_forecast(const config::Config& config, const plan::Rates& rates, s
   plan::require_exchange_rates(rates, world);
   const PlanRequest request = {.config = config,
                                .model = inputs::model_of(config),
-                               .budgets = budgets_of(config, rates),
+                               .budgets = budgets_of(config, rates, world),
                                .rates = rates,
                                .mesh = inputs::mesh_of(config, world),
                                .devices = devices_of(config, rates),

@@ -67,9 +67,10 @@ void wait_for_root(comm::Ranks& ranks, const std::future<RunPlan>& work, double 
 
 /// Returns the budgets of a run on this machine with the rates of a file, which may describe a
 /// larger machine.
-memory::Budgets budgets_here(const config::Config& config, const plan::Rates& rates) {
-  const memory::Budgets here = budgets_of(config, {});
-  const memory::Budgets there = budgets_of(config, rates);
+memory::Budgets budgets_here(const config::Config& config, const plan::Rates& rates,
+                             std::uint32_t world) {
+  const memory::Budgets here = budgets_of(config, {}, world);
+  const memory::Budgets there = budgets_of(config, rates, world);
   return {std::min(here.device, there.device), std::min(here.host, there.host)};
 }
 
@@ -82,7 +83,7 @@ RunPlan decide_open(const config::Config& config, const calibrate::PeerRanks& pe
                          .mesh = inputs::mesh_of(config, peers.world),
                          .devices = inputs::available_devices(config, peers.local_world),
                          .interrupted = interrupted};
-  request.budgets = budgets_here(config, given.value_or(plan::Rates{}));
+  request.budgets = budgets_here(config, given.value_or(plan::Rates{}), peers.world);
   require_fit(request);
   if (given) {
     request.rates = *given;
@@ -293,7 +294,7 @@ config::Config settle_tiles(const config::Config& config, comm::Ranks* ranks,
         source.rates.empty() ? plan::Rates{} : calibrate::load_rates(source.rates);
     const PlanRequest request = {.config = shared,
                                  .model = inputs::model_of(shared),
-                                 .budgets = budgets_here(shared, rates),
+                                 .budgets = budgets_here(shared, rates, world),
                                  .mesh = inputs::mesh_of(shared, world),
                                  .devices = inputs::available_devices(shared, local_world),
                                  .interrupted = interrupted};

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Checks ranks that fail: every process of the run must end, soon and with one clear line.
 
-    comm_faults_test.py MPIRUN PROGRAM [PROGRAM_ON_FAKES]
+    comm_faults_test.py MPIRUN PROGRAM [PROGRAM_ON_FAKES STEPS_ON_FAKES]
 
 PROGRAM's ranks that do not fail would wait for ten minutes. mpirun's environment comes from Meson.
-PROGRAM_ON_FAKES is the same program, linked with fakes of CUDA and NCCL.
+PROGRAM_ON_FAKES is the same program, linked with fakes of CUDA and NCCL. STEPS_ON_FAKES trains there.
 """
 
 import os
@@ -18,6 +18,7 @@ import unittest
 MPIRUN = sys.argv[1]
 PROGRAM = sys.argv[2]
 PROGRAM_ON_FAKES = sys.argv[3] if len(sys.argv) > 3 else None
+STEPS_ON_FAKES = sys.argv[4] if len(sys.argv) > 4 else None
 LIMIT_SECONDS = 120  # far below ten minutes, but enough for slow machines
 
 
@@ -117,6 +118,17 @@ class Faults(unittest.TestCase):
             self.assertIn(f"comm error: {collective} of 8.00 KiB: not all ranks took part within "
                           "500ms; check the other ranks' logs or raise "
                           "ballast.comm_timeout_seconds", err.splitlines(), out + err)
+
+    def test_a_gpu_that_hangs_in_a_step_ends_the_run(self) -> None:
+        if STEPS_ON_FAKES is None:
+            self.skipTest("built without NCCL")
+        status, out, err = run("hang", 2, STEPS_ON_FAKES)
+        self.assertNotEqual(status, 0)
+        self.assertIn("step 1 is over", out)
+        self.assertNotIn("step 2 is over", out)
+        self.assertRegex(err, r"(?m)^comm error: .*: sum_terms of .*: not all ranks took part within "
+                              r"5\.0s; check the other ranks' logs or raise "
+                              r"ballast.comm_timeout_seconds$")
 
     def test_a_run_is_joined_once(self) -> None:
         self.expect_failure("twice",

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <functional>
 #include <string>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -112,6 +113,27 @@ TEST_F(NcclFaults, AnAsynchronousErrorEndsAWaitAndIsReportedInOneLine) {
                [&] { rank.stream->synchronize(); });
   EXPECT_EQ(FakeNccl::aborted, 1);
   FakeCuda::busy_queries = 0;
+}
+
+TEST_F(NcclFaults, AThreadThatStartsACollectiveAndOneThatWaitsEndTogether) {
+  {
+    const Rank rank(0.2);
+    const auto event = rank.device->make_event();
+    rank.gather(*rank.first);
+    event->record(*rank.stream);
+    FakeCuda::busy_queries = kForever;
+    FakeNccl::async_error = ncclInProgress;
+    std::thread waiting([&] {
+      expect_error(ErrorCategory::comm, "all_gather of 4.00 KiB: ", [&] { event->synchronize(); });
+    });
+    expect_error(ErrorCategory::comm,
+                 "all_gather of 4.00 KiB: ", [&] { rank.gather(*rank.first); });
+    waiting.join();
+    EXPECT_EQ(FakeNccl::aborted, 1);
+    FakeCuda::busy_queries = 0;
+    FakeNccl::async_error = ncclSuccess;
+  }
+  EXPECT_EQ(FakeNccl::aborted, 2) << "also the other channel";
 }
 
 /// How a wait for another rank ends.

@@ -25,6 +25,13 @@ struct ncclComm {
   std::size_t count = 1;
   int busy_looks = 0;  ///< number of queries that return "in progress"
   int gpu = 0;
+  void* memory = nullptr;  ///< on the GPU
+  ncclComm() = default;
+  ncclComm(const ncclComm&) = delete;
+  ncclComm& operator=(const ncclComm&) = delete;
+  ~ncclComm() {
+    if (memory != nullptr) cudaFree(memory);
+  }
 };
 
 namespace {
@@ -86,7 +93,13 @@ class Gpu {
   }
 
  private:
+  /// Returns whether the GPU hangs instead of beginning another group.
+  static bool hangs() {
+    if (FakeNccl::groups_until_hang < 0) return false;
+    return FakeNccl::groups_until_hang == 0 || --FakeNccl::groups_until_hang < 0;
+  }
   static bool is_over(Group& first) {
+    if (!first.calls.empty() && hangs()) return false;
     for (const Start& start : std::exchange(first.calls, {})) {
       start(&first.requests.emplace_back(MPI_REQUEST_NULL));
     }
@@ -162,10 +175,15 @@ ncclResult_t join(ncclComm_t* channel, int count, ncclUniqueId id, int rank, ncc
     if (id.internal[i] != identifier_byte(i, maker)) return ncclInvalidArgument;
   }
   if (config->blocking != 0) return ncclInvalidArgument;
-  *channel = new ncclComm{.rank = static_cast<std::size_t>(rank),
-                          .count = static_cast<std::size_t>(count),
-                          .busy_looks = 3,
-                          .gpu = FakeCuda::current()};
+  void* memory = nullptr;
+  const std::size_t size = FakeNccl::channel_memory;
+  if (size > 0 && cudaMalloc(&memory, size) != cudaSuccess) return ncclUnhandledCudaError;
+  *channel = new ncclComm;
+  (*channel)->rank = static_cast<std::size_t>(rank);
+  (*channel)->count = static_cast<std::size_t>(count);
+  (*channel)->busy_looks = 3;
+  (*channel)->gpu = FakeCuda::current();
+  (*channel)->memory = memory;
   int joined = 0;
   MPI_Initialized(&joined);
   if (joined == 0) return ncclInProgress;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 
 #include <nccl.h>
 
@@ -13,6 +14,13 @@ namespace ballast::test {
 struct FakeNccl {
   /// The results of status queries of channels.
   static inline std::atomic<ncclResult_t> async_error = ncclSuccess;
+
+  /// Memory that a channel takes on its GPU when it is made. A channel for which there is too
+  /// little is not made.
+  static inline std::atomic<std::size_t> channel_memory = 0;
+
+  /// Number of groups of this process that run until its GPU hangs; negative: it never does.
+  static inline std::atomic<int> groups_until_hang = -1;
 
   static inline std::atomic<int> finalized = 0;
   static inline std::atomic<int> destroyed = 0;

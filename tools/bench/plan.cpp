@@ -127,7 +127,7 @@ config::Config decide(const config::Config& config) {
   planner::PlanRequest request = {
       .config = config, .model = model::build_architecture(config.model, config.rank_split())};
   request.rates = calibrate::calibrate(config, request.model).rates;
-  request.budgets = planner::budgets_of(config, request.rates);
+  request.budgets = planner::budgets_of(config, request.rates, 1);
   return planner::decide(request).config;
 }
 

@@ -99,7 +99,7 @@ plan::Rates rates_for(const ForecastRequest& request, config::Config& config) {
   train::check_inputs(checked);
   const planner::PlanRequest asked = {.config = checked,
                                       .model = inputs::model_of(checked),
-                                      .budgets = planner::budgets_of(checked, {}),
+                                      .budgets = planner::budgets_of(checked, {}, request.world),
                                       .mesh = inputs::mesh_of(checked, request.world),
                                       .devices = planner::devices_of(checked, {}),
                                       .interrupted = &interrupted()};
@@ -182,7 +182,7 @@ config::Config forecast_config(const ForecastRequest& request) {
   const plan::Rates rates = given_rates(request).value_or(plan::Rates{});
   const planner::PlanRequest asked = {.config = config,
                                       .model = inputs::model_of(config),
-                                      .budgets = planner::budgets_of(config, rates),
+                                      .budgets = planner::budgets_of(config, rates, request.world),
                                       .rates = rates,
                                       .mesh = inputs::mesh_of(config, request.world),
                                       .devices = planner::devices_of(config, rates),

@@ -19,9 +19,15 @@ namespace ballast::inputs {
 
 /// Returns `requested` with each 0 replaced by a share of the `available` bytes of this machine's
 /// memory, or of the memory of the device in `config` if that is separate
-/// (memory::resolve_budgets).
+/// (memory::resolve_budgets). The run has `ranks` processes.
 memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets requested,
-                                Bytes available, std::uint32_t local_rank = 0);
+                                Bytes available, std::uint32_t ranks = 1,
+                                std::uint32_t local_rank = 0);
+
+/// Returns the number of channels between ranks for which NCCL takes memory on each GPU of a run of
+/// `config` with `ranks` processes. If the planner decides about expert parallelism, counts its
+/// channel. Throws Error(config) if the ranks cannot share one copy of the weights as configured.
+std::uint32_t channels_per_device(const config::Config& config, std::uint32_t ranks);
 
 /// Returns the model that `config` trains, with its frozen tensors. Throws Error(config).
 model::Architecture model_of(const config::Config& config);

@@ -13,22 +13,32 @@ Bytes available_memory();
 /// Returns the peak resident size of this process (VmHWM) in bytes; 0 if /proc has no value.
 Bytes peak_resident_bytes();
 
+/// Device memory that NCCL takes for the buffers of one channel between ranks.
+inline constexpr Bytes kChannelBytes = 307 * kMiB;
+
 /// Returns the bytes of a device with separate memory, of which `free` are free, that libraries
-/// need in addition to the budget: for contexts, kernels of cuBLASLt and cuDNN, and buffers of
-/// NCCL. 1.5 GiB, but at most a quarter.
-Bytes library_reserve(Bytes free);
+/// need in addition to the budget: 1.5 GiB for contexts and for kernels of cuBLASLt and cuDNN, and
+/// kChannelBytes for each of the device's `channels` between ranks, but at most a quarter for each
+/// of the two.
+Bytes library_reserve(Bytes free, std::uint32_t channels = 0);
+
+/// Separate memory of each device of a rank.
+struct OwnDeviceMemory {
+  Bytes free = 0;              ///< 0 on the host device
+  std::uint32_t channels = 0;  ///< channels between ranks that will be made
+};
 
 struct Budgets {
   Bytes device = 0;  ///< budget of each device
   Bytes host = 0;
 };
 
-/// Fills in budgets that are 0 ("auto"). A device with separate memory, of which `on_device` bytes
-/// are free, gets these minus library_reserve(), or minus 5% if that is more.
-/// The host tier gets 80% of `available`. On the host device (`on_device` is 0) both tiers share
-/// this 80%: an explicit budget is deducted first; two automatic ones get half each. Several host
-/// devices (`devices`) divide the part of the device tier.
-Budgets resolve_budgets(Budgets wanted, Bytes available, Bytes on_device = 0,
+/// Fills in budgets that are 0 ("auto"). A device with separate memory gets its free bytes minus
+/// library_reserve(), in which 5% replace the 1.5 GiB if that is more.
+/// The host tier gets 80% of `available`. On the host device both tiers share this 80%: an explicit
+/// budget is deducted first; two automatic ones get half each. Several host devices (`devices`)
+/// divide the part of the device tier.
+Budgets resolve_budgets(Budgets wanted, Bytes available, OwnDeviceMemory on_device = {},
                         std::uint32_t devices = 1);
 
 }  // namespace ballast::memory

@@ -44,12 +44,20 @@ struct ExecutorOptions {
   /// called in start order. Device and disks then continue with the next operation without the
   /// host.
   Handler finish = nullptr;
-  /// Maximum number of unfinished operations in a lane with Mode::streamed.
+  /// If set, collectives (is_collective_lane) are enqueued on a stream, too: one for both lanes of
+  /// a device. A collective, or an operation that needs one, starts when the operations that it
+  /// needs are enqueued (stream_can_wait). For each of these the executor first calls `follow`,
+  /// which makes the stream of `next` wait for the end of `before`, of submission number
+  /// `submission`, on the device. `before` may have finished meanwhile. Called from the thread that
+  /// starts `next`.
+  std::function<void(const Operation& next, const Operation& before, std::uint64_t submission)>
+      follow = nullptr;
+  /// Maximum number of unfinished operations in a lane whose operations are on a stream.
   std::size_t max_on_stream = kMostEnqueued;
   /// If set, the operations that it selects start one at a time on each device, in an order that
   /// depends on the submitted plans alone. An operation's turn ends when it is enqueued, or, in a
-  /// lane that is not queued, when it has finished. For collectives, which all ranks must start in
-  /// the same order.
+  /// lane that is not queued, when it has finished. An operation of another lane follows the
+  /// collectives with earlier turns. For collectives, which all ranks must start in the same order.
   std::function<bool(const Operation& operation)> takes_turn = nullptr;
   std::uint32_t devices = 1;  ///< Schedule::devices of the plans
   /// Runs every operation in plan order on the caller's thread, with the same results, for

@@ -313,6 +313,23 @@ constexpr bool ordered_by_stream(const Operation& before, const Operation& next)
   return stream.has_value() && stream == stream_of(next);
 }
 
+/// Returns whether the operations of the lane are collectives on device memory. Lanes with
+/// Mode::one_at_a_time; on GPUs the executor enqueues them (ExecutorOptions::follow).
+constexpr bool is_collective_lane(Lane lane) noexcept {
+  return lane == Lane::gather || lane == Lane::reduce;
+}
+
+/// Returns whether it suffices that the stream of `next` waits for `before` instead of the host,
+/// because one of them is a collective and both only use memory of their device. An offload writes
+/// to host memory, which the host may read when it starts `next`.
+constexpr bool stream_can_wait(const Operation& next, const Operation& before) noexcept {
+  const auto on_stream = [](Lane lane) {
+    return mode_of(lane) == Mode::streamed || is_collective_lane(lane);
+  };
+  return before.device == next.device && before.lane != Lane::offload && on_stream(before.lane) &&
+         on_stream(next.lane) && (is_collective_lane(before.lane) || is_collective_lane(next.lane));
+}
+
 // Numbers of the lanes of all devices. The first ones are those of a rank with one device, in the
 // order of Lane. They are followed by the pass lane of device 0 and by the lanes of each further
 // device.

@@ -79,9 +79,11 @@ struct Forecast {
 Forecast make_forecast(const config::Config& config, const plan::Rates& rates,
                        std::uint32_t world = 1, const std::atomic<bool>* interrupted = nullptr);
 
-/// Returns the budgets of a run of `config`: its own, otherwise those of `rates`, otherwise this
-/// machine's.
-memory::Budgets budgets_of(const config::Config& config, const plan::Rates& rates);
+/// Returns the budgets of a run of `config` with `world` ranks: its own, otherwise those of
+/// `rates`, otherwise this machine's. Where rates are those of a GPU, the memory of channels
+/// between ranks is deducted.
+memory::Budgets budgets_of(const config::Config& config, const plan::Rates& rates,
+                           std::uint32_t world);
 
 /// Returns the number of devices that a rank of `config` may use: those of ballast.devices,
 /// otherwise those of `rates`, otherwise this machine's.

@@ -8,6 +8,14 @@
 
 namespace ballast::step {
 
+/// Returns the sharer that owns a shard if `per_copy` of the `sharers` hold a copy of split weights
+/// together; see RankSizes.
+constexpr std::uint32_t owner_of_shard(std::uint32_t shard, std::uint32_t sharers,
+                                       std::uint32_t per_copy) {
+  const std::uint32_t copies = sharers / per_copy;
+  return shard % copies * per_copy + shard / copies;
+}
+
 /// Sizes of a block's data on one rank under ZeRO's stages (arXiv 1910.02054, section 5): optimizer
 /// states are split from stage 1, packed gradients from stage 2, and weights in stage 3, except in
 /// blocks that keep them whole (all partly trained ones do). A shard is one of `sharers` equal
@@ -65,7 +73,7 @@ class RankSizes {
     return rank % ranks_per_copy() * copies() + rank / ranks_per_copy();
   }
   [[nodiscard]] std::uint32_t owner_of(std::uint32_t shard) const {
-    return shard % copies() * ranks_per_copy() + shard / copies();
+    return owner_of_shard(shard, problem_.sharers, ranks_per_copy());
   }
   /// Returns the index of `rank`'s shard among the shards of the weights that it keeps.
   [[nodiscard]] std::uint32_t shard_at_home(std::uint32_t block, std::uint32_t rank) const {

@@ -121,12 +121,12 @@ TEST(Ledger, EqualDevicesAreListedOnce) {
 }
 
 TEST(Budgets, HostDevicesDivideThePartOfTheDeviceTier) {
-  const Budgets both = resolve_budgets({}, 100, 0, 4);
+  const Budgets both = resolve_budgets({}, 100, {}, 4);
   EXPECT_EQ(both.device, 10U);
   EXPECT_EQ(both.host, 40U);
-  EXPECT_EQ(resolve_budgets({.device = 0, .host = 20}, 100, 0, 4).device, 15U);
-  EXPECT_EQ(resolve_budgets({.device = 10, .host = 0}, 100, 0, 4).host, 40U);
-  EXPECT_EQ(resolve_budgets({}, 100, 40, 4).device, 30U) << "each GPU has its own memory";
+  EXPECT_EQ(resolve_budgets({.device = 0, .host = 20}, 100, {}, 4).device, 15U);
+  EXPECT_EQ(resolve_budgets({.device = 10, .host = 0}, 100, {}, 4).host, 40U);
+  EXPECT_EQ(resolve_budgets({}, 100, {.free = 40}, 4).device, 30U) << "each GPU has its own memory";
 }
 
 TEST(Budgets, AutomaticOnesShareFourFifthsOfTheMemory) {
@@ -136,15 +136,21 @@ TEST(Budgets, AutomaticOnesShareFourFifthsOfTheMemory) {
   EXPECT_EQ(resolve_budgets({.device = 30, .host = 0}, 100).host, 50U);
   EXPECT_EQ(resolve_budgets({.device = 90, .host = 0}, 100).host, 0U);
   EXPECT_EQ(resolve_budgets({.device = 70, .host = 70}, 100).host, 70U);
-  const Budgets apart = resolve_budgets({}, 100, 40);
+  const Budgets apart = resolve_budgets({}, 100, {.free = 40});
   EXPECT_EQ(apart.device, 30U) << "a quarter is for libraries";
   EXPECT_EQ(apart.host, 80U);
-  EXPECT_EQ(resolve_budgets({}, 100, 24 * kGiB).device, 24 * kGiB - 1536 * kMiB);
-  EXPECT_EQ(resolve_budgets({}, 100, 140 * kGiB).device, 133 * kGiB);
+  EXPECT_EQ(resolve_budgets({}, 100, {.free = 24 * kGiB}).device, 24 * kGiB - 1536 * kMiB);
+  EXPECT_EQ(resolve_budgets({}, 100, {.free = 140 * kGiB}).device, 133 * kGiB);
+  EXPECT_EQ(resolve_budgets({}, 100, {.free = 24 * kGiB, .channels = 3}).device,
+            24 * kGiB - 1536 * kMiB - 3 * kChannelBytes);
+  EXPECT_EQ(resolve_budgets({}, 100, {.free = 140 * kGiB, .channels = 2}).device,
+            133 * kGiB - 2 * kChannelBytes);
+  EXPECT_EQ(library_reserve(24 * kGiB, 2), 1536 * kMiB + 2 * kChannelBytes);
+  EXPECT_EQ(library_reserve(4 * kGiB, 4), 2 * kGiB) << "at most a quarter for channels";
   EXPECT_EQ(library_reserve(140 * kGiB), 1536 * kMiB) << "an explicit budget may be larger";
   EXPECT_EQ(library_reserve(4 * kGiB), kGiB);
-  EXPECT_EQ(resolve_budgets({.device = 90, .host = 0}, 100, 40).device, 90U);
-  EXPECT_EQ(resolve_budgets({.device = 0, .host = 70}, 100, 40).host, 70U);
+  EXPECT_EQ(resolve_budgets({.device = 90, .host = 0}, 100, {.free = 40}).device, 90U);
+  EXPECT_EQ(resolve_budgets({.device = 0, .host = 70}, 100, {.free = 40}).host, 70U);
 }
 
 TEST(Topology, TheMachineHasCoresAndNodes) {

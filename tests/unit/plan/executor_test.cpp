@@ -6,8 +6,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
-#include <deque>
-#include <initializer_list>
 #include <map>
 #include <mutex>
 #include <set>
@@ -21,105 +19,11 @@
 
 #include "src/plan/turns.h"
 #include "tests/support/random_problem.h"
+#include "tests/unit/plan/streams.h"
 #include "tests/unit/step/fake_run.h"
 
 namespace ballast::plan::executor_test {
 namespace {
-
-/// A small model of device streams and disks: one thread per queued lane runs the enqueued
-/// operations, a stream in order, a disk the latest request first.
-class Streams {
- public:
-  explicit Streams(Handler work, std::uint32_t devices = 1)
-      : work_(std::move(work)), streams_(lane_count(devices)) {
-    for (std::size_t number = 0; number < streams_.size(); ++number) {
-      const Lane lane = lane_at(number).lane;
-      if (!is_queued(lane)) continue;
-      streams_[number].in_order = mode_of(lane) == Mode::streamed;
-      streams_[number].thread = std::thread([this, number] { run(streams_[number]); });
-    }
-  }
-  ~Streams() {
-    {
-      const std::scoped_lock lock(mutex_);
-      ending_ = true;
-    }
-    changed_.notify_all();
-    for (Stream& stream : streams_) {
-      if (stream.thread.joinable()) stream.thread.join();
-    }
-  }
-  Streams(const Streams&) = delete;
-  Streams& operator=(const Streams&) = delete;
-
-  /// The executor's handler: performs an operation, or enqueues it if the lane is queued.
-  void start(const Operation& operation, std::uint64_t run) {
-    if (!is_queued(operation.lane)) return work_(operation, run);
-    Stream& stream = of(operation);
-    {
-      const std::scoped_lock lock(mutex_);
-      stream.items.emplace_back(&operation, run);
-      stream.started.emplace_back(&operation, run);
-      most_ = std::max(most_, stream.items.size());
-    }
-    changed_.notify_all();
-  }
-  /// Function for ExecutorOptions::finish.
-  void finish(const Operation& operation, std::uint64_t run) {
-    Stream& stream = of(operation);
-    std::unique_lock lock(mutex_);
-    const Item item(&operation, run);
-    changed_.wait(lock, [&] { return stream.done.count(item) > 0; });
-    const Item expected = stream.started.front();
-    EXPECT_EQ(item, expected) << "finished out of turn";
-    stream.started.pop_front();
-    stream.done.erase(item);
-  }
-  ExecutorOptions options(ExecutorOptions others) {
-    others.finish = [this](const Operation& operation, std::uint64_t run) {
-      finish(operation, run);
-    };
-    return others;
-  }
-  /// The largest number of operations in a stream at a time.
-  [[nodiscard]] std::size_t most() const {
-    const std::scoped_lock lock(mutex_);
-    return most_;
-  }
-
- private:
-  using Item = std::pair<const Operation*, std::uint64_t>;
-  struct Stream {
-    std::deque<Item> items;    ///< operations that are not done
-    std::deque<Item> started;  ///< operations that are not finished
-    std::set<Item> done;       ///< operations that are done but not finished
-    bool in_order = true;
-    std::thread thread;
-  };
-
-  Stream& of(const Operation& operation) { return streams_[lane_number(operation)]; }
-  void run(Stream& stream) {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [&] { return ending_ || !stream.items.empty(); });
-      if (stream.items.empty()) return;
-      const Item item = stream.in_order ? stream.items.front() : stream.items.back();
-      lock.unlock();
-      work_(*item.first, item.second);
-      lock.lock();
-      stream.items.erase(std::find(stream.items.begin(), stream.items.end(), item));
-      stream.done.insert(item);
-      changed_.notify_all();
-    }
-  }
-
-  Handler work_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Stream> streams_;  ///< by lane_number()
-  std::size_t most_ = 0;
-  bool ending_ = false;
-};
 
 /// Whether a FakeMachine gets the serial result in every mode: `execute(machine, options, submit)`
 /// makes an executor with these options that works on `machine` and calls `submit` with it. The
@@ -173,19 +77,6 @@ TEST(Executor, QueuedLanesGiveTheSerialResult) {
       });
   EXPECT_EQ(most[kMostEnqueued], kMostEnqueued) << "nothing was enqueued ahead, or too much";
   EXPECT_EQ(most[kMostOnFastStream], kMostOnFastStream) << "also on fast streams";
-}
-
-/// Operations of the given lanes, each after the previous one.
-Plan chain(std::initializer_list<Lane> lanes) {
-  Plan plan;
-  for (const Lane lane : lanes) {
-    const auto id = static_cast<OpId>(plan.operations.size());
-    Operation operation;
-    operation.lane = lane;
-    if (id > 0) operation.after = {id - 1};
-    plan.operations.push_back(operation);
-  }
-  return plan;
 }
 
 TEST(Turns, FollowTheirInputsAndNotThePlanOrderOfOtherLanes) {
