@@ -8,11 +8,12 @@ namespace ballast::model::cuda {
 namespace {
 
 /// A block owns rows of keys and values, or of queries and dout, and loops in steps over the rows
-/// of the other two.
+/// of the other two. It has four warps, because a multiprocessor has four tensor units, and the
+/// shared memory of some GPUs (99 KiB) holds only one block for the widest heads.
 template <int kWidth>
 struct BackwardGeometry {
   static constexpr int kTiles = kWidth <= 64 ? 2 : 1;
-  static constexpr int kWarps = kWidth <= 128 ? 4 : 2;
+  static constexpr int kWarps = 4;
   static constexpr int kThreads = kWarps * static_cast<int>(device::kWarp);
   static constexpr int kWarpRows = 16 * kTiles;
   static constexpr int kOwn = kWarps * kWarpRows;
@@ -22,8 +23,10 @@ struct BackwardGeometry {
   static constexpr int kSlices = kWidth / kSlice;
   /// Blocks of differentiate_queries() that fit in the registers of a multiprocessor.
   static constexpr int kQueryBlocks = kWidth == 64 || kWidth > 128 ? 2 : 3;
-  static constexpr std::size_t kSharedBytes =
-      (2 * kOwn + 4 * kStep) * kTileRowBytes<kWidth> + 2 * kStep * sizeof(QueryRow);
+  static constexpr std::size_t kSharedBytes = (2 * kOwn + 4 * kStep) * kTileRowBytes<kWidth>;
+  /// The padding after each row of a tile takes a pair of QueryRows.
+  static constexpr int kPairStep = kTileRowBytes<kWidth> / sizeof(QueryRow);
+  static_assert(kTileRowBytes<kWidth> - kWidth * sizeof(Bf16) == 2 * sizeof(QueryRow));
 };
 
 /// Copies a tile of the first matrix, followed by one of the second.
@@ -40,12 +43,9 @@ struct Shared {
   using G = BackwardGeometry<kWidth>;
   Bf16* own;
   Bf16* steps;
-  QueryRow* rows;
 
-  __device__ Shared() : own(device::dynamic_shared<Bf16>()) {
-    steps = own + 2 * G::kOwn * kTileStep<kWidth>;
-    rows = reinterpret_cast<QueryRow*>(steps + 4 * G::kStep * kTileStep<kWidth>);
-  }
+  __device__ Shared()
+      : own(device::dynamic_shared<Bf16>()), steps(own + 2 * G::kOwn * kTileStep<kWidth>) {}
   /// Returns the first row of this warp.
   __device__ Bf16* own_first() const {
     return own + static_cast<int>(threadIdx.x / device::kWarp) * G::kWarpRows * kTileStep<kWidth>;
@@ -55,7 +55,10 @@ struct Shared {
     return steps + turn % 2 * 2 * G::kStep * kTileStep<kWidth>;
   }
   __device__ Bf16* second(int turn) const { return first(turn) + G::kStep * kTileStep<kWidth>; }
-  __device__ QueryRow* query_rows(int turn) const { return rows + turn % 2 * G::kStep; }
+  /// Pairs of rows are in the padding of the step's first tile, kPairStep apart.
+  __device__ QueryRow* query_rows(int turn) const {
+    return reinterpret_cast<QueryRow*>(first(turn) + kWidth);
+  }
 };
 
 template <int kWidth>
@@ -68,7 +71,8 @@ __device__ void copy_queries(const Shared<kWidth>& shared, const AttentionShape&
   copy_pair<kWidth, kStep>(
       shared.first(turn),
       {rows_in_qkv(shape, qkv + place.query), rows_in_out(shape, dout + place.out)}, queries.first);
-  copy_query_rows<kStep>(shared.query_rows(turn), rows, shape, queries);
+  copy_query_rows<kStep, BackwardGeometry<kWidth>::kPairStep>(shared.query_rows(turn), rows, shape,
+                                                              queries);
 }
 
 /// Adds the contributions of one step's queries to the gradients of this warp's keys, which are the
@@ -78,14 +82,15 @@ __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& d
                             const Shared<kWidth>& shared, int turn, int first_key, int first_query,
                             const SequenceMask& mask, int slice, float scale, const SoftCap& cap) {
   constexpr int kStep = BackwardGeometry<kWidth>::kStep;
+  constexpr int kPairStep = BackwardGeometry<kWidth>::kPairStep;
   const Bf16* const queries = lane_part<kWidth>(shared.first(turn));
   const Bf16* const douts = lane_part<kWidth>(shared.second(turn));
-  const QueryRow* const rows = shared.query_rows(turn) + lane_column();
+  const QueryRow* const rows = rows_of_lane<kPairStep>(shared.query_rows(turn));
   Sums<kTiles, kStep> p;
   multiply_rows<kWidth, kTiles, kStep>(p, lane_part<kWidth>(shared.own_first()), queries);
   [[maybe_unused]] Sums<kTiles, kStep> slopes;
   if constexpr (kCapped) cap_scores<kTiles, kStep>(p, slopes, cap);
-  to_probabilities<kTiles, kStep>(p, rows, scale);
+  to_probabilities<kTiles, kStep, kPairStep>(p, rows, scale);
   if (first_key + 16 * kTiles > first_query ||
       mask.first_key(first_query + kStep - 1) > first_key) {
     hide_keys_of_columns<kTiles, kStep>(p, first_key + lane_row(), first_query + lane_column(),
@@ -96,7 +101,7 @@ __device__ void add_queries(Sums<kTiles, kSlice>& dkeys, Sums<kTiles, kSlice>& d
   add_product<kWidth, kTiles, kStep, kSlice>(dvalues, weights, douts + slice);
   Sums<kTiles, kStep> dp;
   multiply_rows<kWidth, kTiles, kStep>(dp, lane_part<kWidth>(shared.own_second()), douts);
-  to_score_gradients<kTiles, kStep>(p, dp, rows);
+  to_score_gradients<kTiles, kStep, kPairStep>(p, dp, rows);
   if constexpr (kCapped) multiply_by<kTiles, kStep>(p, slopes);
   to_weights<kTiles, kStep>(p, weights);
   add_product<kWidth, kTiles, kStep, kSlice>(dkeys, weights, queries + slice);
