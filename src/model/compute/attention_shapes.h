@@ -8,6 +8,7 @@
 #include "ballast/model/architecture.h"
 #include "ballast/model/attention.h"
 #include "ballast/model/family.h"
+#include "ballast/model/kernel_sizes.h"
 
 namespace ballast::model {
 
