@@ -57,7 +57,13 @@ struct AttentionShape {
   /// Team, "Gemma 2", 2024, section 2.
   double cap = 0.0;
   std::size_t parts = 1;  ///< MicroBatchShape::parts: a sequence has parts * length rows
+  /// Columns of a head of values before its padding, 0: all. Values in the padding are zeros, and
+  /// so are gradients of results there. Kernels write zeros there and need not compute them.
+  std::size_t value_dim = 0;
 
+  [[nodiscard]] constexpr std::size_t value_columns() const {
+    return value_dim == 0 ? head_dim : value_dim;
+  }
   [[nodiscard]] constexpr std::size_t whole_length() const { return parts * length; }
   /// Returns the extents of attention after the exchange of heads against rows: whole sequences,
   /// and 1 / parts of the heads. `parts` must divide kv_heads.

@@ -120,6 +120,7 @@ struct HeadExtents {
   std::uint64_t heads = 0;
   std::uint64_t kv_heads = 0;  ///< divides heads
   std::uint64_t head_dim = 0;
+  std::uint64_t value_dim = 0;  ///< AttentionShape::value_dim
 
   friend bool operator==(const HeadExtents&, const HeadExtents&) = default;
 };

@@ -8,6 +8,7 @@
 #include "ballast/model/architecture.h"
 #include "ballast/model/attention.h"
 #include "ballast/model/family.h"
+#include "ballast/model/kernel_sizes.h"
 
 namespace ballast::model {
 
@@ -22,7 +23,8 @@ inline AttentionShape attention_shape(const ModelConfig& config, MicroBatchShape
           .head_dim = own.head_dim,
           .scale = family(config.family).score_scale(config),
           .cap = family(config.family).score_cap(config),
-          .parts = shape.parts};
+          .parts = shape.parts,
+          .value_dim = own.value_dim};
 }
 
 /// Returns whether two shapes of the same micro-batch have the same heads.

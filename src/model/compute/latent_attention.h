@@ -10,8 +10,8 @@
 namespace ballast::model {
 
 /// Forward and backward passes of the maps of a LatentSpec, between the layer's input and queries,
-/// keys and values before rotation. Attention's kernels have one width of heads, so heads of values
-/// are padded with zeros to the width of the keys, and so are their results.
+/// keys and values before rotation. Matrices have one width of heads, so heads of values are padded
+/// with zeros to the width of the keys, and so are their results (AttentionShape::value_dim).
 template <class Ops>
 class LatentAttention {
  public:

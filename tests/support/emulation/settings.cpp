@@ -4,7 +4,11 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <mutex>
+#include <set>
 #include <string_view>
+#include <tuple>
 
 #include "tests/support/emulation/grid.h"
 
@@ -55,6 +59,20 @@ cudaError_t refused(cudaError_t code, const void* kernel, const std::string& rea
   std::fprintf(stderr, "emulated launch of %s: %s\n", function_name(kernel).c_str(),
                reason.c_str());
   return code;
+}
+
+/// Appends a line for each new kernel, number of threads and size of shared memory to the file of
+/// the environment variable BALLAST_EMULATION_LAUNCHES, from which tools/dev/kernel_table.py makes
+/// its table.
+void note_launch(const void* kernel, unsigned threads, std::size_t shared_bytes) {
+  static const char* const path = std::getenv("BALLAST_EMULATION_LAUNCHES");
+  if (path == nullptr) return;
+  static std::mutex mutex;
+  static std::set<std::tuple<const void*, unsigned, std::size_t>> noted;
+  const std::scoped_lock lock(mutex);
+  if (!noted.emplace(kernel, threads, shared_bytes).second) return;
+  std::ofstream(path, std::ios::app)
+      << threads << ' ' << shared_bytes << ' ' << function_name(kernel) << '\n';
 }
 
 }  // namespace
@@ -139,6 +157,7 @@ cudaError_t check_launch(const void* kernel, const Dim3& blocks, unsigned thread
     return refused(cudaErrorInvalidValue, kernel,
                    text(arguments) + " bytes of arguments; the most are " + text(kMostArguments));
   }
+  note_launch(kernel, threads, shared_bytes);
   return cudaSuccess;
 }
 

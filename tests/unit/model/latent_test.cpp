@@ -9,8 +9,10 @@
 
 #include "ballast/core/error.h"
 #include "ballast/model/architecture.h"
+#include "ballast/model/attention.h"
 #include "ballast/model/family.h"
 
+#include "src/model/compute/attention_shapes.h"
 #include "src/model/spec/families/experts.h"
 
 namespace ballast::model::latent_test {
@@ -54,6 +56,16 @@ TEST(LatentAttention, HasMapsOfLowRankAndTheirNorms) {
     EXPECT_EQ(model.config.head_dim, 16U);
     EXPECT_EQ(layer.product_elements, matrices);
     EXPECT_EQ(layer.attention_width, 3U * 16U);  // what the kernels compute
+  }
+}
+
+/// Kernels need not compute the padding of values, so they have to see how wide it is.
+TEST(LatentAttention, TellsKernelsTheWidthOfValues) {
+  for (const char* name : {"deepseek_v3", "glm4_moe_lite"}) {
+    const ModelConfig c = build_architecture(small(name)).config;
+    const AttentionShape shape = attention_shape(c, {.sequences = 2, .length = 4});
+    EXPECT_EQ(shape.head_dim, 16U);
+    EXPECT_EQ(shape.value_columns(), 13U);
   }
 }
 

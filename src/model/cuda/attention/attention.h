@@ -20,7 +20,8 @@ namespace ballast::model::cuda {
 inline constexpr std::size_t kWidestHead = 512;
 inline constexpr std::size_t kWidestOnTensorCores = 256;
 
-/// qkv [tokens, row()] (head_dim a multiple of 8, at most kWidestHead), out [tokens, width()].
+/// qkv [tokens, row()] (head_dim and value_dim multiples of 8, head_dim at most kWidestHead), out
+/// [tokens, width()].
 /// Writes log_sums [sequences, heads, length] (fp32, natural logarithms) for attention_backward().
 template <class T>
 cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const T* qkv, T* out,
@@ -28,7 +29,7 @@ cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const T*
 
 /// out and log_sums: results of attention(). dout: gradient of out. Writes dqkv. `scratch`:
 /// attention_scratch_bytes() of device memory, aligned to 16 bytes. No sum uses atomics. Both
-/// functions return cudaErrorInvalidValue for an unsupported head_dim.
+/// functions return cudaErrorInvalidValue for unsupported widths.
 template <class T>
 cudaError_t attention_backward(cudaStream_t stream, const AttentionShape& shape, const T* qkv,
                                const T* out, const float* log_sums, const T* dout, T* dqkv,

@@ -13,23 +13,24 @@ constexpr int kThreads = kWarps * static_cast<int>(device::kWarp);
 /// Keys per tile.
 constexpr int kKeys = 64;
 
-template <int kWidth>
+template <int kWidth, int kValues>
 struct ForwardGeometry {
-  static constexpr int kTiles = kWidth <= 128 ? 2 : 1;
+  static constexpr int kTiles = kValues <= 128 ? 2 : 1;
   static constexpr int kWarpRows = 16 * kTiles;
   static constexpr int kRows = kWarps * kWarpRows;
-  static constexpr std::size_t kSharedBytes = (kRows + 2 * kKeys) * kTileRowBytes<kWidth>;
+  static constexpr std::size_t kSharedBytes =
+      (kRows + kKeys) * kTileRowBytes<kWidth> + kKeys * kTileRowBytes<kValues>;
 };
 
 /// There is one block per head, sequence and tile of queries. Tiles with the most keys start first.
 /// Source: Dao, "FlashAttention-2", 2023, algorithm 1. Values of a tile are copied while its scores
 /// are computed, and the next tile's keys while the values are summed.
 /// `scale`: softmax_scale().
-template <int kWidth, bool kCapped>
+template <int kWidth, int kValues, bool kCapped>
 __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
     attend(AttentionShape shape, float scale, SoftCap cap, const Bf16* qkv, Bf16* out,
            float* log_sums) {
-  using G = ForwardGeometry<kWidth>;
+  using G = ForwardGeometry<kWidth, kValues>;
   constexpr int kTiles = G::kTiles;
   Bf16* const queries = device::dynamic_shared<Bf16>();
   Bf16* const keys = queries + G::kRows * kTileStep<kWidth>;
@@ -45,8 +46,8 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
   const int begin = mask.first_step(first, kKeys);
   Bf16* const own = queries + warp_row * kTileStep<kWidth>;
 
-  Sums<kTiles, kWidth> sums;
-  clear<kTiles, kWidth>(sums);
+  Sums<kTiles, kValues> sums;
+  clear<kTiles, kValues>(sums);
   Softmax<kTiles> softmax;
   clear(softmax);
   copy_rows<kWidth, G::kRows, kThreads>(queries, rows_in_qkv(shape, qkv + place.query), first);
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
     Weights<kTiles, kKeys> weights;
     device::await_copies<0>();
     __syncthreads();  // keys are complete, and all threads are done with the previous values
-    copy_rows<kWidth, kKeys, kThreads>(values, all_values, key);
+    copy_rows<kValues, kKeys, kThreads>(values, all_values, key);
     device::end_copies();
     if (seen) {
       Sums<kTiles, kKeys> scores;
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
       }
       float corrections[kTiles][2];
       to_powers<kTiles, kKeys>(scores, softmax, scale * kLog2E, corrections);
-      rescale<kTiles, kWidth>(sums, corrections);
+      rescale<kTiles, kValues>(sums, corrections);
       to_weights<kTiles, kKeys>(scores, weights);
     }
     device::await_copies<0>();
@@ -80,29 +81,30 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 32 ? 3 : 2)
     if (key + kKeys < end) copy_rows<kWidth, kKeys, kThreads>(keys, all_keys, key + kKeys);
     device::end_copies();
     if (seen) {
-      add_product<kWidth, kTiles, kKeys, kWidth>(sums, weights, lane_part<kWidth>(values));
+      add_product<kValues, kTiles, kKeys, kValues>(sums, weights, lane_part<kValues>(values));
     }
   }
   device::await_copies<0>();
   if (first_row >= length) return;
   float factors[kTiles][2];
   finish<kTiles>(softmax, scale, first_row, length, log_sums + place.row, factors);
-  write_rows<kWidth, kTiles, kWidth>(sums, factors, own, rows_in_out(shape, out + place.out),
-                                     first_row, 0);
+  const AttentionRows<Bf16> results = rows_in_out(shape, out + place.out);
+  write_rows<kWidth, kTiles, kValues>(sums, factors, own, results, first_row, 0);
+  if constexpr (kValues < kWidth) write_zeros<G::kWarpRows>(results, first_row, kValues);
 }
 
-template <int kWidth, bool kCapped>
+template <int kWidth, int kValues, bool kCapped>
 cudaError_t start(cudaStream_t stream, const AttentionShape& shape, const Bf16* qkv, Bf16* out,
                   float* log_sums) {
-  using G = ForwardGeometry<kWidth>;
+  using G = ForwardGeometry<kWidth, kValues>;
   const auto tiles = static_cast<unsigned>((shape.length + G::kRows - 1) / G::kRows);
   return device::launch({.stream = stream,
                          .blocks = {static_cast<unsigned>(shape.heads),
                                     static_cast<unsigned>(shape.sequences), tiles},
                          .threads = kThreads,
                          .shared_bytes = G::kSharedBytes},
-                        &attend<kWidth, kCapped>, shape, softmax_scale(shape), cap_of(shape), qkv,
-                        out, log_sums);
+                        &attend<kWidth, kValues, kCapped>, shape, softmax_scale(shape),
+                        cap_of(shape), qkv, out, log_sums);
 }
 
 }  // namespace
@@ -116,8 +118,8 @@ cudaError_t attention(cudaStream_t stream, const AttentionShape& shape, const Bf
     return plain_attention(stream, shape, qkv, out, log_sums);
   }
   if (warpgroups_fit(shape)) return forward_by_warpgroups(stream, shape, qkv, out, log_sums);
-  return for_width(shape, [&](auto width, auto capped) {
-    return start<width.value, capped.value>(stream, shape, qkv, out, log_sums);
+  return for_widths(shape, [&](auto width, auto values, auto capped) {
+    return start<width.value, values.value, capped.value>(stream, shape, qkv, out, log_sums);
   });
 }
 

@@ -17,6 +17,7 @@ inline constexpr float kLog2E = 1.44269504088896340736F;
 /// Returns whether the kernels support the extents.
 inline bool has_kernels(const AttentionShape& shape) {
   return shape.head_dim % 8 == 0 && shape.head_dim > 0 && shape.head_dim <= kWidestHead &&
+         shape.value_columns() % 8 == 0 && shape.value_columns() <= shape.head_dim &&
          shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0;
 }
 

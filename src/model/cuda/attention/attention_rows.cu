@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const HeadPlace place = place_of(shape, blockIdx.z, blockIdx.y);
   const std::size_t position =
       std::size_t{blockIdx.x} * (kRowThreads / lanes) + threadIdx.x / lanes;
-  const std::size_t end = position < shape.length ? shape.head_dim : 0;
+  const std::size_t end = position < shape.length ? shape.value_columns() : 0;
   float sum = 0.0F;
   for (std::size_t column = threadIdx.x % lanes * 8; column < end; column += lanes * 8) {
     const std::size_t at = place.out + position * shape.width() + column;

@@ -18,20 +18,29 @@ namespace ballast::model::cuda {
 // fragment (tensor_core.h), a lane has the rows lane_row() and lane_row() + 8, and the columns
 // lane_column() and lane_column() + 1. Only sources of kernels include it.
 
-/// Calls start(width, capped) with a std::integral_constant, the padded number of columns of a
-/// head, and a std::bool_constant, whether scores have a soft cap.
+/// Calls start(width, values, capped): the padded numbers of columns of a head of queries or keys
+/// and of values, as std::integral_constants, and whether scores have a soft cap, as a
+/// std::bool_constant.
 template <class Start>
-cudaError_t for_width(const AttentionShape& shape, const Start& start) {
+cudaError_t for_widths(const AttentionShape& shape, const Start& start) {
+  const auto equal = [&](auto width, auto capped) { return start(width, width, capped); };
+  constexpr std::integral_constant<int, 128> k128;
+  constexpr std::integral_constant<int, 256> k256;
   if (shape.cap > 0.0) {
     // The heads of known models with caps have one of these widths.
-    if (shape.head_dim <= 128) return start(std::integral_constant<int, 128>{}, std::true_type{});
-    return start(std::integral_constant<int, 256>{}, std::true_type{});
+    if (shape.head_dim <= 128) return equal(k128, std::true_type{});
+    return equal(k256, std::true_type{});
   }
-  if (shape.head_dim <= 32) return start(std::integral_constant<int, 32>{}, std::false_type{});
-  if (shape.head_dim <= 64) return start(std::integral_constant<int, 64>{}, std::false_type{});
-  if (shape.head_dim <= 96) return start(std::integral_constant<int, 96>{}, std::false_type{});
-  if (shape.head_dim <= 128) return start(std::integral_constant<int, 128>{}, std::false_type{});
-  return start(std::integral_constant<int, 256>{}, std::false_type{});
+  constexpr std::false_type kUncapped;
+  if (shape.head_dim <= 32) return equal(std::integral_constant<int, 32>{}, kUncapped);
+  if (shape.head_dim <= 64) return equal(std::integral_constant<int, 64>{}, kUncapped);
+  if (shape.head_dim <= 96) return equal(std::integral_constant<int, 96>{}, kUncapped);
+  if (shape.head_dim <= 128) return equal(k128, kUncapped);
+  // Latent attention of DeepSeek-V3 and Kimi K2.
+  if (shape.head_dim <= 192 && shape.value_columns() <= 128) {
+    return start(std::integral_constant<int, 192>{}, k128, kUncapped);
+  }
+  return equal(k256, kUncapped);
 }
 
 /// Row stride of a tile in elements, such that 16-byte parts of eight rows are in different banks.
@@ -224,6 +233,20 @@ __device__ void write_rows(const Sums<kTiles, kColumns>& sums, const float (&fac
                       static_cast<std::size_t>(column + part);
     *reinterpret_cast<uint4*>(out) =
         *reinterpret_cast<const uint4*>(staging + row * kTileStep<kWidth> + part);
+  }
+}
+
+/// Writes zeros to kRows rows first .. of `to`, from column `column` to the last one.
+template <int kRows>
+__device__ void write_zeros(const AttentionRows<Bf16>& to, int first, int column) {
+  const int parts = (to.size - column) / 8;
+  for (int at = static_cast<int>(threadIdx.x % device::kWarp); at < kRows * parts;
+       at += static_cast<int>(device::kWarp)) {
+    const int row = first + at / parts;
+    if (row >= to.length) continue;
+    Bf16* const out = to.start + static_cast<std::size_t>(row) * to.step +
+                      static_cast<std::size_t>(column + at % parts * 8);
+    *reinterpret_cast<uint4*>(out) = {};
   }
 }
 

@@ -30,20 +30,28 @@ struct Queries {
   }
 };
 
-/// Starts copying the queries' rows; two of them are 16 bytes.
-template <int kStep>
+// In shared memory two neighbouring QueryRows are 16 bytes, copied at once. kPairStep is the
+// distance between such pairs, in QueryRows.
+
+/// Returns the place of this lane's first column.
+template <int kPairStep = 2>
+__device__ const QueryRow* rows_of_lane(const QueryRow* rows) {
+  return rows + lane_column() / 2 * kPairStep;
+}
+
+/// Starts copying the queries' rows.
+template <int kStep, int kPairStep = 2>
 __device__ void copy_query_rows(QueryRow* to, const QueryRow* rows, const AttentionShape& shape,
                                 const Queries& queries) {
   const int at = 2 * static_cast<int>(threadIdx.x);
   if (at >= kStep) return;
   const std::size_t head = blockIdx.y * shape.heads + static_cast<std::size_t>(queries.head);
-  device::copy_ahead(
-      to + at, rows + head * padded_length(shape) + static_cast<std::size_t>(queries.first + at));
+  device::copy_ahead(to + at / 2 * kPairStep, rows + head * padded_length(shape) +
+                                                  static_cast<std::size_t>(queries.first + at));
 }
 
-/// Scores to probabilities, where the columns are queries. `rows`: that of this lane's first
-/// column.
-template <int kTiles, int kColumns>
+/// Scores to probabilities, where the columns are queries. `rows`: rows_of_lane().
+template <int kTiles, int kColumns, int kPairStep = 2>
 __device__ void to_probabilities(Sums<kTiles, kColumns>& p, const QueryRow* rows, float scale) {
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
@@ -51,15 +59,15 @@ __device__ void to_probabilities(Sums<kTiles, kColumns>& p, const QueryRow* rows
     for (int n = 0; n < kColumns / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        p[m][n][i] =
-            device::power_of_two(__fmaf_rn(p[m][n][i], scale, -rows[8 * n + i % 2].log_sum));
+        p[m][n][i] = device::power_of_two(
+            __fmaf_rn(p[m][n][i], scale, -rows[4 * kPairStep * n + i % 2].log_sum));
       }
     }
   }
 }
 /// Probabilities to gradients of scores, where the columns are queries. dp: gradients of the
 /// probabilities.
-template <int kTiles, int kColumns>
+template <int kTiles, int kColumns, int kPairStep = 2>
 __device__ void to_score_gradients(Sums<kTiles, kColumns>& p, const Sums<kTiles, kColumns>& dp,
                                    const QueryRow* rows) {
 #pragma unroll
@@ -67,7 +75,7 @@ __device__ void to_score_gradients(Sums<kTiles, kColumns>& p, const Sums<kTiles,
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) p[m][n][i] *= dp[m][n][i] - rows[8 * n + i % 2].delta;
+      for (int i = 0; i < 4; ++i) p[m][n][i] *= dp[m][n][i] - rows[4 * kPairStep * n + i % 2].delta;
     }
   }
 }

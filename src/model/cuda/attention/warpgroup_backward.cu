@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       copy_queries<kWidth>(panels, shape, next, qkv, rows, dout, turn + 1);
     }
     device::end_copies();
-    const QueryRow* const step_rows = panels.query_rows(turn) + lane_column();
+    const QueryRow* const step_rows = rows_of_lane(panels.query_rows(turn));
     Sums<1, kStep> p;
     Sums<1, kStep> dp;
     start_scores<kWidth>(p, dp, panels, turn);

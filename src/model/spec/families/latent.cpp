@@ -50,6 +50,9 @@ class Latent : public Llama {
   std::uint64_t head_width(const ModelConfig& c) const override {
     return whole(c, "qk_nope_head_dim") + whole(c, "qk_rope_head_dim");
   }
+  HeadExtents heads(const ModelConfig& c, std::uint64_t /*index*/) const override {
+    return {c.num_heads, c.num_kv_heads, c.head_dim, whole(c, "v_head_dim")};
+  }
   std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
     Rotary rotary = rotary_positions(c, refuse, {.width = whole(c, "qk_rope_head_dim")});
     rotary.interleaved = !c.details.contains("rope_interleave") || c.flag("rope_interleave");

@@ -1,4 +1,5 @@
 // Copies and sums of groups of columns on a GPU.
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -21,36 +22,51 @@ using test::normals_of;
 
 class CudaGroups : public test::Kernels {};
 
+/// Groups of columns whose starts are `gap` elements further apart than their columns need. All
+/// arrays begin `offset` elements after an aligned address.
+struct Layout {
+  std::size_t rows;
+  std::size_t count;
+  std::size_t width;
+  std::size_t zeros;
+  std::size_t gap;
+  std::size_t offset = 0;
+};
+
 template <class T>
-void check_groups(std::size_t rows, std::size_t count, std::size_t width, std::size_t zeros) {
-  SCOPED_TRACE(testing::Message() << rows << " x " << count << " x " << width);
-  const StepsOfGroups from_steps = {.row = count * (width + 3) + 1, .group = width + 3};
-  const StepsOfGroups to_steps = {.row = count * (width + zeros + 2), .group = width + zeros + 2};
-  const std::vector<T> x = normals_of<T>(rows * from_steps.row, 1);
-  const std::vector<T> before = normals_of<T>(rows * to_steps.row, 2);
+void check_groups(const Layout& layout) {
+  const auto [rows, count, width, zeros, gap, offset] = layout;
+  SCOPED_TRACE(testing::Message() << rows << " x " << count << " x " << width << ", gap " << gap
+                                  << ", offset " << offset);
+  const StepsOfGroups from_steps = {.row = count * (width + gap) + gap, .group = width + gap};
+  const StepsOfGroups to_steps = {.row = count * (width + zeros + gap),
+                                  .group = width + zeros + gap};
+  const std::vector<T> x = normals_of<T>(offset + rows * from_steps.row, 1);
+  const std::vector<T> before = normals_of<T>(offset + rows * to_steps.row, 2);
   const DeviceArray<T> from(x);
   const std::vector<T> copied = in_every_order([&] {
     const DeviceArray<T> to(before);
-    must(copy_groups<T>(nullptr, {rows, count, width, zeros}, from.data(), from_steps, to.data(),
-                        to_steps));
+    must(copy_groups<T>(nullptr, {rows, count, width, zeros}, from.data() + offset, from_steps,
+                        to.data() + offset, to_steps));
     return to.get();
   });
   const std::vector<T> added = in_every_order([&] {
     const DeviceArray<T> to(before);
-    must(sum_groups<T>(nullptr, {rows, count, width, 0}, from.data(), from_steps, to.data(),
-                       to_steps.row));
+    must(sum_groups<T>(nullptr, {rows, count, width, 0}, from.data() + offset, from_steps,
+                       to.data() + offset, to_steps.row));
     return to.get();
   });
   std::vector<T> expected = before;
   std::vector<double> sums = exact(before);
   for (std::size_t row = 0; row < rows; ++row) {
-    for (std::size_t column = 0; column < width; ++column) sums[row * to_steps.row + column] = 0.0;
+    double* const sums_of_row = sums.data() + offset + row * to_steps.row;
+    std::fill_n(sums_of_row, width, 0.0);
     for (std::size_t group = 0; group < count; ++group) {
       for (std::size_t column = 0; column < width + zeros; ++column) {
-        const std::size_t at = row * from_steps.row + group * from_steps.group + column;
-        const std::size_t to = row * to_steps.row + group * to_steps.group + column;
+        const std::size_t at = offset + row * from_steps.row + group * from_steps.group + column;
+        const std::size_t to = offset + row * to_steps.row + group * to_steps.group + column;
         expected[to] = column < width ? x[at] : T{};
-        if (column < width) sums[row * to_steps.row + column] += exact(std::vector<T>{x[at]})[0];
+        if (column < width) sums_of_row[column] += exact(std::vector<T>{x[at]})[0];
       }
     }
   }
@@ -59,9 +75,23 @@ void check_groups(std::size_t rows, std::size_t count, std::size_t width, std::s
 }
 
 TEST_F(CudaGroups, AreCopiedAndSummedInPlaceOfOthers) {
-  check_groups<float>(3, 5, 7, 2);
-  check_groups<Bf16>(4, 1, 600, 0);
-  check_groups<F16>(2, 40, 24, 8);
+  check_groups<float>({3, 5, 7, 2, 3});
+  check_groups<Bf16>({4, 1, 600, 0, 1});
+  check_groups<F16>({2, 40, 24, 8, 3});
+}
+
+TEST_F(CudaGroups, MoveInPiecesWhereAllAddressesAreAligned) {
+  check_groups<float>({9, 3, 12, 4, 4});    // several rows per block, the last block not full
+  check_groups<Bf16>({5, 12, 128, 64, 8});  // several blocks per row
+  check_groups<Bf16>({130, 1, 8, 0, 0});    // one piece per row
+  check_groups<F16>({3, 40, 24, 0, 16});
+}
+
+TEST_F(CudaGroups, MoveByElementsWhereOneAddressIsNot) {
+  check_groups<Bf16>({3, 4, 24, 8, 8, 1});
+  check_groups<Bf16>({3, 4, 24, 4, 8});
+  check_groups<float>({3, 4, 6, 4, 2});
+  check_groups<F16>({300, 1, 1, 0, 0});
 }
 
 }  // namespace
