@@ -163,7 +163,8 @@ double least_seconds(const plan::Operation& operation, const Machine& machine) {
 }
 
 void expect_above_roofline(const engine::Blueprint& blueprint, const std::string& name) {
-  for (const Machine& machine : machines()) {
+  for (Machine machine : machines()) {
+    machine.rates.launch_seconds = 0.0;  // longer than the kernels of small models
     for (const plan::Operation& operation : blueprint.schedule.first.operations) {
       if (operation.flops == 0.0) continue;
       EXPECT_GE(plan::seconds_alone(operation, blueprint.schedule, machine.rates),
