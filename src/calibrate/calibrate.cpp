@@ -336,10 +336,9 @@ void copy_part(CalibrationPart part, const plan::Rates& from, plan::Rates& to) {
   using plan::Rates;
   switch (part) {
     case CalibrationPart::compute:
-      return copy(&Rates::forward, &Rates::backward, &Rates::head,
-                  &Rates::attention_forward_per_second, &Rates::attention_backward_per_second,
-                  &Rates::device_memory_per_second, &Rates::launch_seconds, &Rates::shared_cores,
-                  &Rates::compute_threads);
+      return copy(&Rates::forward, &Rates::backward, &Rates::head, &Rates::attention,
+                  &Rates::adapter_per_second, &Rates::device_memory_per_second,
+                  &Rates::launch_seconds, &Rates::shared_cores, &Rates::compute_threads);
     case CalibrationPart::update:
       return copy(&Rates::update_per_second, &Rates::update_threads);
     case CalibrationPart::link:

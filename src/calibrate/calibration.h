@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -99,27 +100,30 @@ struct Measurement {
 Measurement measure_part(const std::function<Attempt()>& attempt,
                          const std::function<bool(const std::string& why)>& again);
 
-/// FLOPs of a backward pass of attention in relation to its forward pass: five matrix products
-/// instead of two, because it recomputes the scores.
-inline constexpr double kAttentionBackward = 2.5;
-
-/// FLOP/s of attention as in plan::Rates; 0: not measured.
-struct AttentionRates {
-  double forward = 0.0;
-  double backward = 0.0;
+/// Rates of the parts of a layer that have their own, as in plan::Rates; 0: not measured.
+struct PartRates {
+  std::array<plan::AttentionRate, kAttentionClassCount> attention{};
+  double adapters = 0.0;
 };
-/// FLOPs of a layer, averaged over the passes of a step.
-struct LayerFlops {
-  double forward = 0.0;
-  double backward = 0.0;               ///< with recomputation
-  double attention = 0.0;              ///< in the forward pass
-  double attention_of_backward = 0.0;  ///< in the forward pass that a backward pass recomputes
+/// FLOPs of attention by class.
+using AttentionFlops = std::array<double, kAttentionClassCount>;
+/// Work of a layer, averaged over the passes of a step.
+struct LayerWork {
+  double forward = 0.0;                    ///< FLOPs
+  double backward = 0.0;                   ///< FLOPs, with recomputation
+  AttentionFlops attention{};              ///< in the forward pass
+  AttentionFlops attention_of_backward{};  ///< in the forward pass that a backward pass recomputes
+  double adapters = 0.0;                   ///< bytes, see model::PassCost::adapter_traffic
+  double adapters_of_backward = 0.0;       ///< bytes, with recomputation
 };
-/// Gives attention its own rates and takes its part out of the curves of `rates`, which were
-/// measured on whole layers. `flops_of` returns the FLOPs of a layer for a number of tokens. Does
-/// nothing if attention was not measured, or if it would leave too little time for the rest.
-void separate_attention(plan::Rates& rates, const AttentionRates& attention,
-                        const std::function<LayerFlops(double tokens)>& flops_of);
+/// Measures the parts on the layers of `sample`, in micro-batches of `sequences` sequences. Parts
+/// that are too small to be measured, and those of layers without a backward pass, have no rates.
+PartRates measure_parts(const Sample& sample, std::uint64_t sequences);
+/// Gives the measured parts their own rates and takes them out of the curves of `rates`, which were
+/// measured on whole layers. `work_of` returns the work of a layer for a number of tokens. Does
+/// nothing if that would leave too little time for the rest.
+void separate_parts(plan::Rates& rates, const PartRates& parts,
+                    const std::function<LayerWork(double tokens)>& work_of);
 
 // Each function measures the rates of one part of the machine.
 void measure_compute(const Sample& sample, plan::Rates& rates);

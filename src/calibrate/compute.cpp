@@ -98,35 +98,16 @@ double launch_seconds(const Sample& sample) {
   return sample.measure(1.0, {.least = 5, .most = 7}, turns) / kTurns;
 }
 
-/// Measures attention in micro-batches of `sequences` sequences, by the time that they take longer
-/// than the same tokens in shorter sequences. Returns zeros if attention is too small a part of a
-/// layer to be measured, or if no layer has a backward pass.
-AttentionRates measure_attention(const Sample& sample, std::uint64_t sequences) {
-  constexpr std::uint64_t kPieces = 8;
-  constexpr double kLeastShare = 0.1;  // of a layer's FLOPs
-  constexpr double kLeastTime = 0.03;  // of a layer's time, above the noise
-  const std::uint64_t pieces = std::min(kPieces, sample.length);
-  TimedPasses whole(sample, {sequences, sample.length});
-  const TimedPasses::Work all = whole.work(CostCurve::forward);
-  if (all.attention_flops < kLeastShare * all.flops) return {};
-  if (whole.work(CostCurve::backward).passes == 0.0) return {};
-  const double forward = whole.seconds(CostCurve::forward);
-  const double backward = whole.seconds(CostCurve::backward);
-  TimedPasses cut(sample, {sequences * pieces, sample.length / pieces});
-  const double tokens = whole.tokens() / cut.tokens();
-  const auto more_flops = [&](CostCurve curve) {
-    return whole.work(curve).attention_flops - tokens * cut.work(curve).attention_flops;
-  };
-  const double more_forward = forward - tokens * cut.seconds(CostCurve::forward);
-  if (more_forward < kLeastTime * forward) return {};
-  AttentionRates rates = {.forward = more_flops(CostCurve::forward) / more_forward};
-  // A backward pass recomputes the forward pass.
-  const double flops = more_flops(CostCurve::backward);
-  const double more_backward =
-      backward - tokens * cut.seconds(CostCurve::backward) - flops / rates.forward;
-  if (more_backward < kLeastTime * backward) return {};
-  rates.backward = kAttentionBackward * flops / more_backward;
-  return rates;
+/// Returns the FLOPs of attention by class, of one pass on average.
+AttentionFlops attention_flops(const TimedPasses& passes, CostCurve curve) {
+  AttentionFlops flops{};
+  for (const AttentionClassInfo& info : kAttentionClasses) {
+    const TimedPasses::Work own = passes.work(curve, info.id);
+    if (own.passes == 0.0) continue;
+    flops[static_cast<std::size_t>(info.id)] =
+        own.attention_flops * own.passes / passes.work(curve).passes;
+  }
+  return flops;
 }
 
 /// Returns whether to measure operations of `flops`. `own`: they have the config's micro-batch
@@ -161,7 +142,7 @@ std::uint64_t measurable_length(const Sample& sample) {
 
 void measure_compute(const Sample& sample, plan::Rates& rates) {
   rates.device_memory_per_second = memory_rate(sample);
-  std::map<double, LayerFlops> flops_of_layers;  // by tokens
+  std::map<double, LayerWork> work_of_layers;  // by tokens
   const std::uint64_t own_size = sample.config.micro_sequences();
   for (const std::uint64_t size : std::set<std::uint64_t>{1, 2, 4, own_size > 0 ? own_size : 8}) {
     const bool own = size == own_size;
@@ -185,16 +166,18 @@ void measure_compute(const Sample& sample, plan::Rates& rates) {
     }
     const TimedPasses::Work forward = passes.work(CostCurve::forward);
     const TimedPasses::Work backward = passes.work(CostCurve::backward);
-    flops_of_layers[passes.tokens()] = {.forward = forward.flops,
-                                        .backward = backward.flops,
-                                        .attention = forward.attention_flops,
-                                        .attention_of_backward = backward.attention_flops};
+    work_of_layers[passes.tokens()] = {
+        .forward = forward.flops,
+        .backward = backward.flops,
+        .attention = attention_flops(passes, CostCurve::forward),
+        .attention_of_backward = attention_flops(passes, CostCurve::backward),
+        .adapters = forward.adapter_traffic,
+        .adapters_of_backward = backward.adapter_traffic};
   }
   const double largest = rates.forward.back().tokens / static_cast<double>(sample.length);
   sample.check_interrupt();
-  separate_attention(rates,
-                     measure_attention(sample, static_cast<std::uint64_t>(std::llround(largest))),
-                     [&](double tokens) { return flops_of_layers.at(tokens); });
+  separate_parts(rates, measure_parts(sample, static_cast<std::uint64_t>(std::llround(largest))),
+                 [&](double tokens) { return work_of_layers.at(tokens); });
   rates.launch_seconds = launch_seconds(sample);
   const int threads = compute_team(sample.config);
   if (threads == 0) return;

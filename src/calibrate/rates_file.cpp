@@ -179,46 +179,49 @@ RateKey curve(std::string name, Curve& target) {
 }
 
 std::vector<RateKey> keys_of(Rates& rates) {
-  return {text_key("name", rates.name),
-          curve("forward", rates.forward),
-          curve("backward", rates.backward),
-          curve("head", rates.head),
-          number("attention_forward_tflops", rates.attention_forward_per_second, kTera),
-          number("attention_backward_tflops", rates.attention_backward_per_second, kTera),
-          number("device_memory_gbps", rates.device_memory_per_second, kGiga),
-          number("launch_us", rates.launch_seconds, kMicro),
-          number("update_gbps", rates.update_per_second, kGiga),
-          number("host_memory_gbps", rates.host_memory_per_second, kGiga),
-          number("upload_gbps", rates.upload_per_second, kGiga),
-          number("offload_gbps", rates.offload_per_second, kGiga),
-          number("peer_gbps", rates.peer_per_second, kGiga),
-          number("read_gbps", rates.read_per_second, kGiga),
-          number("write_gbps", rates.write_per_second, kGiga),
-          number("mixed_gbps", rates.mixed_per_second, kGiga),
-          share("mixed_read_share", rates.mixed_read_share),
-          number("io_latency_us", rates.io_latency_seconds, kMicro),
-          number("fabric_gbps", rates.fabric_per_second, kGiga),
-          number("network_gbps", rates.network_per_second, kGiga),
-          whole("ranks_per_node", rates.ranks_per_node, 1),
-          whole("devices", rates.devices, 0),
-          whole("shared_cores", rates.shared_cores, 0),
-          whole("compute_threads", rates.compute_threads, 0),
-          whole("update_threads", rates.update_threads, 0),
-          number("link_cores", rates.link_cores, 0),
-          number("io_cores", rates.io_cores, 0),
-          number("compute_beside_copy", rates.compute_beside_copy, 0),
-          number("compute_beside_io", rates.compute_beside_io, 0),
-          number("update_beside_io", rates.update_beside_io, 0),
-          number("io_beside_compute", rates.io_beside_compute, 0),
-          number("io_beside_update", rates.io_beside_update, 0),
-          whole("corrections", rates.corrections, 0),
-          number("other_work", rates.other_work, 0),
-          number("spread", rates.spread, 0),
-          number("measured_at_s", rates.measured_at, 0),
-          size("device_memory", rates.device_bytes),
-          size("host_memory", rates.host_bytes),
-          size("nvme_space", rates.nvme_bytes),
-          number("drive_writes_tb", rates.drive_writes_bytes, kTera)};
+  std::vector<RateKey> keys = {text_key("name", rates.name), curve("forward", rates.forward),
+                               curve("backward", rates.backward), curve("head", rates.head)};
+  for (const AttentionClassInfo& info : kAttentionClasses) {
+    plan::AttentionRate& rate = rates.of(info.id);
+    keys.push_back(number(fmt::format("{}_forward_tflops", info.key), rate.forward, kTera));
+    keys.push_back(number(fmt::format("{}_backward_tflops", info.key), rate.backward, kTera));
+  }
+  keys.insert(keys.end(), {number("adapter_gbps", rates.adapter_per_second, kGiga),
+                           number("device_memory_gbps", rates.device_memory_per_second, kGiga),
+                           number("launch_us", rates.launch_seconds, kMicro),
+                           number("update_gbps", rates.update_per_second, kGiga),
+                           number("host_memory_gbps", rates.host_memory_per_second, kGiga),
+                           number("upload_gbps", rates.upload_per_second, kGiga),
+                           number("offload_gbps", rates.offload_per_second, kGiga),
+                           number("peer_gbps", rates.peer_per_second, kGiga),
+                           number("read_gbps", rates.read_per_second, kGiga),
+                           number("write_gbps", rates.write_per_second, kGiga),
+                           number("mixed_gbps", rates.mixed_per_second, kGiga),
+                           share("mixed_read_share", rates.mixed_read_share),
+                           number("io_latency_us", rates.io_latency_seconds, kMicro),
+                           number("fabric_gbps", rates.fabric_per_second, kGiga),
+                           number("network_gbps", rates.network_per_second, kGiga),
+                           whole("ranks_per_node", rates.ranks_per_node, 1),
+                           whole("devices", rates.devices, 0),
+                           whole("shared_cores", rates.shared_cores, 0),
+                           whole("compute_threads", rates.compute_threads, 0),
+                           whole("update_threads", rates.update_threads, 0),
+                           number("link_cores", rates.link_cores, 0),
+                           number("io_cores", rates.io_cores, 0),
+                           number("compute_beside_copy", rates.compute_beside_copy, 0),
+                           number("compute_beside_io", rates.compute_beside_io, 0),
+                           number("update_beside_io", rates.update_beside_io, 0),
+                           number("io_beside_compute", rates.io_beside_compute, 0),
+                           number("io_beside_update", rates.io_beside_update, 0),
+                           whole("corrections", rates.corrections, 0),
+                           number("other_work", rates.other_work, 0),
+                           number("spread", rates.spread, 0),
+                           number("measured_at_s", rates.measured_at, 0),
+                           size("device_memory", rates.device_bytes),
+                           size("host_memory", rates.host_bytes),
+                           size("nvme_space", rates.nvme_bytes),
+                           number("drive_writes_tb", rates.drive_writes_bytes, kTera)});
+  return keys;
 }
 
 }  // namespace
@@ -240,6 +243,12 @@ Json rates_json(const Rates& rates) {
     if (Json value = key.write(); !value.is_null()) object.add(key.name, std::move(value));
   }
   return object;
+}
+
+Rates given_rates(const std::filesystem::path& file) {
+  Rates rates = load_rates(file);
+  plan::complete(rates);
+  return rates;
 }
 
 Rates load_rates(const std::filesystem::path& file) {

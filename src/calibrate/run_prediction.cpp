@@ -34,9 +34,10 @@ std::vector<double*> rates_of(plan::Rates& rates, plan::Lane lane) {
       for (plan::Curve* curve : {&rates.forward, &rates.backward, &rates.head}) {
         for (plan::CurvePoint& point : *curve) found.push_back(&point.flops_per_second);
       }
-      found.insert(found.end(),
-                   {&rates.attention_forward_per_second, &rates.attention_backward_per_second,
-                    &rates.device_memory_per_second});
+      for (plan::AttentionRate& rate : rates.attention) {
+        found.insert(found.end(), {&rate.forward, &rate.backward});
+      }
+      found.insert(found.end(), {&rates.adapter_per_second, &rates.device_memory_per_second});
       return found;
     case plan::Lane::update:
       return {&rates.update_per_second};

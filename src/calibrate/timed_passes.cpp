@@ -195,25 +195,38 @@ void TimedPasses::fill(DeviceBytes bytes, float scale) {
   stream_->synchronize();
 }
 
-TimedPasses::Work TimedPasses::work(CostCurve curve) const {
+std::vector<TimedPasses::Kind> TimedPasses::kinds(CostCurve curve,
+                                                  std::optional<AttentionClass> only) const {
+  std::vector<Kind> found = kinds_[static_cast<std::size_t>(curve)];
+  if (!only) return found;
+  std::erase_if(found, [&](const Kind& kind) {
+    return kind.cost.attention_flops == 0.0 ||
+           program_.blocks[program_.passes[kind.pass].block].attention != *only;
+  });
+  return found;
+}
+
+TimedPasses::Work TimedPasses::work(CostCurve curve, std::optional<AttentionClass> only) const {
   Work work;
-  for (const Kind& kind : kinds(curve)) {
+  for (const Kind& kind : kinds(curve, only)) {
+    work.adapter_traffic += kind.count * static_cast<double>(kind.cost.adapter_traffic);
     work.flops += kind.count * kind.cost.flops;
     work.attention_flops += kind.count * kind.cost.attention_flops;
     work.traffic += kind.count * static_cast<double>(kind.cost.traffic);
     work.passes += kind.count;
   }
-  for (double* sum : {&work.flops, &work.attention_flops, &work.traffic}) {
+  for (double* sum : {&work.flops, &work.attention_flops, &work.adapter_traffic, &work.traffic}) {
     *sum /= std::max(work.passes, 1.0);
   }
   return work;
 }
 
-double TimedPasses::seconds(CostCurve curve) {
+double TimedPasses::seconds(CostCurve curve, std::optional<AttentionClass> only) {
   double sum = 0.0;
   double passes = 0.0;
-  for (const Kind& kind : kinds(curve)) {
-    sum += kind.count * seconds(kind, kinds(curve).size());
+  const std::vector<Kind> measured = kinds(curve, only);
+  for (const Kind& kind : measured) {
+    sum += kind.count * seconds(kind, measured.size());
     passes += kind.count;
   }
   return passes > 0.0 ? sum / passes : 0.0;
@@ -221,7 +234,8 @@ double TimedPasses::seconds(CostCurve curve) {
 
 void TimedPasses::layer_pass() {
   for (const CostCurve curve : {CostCurve::forward, CostCurve::backward}) {
-    if (!kinds(curve).empty()) enqueue(kinds(curve)[layer_turn_ % kinds(curve).size()]);
+    const std::vector<Kind>& all = kinds_[static_cast<std::size_t>(curve)];
+    if (!all.empty()) enqueue(all[layer_turn_ % all.size()]);
   }
   ++layer_turn_;
   stream_->synchronize();

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,14 +30,15 @@ class TimedPasses {
   struct Work {
     double flops = 0.0;
     double attention_flops = 0.0;  ///< the part of one forward pass of attention
+    double adapter_traffic = 0.0;  ///< bytes; see model::PassCost
     double traffic = 0.0;          ///< bytes; see model::PassCost
     double passes = 0.0;           ///< number of passes per micro-batch; 0: the step has none
   };
   /// `curve`: passes through layers forward or backward, or of the head. The backward pass
-  /// recomputes the forward pass.
-  [[nodiscard]] Work work(model::CostCurve curve) const;
+  /// recomputes the forward pass. `only`: layers with attention of this class.
+  [[nodiscard]] Work work(model::CostCurve curve, std::optional<AttentionClass> only = {}) const;
   /// Seconds of one pass, averaged over the passes of a step.
-  double seconds(model::CostCurve curve);
+  double seconds(model::CostCurve curve, std::optional<AttentionClass> only = {});
   [[nodiscard]] double tokens() const { return static_cast<double>(shape_.tokens()); }
 
   /// Runs a forward and a backward pass through a layer and waits for them. The next call takes the
@@ -68,9 +70,8 @@ class TimedPasses {
   void fill(DeviceBytes bytes, float scale);
   void enqueue(const Kind& kind);
   double seconds(const Kind& kind, std::size_t kinds);
-  [[nodiscard]] const std::vector<Kind>& kinds(model::CostCurve curve) const {
-    return kinds_[static_cast<std::size_t>(curve)];
-  }
+  [[nodiscard]] std::vector<Kind> kinds(model::CostCurve curve,
+                                        std::optional<AttentionClass> only = {}) const;
 
   const model::Architecture& model_;
   DType type_;

@@ -125,8 +125,6 @@ Rate of_flops(const Operation& operation, const Schedule& schedule, const Rates&
 /// Seconds of all matrix products. Attention has its own rates, if they are given.
 double seconds_of_products(const Operation& operation, const Schedule& schedule,
                            const Rates& rates) {
-  // The backward pass recomputes the scores: five products, of which `flops` counts four.
-  constexpr double kProducts = 5.0 / 4.0;
   double flops = operation.flops;
   double seconds = 0.0;
   const auto attend = [&](double part, double products, double per_second) {
@@ -134,8 +132,10 @@ double seconds_of_products(const Operation& operation, const Schedule& schedule,
     flops -= part;
     seconds += products * part / per_second;
   };
-  attend(operation.attention_flops, 1.0, rates.attention_forward_per_second);
-  attend(operation.attention_backward_flops, kProducts, rates.attention_backward_per_second);
+  const AttentionRate& rate = rates.of(operation.attention);
+  attend(operation.attention_flops, 1.0, rate.forward);
+  attend(operation.attention_backward_flops, info_of(operation.attention).backward_products,
+         rate.backward);
   if (!(flops > 0.0)) return seconds;
   return seconds + seconds_for(flops, of_flops(operation, schedule, rates), rates);
 }
@@ -175,6 +175,9 @@ Cost cost_of(const Operation& operation, const Schedule& schedule, const Rates& 
   if (operation.traffic > 0) {
     cost.work +=
         seconds_for(static_cast<double>(operation.traffic), of_traffic(operation, rates), rates);
+  }
+  if (rates.adapter_per_second > 0.0) {
+    cost.work += static_cast<double>(operation.adapter_traffic) / rates.adapter_per_second;
   }
   cost.work *= static_cast<double>(operation.likelihood);
   return cost;

@@ -195,6 +195,41 @@ void describe_run(const Forecast& forecast, Lines& lines) {
   describe_unbudgeted(forecast, lines);
 }
 
+/// Returns whether the training plan has attention of the class.
+bool uses(const engine::Blueprint& blueprint, AttentionClass id) {
+  const auto& operations = blueprint.schedule.first.operations;
+  return std::ranges::any_of(operations, [id](const plan::Operation& operation) {
+    return operation.attention_flops > 0.0 && operation.attention == id;
+  });
+}
+
+/// Says what limits the prediction: slow kernels, and rates that a file lacks.
+void describe_kernels(const Forecast& forecast, Lines& lines) {
+  const engine::Blueprint& blueprint = forecast.decision.blueprint;
+  const plan::Rates& rates = forecast.rates;
+  std::vector<std::string> notes;
+  if (rates.shared_cores == 0 && uses(blueprint, AttentionClass::plain)) {
+    const std::string what = blueprint.type == DType::bf16
+                                 ? "attention with heads wider than 256"
+                                 : fmt::format("attention in {}", to_string(blueprint.type));
+    notes.push_back(what + " runs on slow kernels on GPUs, without tensor cores");
+  }
+  for (const AttentionClassInfo& info : kAttentionClasses) {
+    if (!rates.of(info.id).assumed || !uses(blueprint, info.id)) continue;
+    notes.push_back(fmt::format(
+        "the file has no rates of {}, so {:.3g} and {:.3g} TFLOP/s are "
+        "assumed, forward and backward",
+        info.what, 1e-12 * rates.of(info.id).forward, 1e-12 * rates.of(info.id).backward));
+  }
+  if (rates.adapters_assumed && blueprint.model.adapters) {
+    notes.push_back(fmt::format("the file has no adapter_gbps, so {:.3g} GB/s are assumed",
+                                1e-9 * rates.adapter_per_second));
+  }
+  for (const std::string& note : notes) {
+    add_wrapped(lines, fmt::format("  {:<17} {}", "note", note), 20);
+  }
+}
+
 plan::Bottleneck bottleneck_of(const plan::Prediction& prediction) {
   return plan::find_bottleneck(prediction.busy_seconds, prediction.step_seconds);
 }
@@ -326,6 +361,7 @@ std::vector<std::string> describe(const Forecast& forecast) {
   Lines lines;
   describe_run(forecast, lines);
   describe_speed(forecast, lines);
+  describe_kernels(forecast, lines);
   describe_hiding(forecast, lines);
   describe_improvements(forecast, lines);
   return lines;

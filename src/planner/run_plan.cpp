@@ -129,7 +129,7 @@ PlanInputs read_source(const PlanSource& source, const config::Config& config,
     log(LogLevel::info, fmt::format("planner: the saved plan {}", source.plan.string()));
     return {std::move(plan.config), std::move(plan.chosen), std::move(plan.rates)};
   }
-  if (!source.rates.empty()) return {config, std::nullopt, calibrate::load_rates(source.rates)};
+  if (!source.rates.empty()) return {config, std::nullopt, calibrate::given_rates(source.rates)};
   return {config, std::nullopt, std::nullopt};
 }
 
@@ -291,7 +291,7 @@ config::Config settle_tiles(const config::Config& config, comm::Ranks* ranks,
                         std::uint32_t local_world) {
     if (!source.plan.empty()) return take_tiles(source.plan, settled);
     const plan::Rates rates =
-        source.rates.empty() ? plan::Rates{} : calibrate::load_rates(source.rates);
+        source.rates.empty() ? plan::Rates{} : calibrate::given_rates(source.rates);
     const PlanRequest request = {.config = shared,
                                  .model = inputs::model_of(shared),
                                  .budgets = budgets_here(shared, rates, world),

@@ -202,7 +202,9 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
   operation.flops = cost.flops;
   operation.attention_flops = cost.attention_flops;
   operation.attention_backward_flops = cost.attention_backward_flops;
+  operation.attention = program_.blocks[pass.block].attention;
   operation.traffic = cost.traffic;
+  operation.adapter_traffic = cost.adapter_traffic;
   operation.bytes = cost.exchanged;
   const BufferId tokens = operation.buffer(step::role_of(model::Port::batch));
   const BufferId row_gradients = operation.buffer(step::role_of(model::Port::table_rows_gradient));

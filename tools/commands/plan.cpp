@@ -52,7 +52,7 @@ struct PlanArguments {
 std::optional<plan::Rates> given_rates(const ForecastRequest& request) {
   if (request.rates.empty()) return std::nullopt;
   try {
-    return calibrate::load_rates(request.rates);
+    return calibrate::given_rates(request.rates);
   } catch (const Error& error) {
     refuse_other_kind(request.rates, formats::Settings::rates, error);
     throw;

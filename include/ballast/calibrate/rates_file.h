@@ -12,6 +12,10 @@ namespace ballast::calibrate {
 /// of the keys. Throws Error(config): one line with the file, the key and the problem.
 plan::Rates load_rates(const std::filesystem::path& file);
 
+/// Returns load_rates() of a file that a user names, with rates for what it lacks
+/// (plan::complete()).
+plan::Rates given_rates(const std::filesystem::path& file);
+
 /// Reads rates in the form of a rates file from a JSON value of the file `name`. Throws like
 /// load_rates().
 plan::Rates read_rates_json(const text::Json& object, const std::string& name);

@@ -135,6 +135,24 @@ enum class LayerPart {
   table    ///< follows its layer: a tensor of which each token reads one row, see LayerInputsSpec
 };
 
+/// Values that the products of adapters read and write, outside of adapters' weights: elements or
+/// bytes. These products are so small that memory bounds them.
+struct AdapterValues {
+  std::uint64_t forward = 0;
+  std::uint64_t backward = 0;    ///< without recomputation
+  std::uint64_t recomputed = 0;  ///< in the recomputation of the layer
+
+  AdapterValues& operator+=(const AdapterValues& more) {
+    forward += more.forward;
+    backward += more.backward;
+    recomputed += more.recomputed;
+    return *this;
+  }
+  friend AdapterValues operator*(const AdapterValues& values, std::uint64_t factor) {
+    return {values.forward * factor, values.backward * factor, values.recomputed * factor};
+  }
+};
+
 /// One block: the unit of placement, transfer and update. Tensors are padded so that each starts on
 /// a cache line in every kind of state (32 elements), the block to whole pages (2048 elements), and
 /// the tiles of a matrix or of half a layer to the size of the largest.
@@ -172,6 +190,7 @@ struct BlockSpec {
   Elems norm_elements = 0;
   Elems norm_product_elements = 0;
   double token_share = 1.0;            ///< share of tokens of an expert, assuming balanced routing
+  AdapterValues adapter_values;        ///< per token
   std::uint64_t attention_width = 0;   ///< heads x head_dim; 0: no attention
   std::uint64_t attention_window = 0;  ///< tokens that attention sees; 0: all preceding ones
   /// Multiplications per token of a recurrence that takes the place of attention; 0: attention.

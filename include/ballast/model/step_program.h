@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ballast/core/attention_class.h"
 #include "ballast/core/dtype.h"
 #include "ballast/core/units.h"
 #include "ballast/model/architecture.h"
@@ -186,6 +187,9 @@ struct PassCost {
   double attention_flops = 0.0;
   double attention_backward_flops = 0.0;
   Bytes exchanged = 0;  ///< received from other ranks, assuming balanced routing of experts
+  /// Activations that the products of adapters read and write. These products are so small that
+  /// memory bounds them.
+  Bytes adapter_traffic = 0;
 
   friend bool operator==(const PassCost&, const PassCost&) = default;
   PassCost& operator+=(const PassCost& more) {
@@ -194,6 +198,7 @@ struct PassCost {
     attention_flops += more.attention_flops;
     attention_backward_flops += more.attention_backward_flops;
     exchanged += more.exchanged;
+    adapter_traffic += more.adapter_traffic;
     return *this;
   }
   PassCost& operator-=(const PassCost& less) {
@@ -202,6 +207,7 @@ struct PassCost {
     attention_flops -= less.attention_flops;
     attention_backward_flops -= less.attention_backward_flops;
     exchanged -= less.exchanged;
+    adapter_traffic -= less.adapter_traffic;
     return *this;
   }
 };
@@ -268,6 +274,7 @@ struct StepBlock {
   std::optional<RowCount> rows;
   bool per_rank = false;  ///< expert parallelism: each rank has a different expert in this block
   std::uint32_t layer = kNone;  ///< number of its layer; kNone: in the embedding or the head
+  AttentionClass attention = AttentionClass::heads_128;  ///< class of its attention, if it has any
   /// For a table: bytes of the rows that the tokens of a micro-batch select. Its weights stay in
   /// host memory or on NVMe. 0: no table.
   Bytes selected = 0;

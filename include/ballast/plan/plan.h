@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ballast/core/attention_class.h"
 #include "ballast/core/tier.h"
 #include "ballast/core/units.h"
 
@@ -275,7 +276,9 @@ struct Operation {
   // The parts of `flops` in the forward and backward passes of attention, for forecasts.
   double attention_flops = 0.0;
   double attention_backward_flops = 0.0;
-  Bytes traffic = 0;  ///< memory read and written outside matrix products
+  AttentionClass attention = AttentionClass::heads_128;
+  Bytes traffic = 0;          ///< memory read and written outside matrix products
+  Bytes adapter_traffic = 0;  ///< activations that products of adapters read and write
   std::vector<Use> uses;
   /// Operations of the same plan that must finish first; all ids are smaller than this one's.
   std::vector<OpId> after = {};

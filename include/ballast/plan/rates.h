@@ -1,8 +1,10 @@
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
+#include "ballast/core/attention_class.h"
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
 
@@ -19,6 +21,14 @@ struct CurvePoint {
 /// constant outside them.
 using Curve = std::vector<CurvePoint>;
 
+/// FLOP/s of one class of attention; 0: the curves of layers include it.
+struct AttentionRate {
+  double forward = 0.0;
+  double backward = 0.0;
+  bool assumed = false;  ///< set by complete()
+  friend bool operator==(const AttentionRate&, const AttentionRate&) = default;
+};
+
 /// Speeds of a machine, measured on it (a calibration) or read from a file. All rates are for one
 /// rank while the other ranks of its node also work, with one lane active at a time.
 struct Rates {
@@ -28,11 +38,14 @@ struct Rates {
   Curve forward;   ///< a transformer layer
   Curve backward;  ///< a transformer layer, including recomputation
   Curve head;      ///< the head in training, forward and backward
-  /// FLOP/s of attention, with two matrix products in a forward pass and five in a backward pass.
-  /// If given, the curves above are those of a layer without the pass of attention. 0: the curves
-  /// include it, so they hold for sequences like the measured ones.
-  double attention_forward_per_second = 0.0;
-  double attention_backward_per_second = 0.0;
+  /// By AttentionClass, with two matrix products in a forward pass and five in a backward pass. If
+  /// given, the curves above are those of a layer without the pass of attention. Otherwise they
+  /// hold for sequences like the measured ones.
+  std::array<AttentionRate, kAttentionClassCount> attention{};
+  /// Bytes of the activations that the products of adapters read and write (Operation). 0: the
+  /// curves include these products.
+  double adapter_per_second = 0.0;
+  bool adapters_assumed = false;          ///< set by complete()
   double device_memory_per_second = 0.0;  ///< bytes: clearing, packing, embedding, device updates
   /// Delay before every operation, except one that was enqueued while another ran (is_queued).
   double launch_seconds = 0.0;
@@ -93,11 +106,26 @@ struct Rates {
   Bytes host_bytes = 0;
   Bytes nvme_bytes = 0;
   double drive_writes_bytes = 0.0;  ///< rated endurance of a rank's drives; 0: not given
+
+  [[nodiscard]] AttentionRate& of(AttentionClass id) {
+    return attention[static_cast<std::size_t>(id)];
+  }
+  [[nodiscard]] const AttentionRate& of(AttentionClass id) const {
+    return attention[static_cast<std::size_t>(id)];
+  }
   friend bool operator==(const Rates&, const Rates&) = default;
 };
 
 /// Returns the FLOP/s of `curve` at `tokens`. Throws Error(config) for a curve without points.
 double rate_at(const Curve& curve, double tokens);
+
+/// Share of the speed of a GPU's memory that products of adapters are assumed to reach.
+inline constexpr double kAdapterShare = 0.6;
+
+/// Gives classes of attention and adapters without rates those of slower kernels, derived from the
+/// given ones (kAttentionClasses, `device_memory_per_second`), and marks them as assumed. Does
+/// nothing for rates that a calibration has measured: their curves include what they lack.
+void complete(Rates& rates);
 
 /// The error for a rate that is needed and missing: the same config with other rates may work.
 class MissingRate : public Error {

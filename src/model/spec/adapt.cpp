@@ -99,6 +99,17 @@ void add_tensor(BlockSpec& block, TensorSpec tensor) {
   block.tensors.push_back(std::move(tensor));
 }
 
+/// Returns the values of one token that an adapter's products read and write: the forward pass
+/// reads x and adds to y. The backward pass reads x twice (A x is recomputed) and dy twice, and
+/// adds to dx. Dropout copies its inputs. `last`: the backward pass does not recompute y.
+AdapterValues values_of_adapter(std::uint64_t in, std::uint64_t out, bool drops, bool last) {
+  const std::uint64_t copied = drops ? 2 * in : 0;
+  const Elems forward = in + 2 * out + copied;
+  return {.forward = forward,
+          .backward = 4 * in + 2 * out + 2 * copied,
+          .recomputed = last ? 0 : forward};
+}
+
 /// Adds A, B and, with DoRA, the magnitudes of the map `weight`. The backward pass recomputes A x.
 void add_adapter(BlockSpec& block, const TensorSpec& weight, const AdapterConfig& wanted,
                  bool last) {
@@ -115,6 +126,7 @@ void add_adapter(BlockSpec& block, const TensorSpec& weight, const AdapterConfig
                      .shape = {out, rank},
                      .stored = wanted.input_first ? StoredRows() : weight.stored});
   block.repeated_product_elements += rank * in;
+  block.adapter_values += values_of_adapter(in, out, wanted.dropout > 0.0, last);
   if (last) block.last_product_elements += rank * (in + out);
   if (!wanted.dora) return;
   add_tensor(block, {.name = module + std::string(kMagnitude),

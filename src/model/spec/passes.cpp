@@ -33,6 +33,7 @@ class StopWriter {
         named.per_rank = block.role == BlockRole::exchanged_expert;
       }
       if (b >= shape_.first_layer() && b < draft_.program.head) named.layer = block.layer;
+      named.attention = block.attention;
       named.selected = block.selected;
       named.row_gradients = block.row_gradients;
       draft_.program.blocks.push_back(std::move(named));

@@ -58,6 +58,7 @@ void add_links(Pass& pass, const ProgramDraft& draft, BlockId block) {
 PassId layer(ProgramDraft& draft, BlockId block, bool training) {
   Pass pass = forward_through(draft, block, draft.input[block], draft.output(block));
   pass.cost.traffic = draft.block(block).norm_traffic;
+  pass.cost.adapter_traffic = draft.block(block).adapter_traffic.forward;
   if (training && draft.kept[block] != kNone) {
     Operand kept = writes(Port::kept, draft.kept[block]);
     kept.optional = true;
@@ -86,11 +87,13 @@ PassId layer_backward(ProgramDraft& draft, BlockId block) {
                .operands = {weights_of(block), reads(Port::input, draft.input[block]),
                             updates(Port::activation_gradient, draft.flow), workspace()}};
   pass.cost.traffic = layer.norm_traffic;
+  pass.cost.adapter_traffic = layer.adapter_traffic.backward;
   if (draft.shape.positions) pass.operands.push_back(reads(Port::batch, draft.batch));
   add_links(pass, draft, block);
   add_gradient(pass, draft, block);
   PassCost again = layer.recomputation_cost();
   again.traffic = layer.norm_traffic;
+  again.adapter_traffic = layer.adapter_traffic.recomputed;
   if (draft.kept[block] == kNone) {
     pass.cost += again;
   } else {

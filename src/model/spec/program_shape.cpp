@@ -90,6 +90,19 @@ Bytes batch_bytes(const StepShape& shape) {
   return (of_rank + of_all) * shape.micro_batch.tokens() * sizeof(std::int32_t);
 }
 
+/// Returns the class of attention's kernels in the layer of `block`, for values of `type`.
+AttentionClass attention_class(const Architecture& model, const BlockSpec& block, DType type) {
+  if (block.recurrent_products > 0) return AttentionClass::recurrence;
+  const Family& described = family(model.config.family);
+  const std::uint64_t width = described.heads(model.config, block.layer).head_dim;
+  if (type != DType::bf16 || width > 256) return AttentionClass::plain;
+  if (described.score_cap(model.config) > 0.0) {
+    return width > 128 ? AttentionClass::capped_256 : AttentionClass::capped_128;
+  }
+  if (width > 192) return AttentionClass::heads_256;
+  return width > 128 ? AttentionClass::heads_192 : AttentionClass::heads_128;
+}
+
 std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
                                          const StepShape& step, const KernelSizes& sizes) {
   const MicroBatchShape batch = step.micro_batch;
@@ -122,6 +135,8 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
          .exchanged_projections = exchanged(block, type, batch, projected * own.head_dim),
          .exchanged_results = exchanged(block, type, batch, own.heads * own.head_dim),
          .norm_traffic = 2 * block.norm_elements * size_of(type),
+         .adapter_traffic = block.adapter_values * (batch.tokens() * size_of(type)),
+         .attention = attention_class(model, block, type),
          .intermediates = of_block(sizes.intermediates, model, b),
          .kept_attention = of_block(sizes.attention, model, b),
          .keys_values = shared * size_of(type),

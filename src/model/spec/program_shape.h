@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "ballast/core/attention_class.h"
 #include "ballast/core/dtype.h"
 #include "ballast/core/units.h"
 #include "ballast/model/architecture.h"
@@ -41,7 +42,9 @@ struct BlockShape {
   /// of attention. The backward pass receives their gradients, which have the same size.
   Bytes exchanged_projections = 0;
   Bytes exchanged_results = 0;
-  Bytes norm_traffic = 0;          ///< weights that each pass reads for DoRA's norms
+  Bytes norm_traffic = 0;         ///< weights that each pass reads for DoRA's norms
+  AdapterValues adapter_traffic;  ///< BlockSpec::adapter_values of a micro-batch, in bytes
+  AttentionClass attention = AttentionClass::heads_128;
   Bytes intermediates = 0;         ///< KernelSizes::intermediates
   Bytes kept_attention = 0;        ///< KernelSizes::attention
   Bytes keys_values = 0;           ///< keys and values that other layers read; 0: none do

@@ -1,4 +1,4 @@
-// Attention's rates and those of the rest of a layer, from measurements of whole layers.
+// Rates of the parts of a layer and of the rest, from measurements of whole layers.
 
 #include <gtest/gtest.h>
 
@@ -10,36 +10,66 @@ namespace ballast::calibrate::attention_rates_test {
 namespace {
 
 constexpr double kProducts = 500e12;
-constexpr AttentionRates kAttention = {.forward = 400e12, .backward = 200e12};
+constexpr double kAdapters = 2e12;
+constexpr plan::AttentionRate kAttention = {.forward = 400e12, .backward = 200e12};
+constexpr plan::AttentionRate kRecurrence = {.forward = 20e12, .backward = 10e12};
 
-LayerFlops flops_of(double tokens) {
-  return {.forward = 60e9 * tokens,
-          .backward = 170e9 * tokens,
-          .attention = 20e9 * tokens,
-          .attention_of_backward = 20e9 * tokens};
+PartRates parts_of(AttentionClass attention, plan::AttentionRate rate) {
+  PartRates parts;
+  parts.attention[static_cast<std::size_t>(attention)] = rate;
+  return parts;
 }
 
-/// Rates as measured on whole layers whose products have kProducts, and attention kAttention.
+/// All parts: attention with heads of 256, recurrences and adapters.
+PartRates all_parts() {
+  PartRates parts = parts_of(AttentionClass::heads_256, kAttention);
+  parts.attention[static_cast<std::size_t>(AttentionClass::recurrence)] = kRecurrence;
+  parts.adapters = kAdapters;
+  return parts;
+}
+
+AttentionFlops attention_of(double tokens) {
+  AttentionFlops flops{};
+  flops[static_cast<std::size_t>(AttentionClass::heads_256)] = 20e9 * tokens;
+  flops[static_cast<std::size_t>(AttentionClass::recurrence)] = 1e9 * tokens;
+  return flops;
+}
+
+LayerWork work_of(double tokens) {
+  return {.forward = 60e9 * tokens,
+          .backward = 170e9 * tokens,
+          .attention = attention_of(tokens),
+          .attention_of_backward = attention_of(tokens),
+          .adapters = 30e6 * tokens,
+          .adapters_of_backward = 80e6 * tokens};
+}
+
+/// Rates as measured on whole layers whose products have kProducts and whose parts have the rates
+/// of all_parts().
 plan::Rates measured() {
   plan::Rates rates;
   for (const double tokens : {1024.0, 4096.0}) {
-    const LayerFlops layer = flops_of(tokens);
-    const double attention = layer.attention / kAttention.forward;
-    const double forward = (layer.forward - layer.attention) / kProducts + attention;
-    rates.forward.push_back({tokens, layer.forward / forward});
-    const double flops = layer.backward;
-    const double backward = (flops - 3.0 * layer.attention) / kProducts + attention +
-                            2.5 * layer.attention / kAttention.backward;
-    rates.backward.push_back({tokens, flops / backward});
+    const double attention = 20e9 * tokens;
+    const double recurrence = 1e9 * tokens;
+    const double again = attention / kAttention.forward + recurrence / kRecurrence.forward;
+    const double forward =
+        (60e9 * tokens - attention - recurrence) / kProducts + again + 30e6 * tokens / kAdapters;
+    rates.forward.push_back({tokens, 60e9 * tokens / forward});
+    const double backward = (170e9 * tokens - 3.0 * (attention + recurrence)) / kProducts + again +
+                            2.5 * attention / kAttention.backward +
+                            2.0 * recurrence / kRecurrence.backward + 80e6 * tokens / kAdapters;
+    rates.backward.push_back({tokens, 170e9 * tokens / backward});
   }
   return rates;
 }
 
-TEST(AttentionRates, LeaveTheRateOfTheRestInTheCurves) {
+TEST(PartRates, LeaveTheRateOfTheRestInTheCurves) {
   plan::Rates rates = measured();
-  separate_attention(rates, kAttention, flops_of);
-  EXPECT_EQ(rates.attention_forward_per_second, kAttention.forward);
-  EXPECT_EQ(rates.attention_backward_per_second, kAttention.backward);
+  separate_parts(rates, all_parts(), work_of);
+  EXPECT_EQ(rates.of(AttentionClass::heads_256), kAttention);
+  EXPECT_EQ(rates.of(AttentionClass::recurrence), kRecurrence);
+  EXPECT_EQ(rates.of(AttentionClass::heads_128), plan::AttentionRate());
+  EXPECT_EQ(rates.adapter_per_second, kAdapters);
   for (const plan::Curve* curve : {&rates.forward, &rates.backward}) {
     for (const plan::CurvePoint& point : *curve) {
       EXPECT_NEAR(point.flops_per_second, kProducts, 1e-9 * kProducts);
@@ -47,18 +77,20 @@ TEST(AttentionRates, LeaveTheRateOfTheRestInTheCurves) {
   }
 }
 
-TEST(AttentionRates, StayInTheCurvesIfTheyWereNotMeasured) {
+TEST(PartRates, StayInTheCurvesIfTheyWereNotMeasured) {
   plan::Rates rates = measured();
-  separate_attention(rates, {}, flops_of);
+  separate_parts(rates, {}, work_of);
   EXPECT_EQ(rates, measured());
-  separate_attention(rates, {.forward = kAttention.forward}, flops_of);
+  separate_parts(rates, parts_of(AttentionClass::heads_256, {.forward = kAttention.forward}),
+                 work_of);
   EXPECT_EQ(rates, measured());
 }
 
-TEST(AttentionRates, StayInTheCurvesIfTheyLeaveTooLittleTime) {
+TEST(PartRates, StayInTheCurvesIfTheyLeaveTooLittleTime) {
   plan::Rates rates = measured();
-  separate_attention(rates, {.forward = 0.2 * kAttention.forward, .backward = kAttention.backward},
-                     flops_of);
+  PartRates slow = all_parts();
+  slow.attention[static_cast<std::size_t>(AttentionClass::heads_256)].forward *= 0.2;
+  separate_parts(rates, slow, work_of);
   EXPECT_EQ(rates, measured());
 }
 

@@ -117,6 +117,31 @@ double count_passes(const Sample& sample, Kernel kernel) {
   return count;
 }
 
+/// The passes of each class of attention are those of all layers, and their parts are measurable.
+void check_parts(const Sample& sample, TimedPasses& passes) {
+  double sum = 0.0;
+  double flops = 0.0;
+  for (const AttentionClassInfo& info : kAttentionClasses) {
+    const TimedPasses::Work work = passes.work(CostCurve::forward, info.id);
+    EXPECT_LE(work.attention_flops, work.flops);
+    sum += work.passes;
+    flops += work.passes * work.attention_flops;
+  }
+  const TimedPasses::Work all = passes.work(CostCurve::forward);
+  EXPECT_EQ(sum, all.passes);
+  EXPECT_NEAR(flops, all.passes * all.attention_flops, 1e-9 * flops);
+  EXPECT_EQ(all.adapter_traffic > 0.0, sample.computed.adapters.has_value());
+  PartRates rates;
+  ASSERT_NO_THROW(rates = measure_parts(sample, 1));
+  for (const AttentionClassInfo& info : kAttentionClasses) {
+    const plan::AttentionRate& rate = rates.attention[static_cast<std::size_t>(info.id)];
+    EXPECT_GE(rate.forward, 0.0);
+    EXPECT_GE(rate.backward, 0.0);
+    const bool has = passes.work(CostCurve::forward, info.id).passes > 0.0;
+    EXPECT_TRUE(has || rate.forward == 0.0);
+  }
+}
+
 /// Runs the passes that the calibration measures.
 void run_timed(const config::Config& config) {
   const Sample sample = make_sample(config, inputs::model_of(config));
@@ -130,6 +155,7 @@ void run_timed(const config::Config& config) {
                                       std::pair{CostCurve::head, Kernel::head_train}}) {
     EXPECT_EQ(passes.work(curve).passes, count_passes(sample, kernel));
   }
+  check_parts(sample, passes);
 }
 
 /// Runs the passes that the comparison of kernels runs.

@@ -47,6 +47,7 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
     "backward": [{"tokens": 512, "tflops": 80}],
     "head": [{"tokens": 512, "tflops": 70}],
     "attention_forward_tflops": 600, "attention_backward_tflops": 350.5,
+    "recurrence_forward_tflops": 15, "recurrence_backward_tflops": 11.5, "adapter_gbps": 850,
     "device_memory_gbps": 900, "launch_us": 10, "update_gbps": 60, "host_memory_gbps": 75,
     "upload_gbps": 24.5, "offload_gbps": 25, "peer_gbps": 50,
     "read_gbps": 14, "write_gbps": 12, "mixed_gbps": 13, "io_latency_us": 80,
@@ -62,8 +63,11 @@ TEST(RatesFile, KeysHaveTheUnitsOfTheirNames) {
   EXPECT_EQ(rates.name, "a machine");
   ASSERT_EQ(rates.forward.size(), 2U);
   EXPECT_EQ(rates.forward[1], (plan::CurvePoint{2048.0, 110.5e12}));
-  EXPECT_EQ(rates.attention_forward_per_second, 600e12);
-  EXPECT_EQ(rates.attention_backward_per_second, 350.5e12);
+  EXPECT_EQ(rates.of(AttentionClass::heads_128),
+            (plan::AttentionRate{.forward = 600e12, .backward = 350.5e12}));
+  EXPECT_EQ(rates.of(AttentionClass::recurrence),
+            (plan::AttentionRate{.forward = 15e12, .backward = 11.5e12}));
+  EXPECT_EQ(rates.adapter_per_second, 850e9);
   EXPECT_EQ(rates.device_memory_per_second, 900e9);
   EXPECT_EQ(rates.launch_seconds, 10e-6);
   EXPECT_EQ(rates.update_per_second, 60e9);
@@ -115,8 +119,8 @@ TEST(RatesFile, WhatIsSavedIsLoadedBitForBit) {
     rates.name = "quotes \" and \\ and \n lines";
     rates.forward = {{1.0, any()}, {any() * 0x1p90, any()}};
     rates.backward = {{any(), any()}};
-    rates.attention_forward_per_second = any();
-    rates.attention_backward_per_second = any();
+    for (plan::AttentionRate& rate : rates.attention) rate = {any(), any()};
+    rates.adapter_per_second = any();
     rates.device_memory_per_second = any();
     rates.launch_seconds = any();
     rates.update_per_second = any();

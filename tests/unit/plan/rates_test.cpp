@@ -75,14 +75,90 @@ TEST(SecondsAlone, OfAttentionHaveTheirOwnRates) {
   operation.attention_flops = 8.0;
   operation.attention_backward_flops = 16.0;
   EXPECT_DOUBLE_EQ(seconds_alone(operation, schedule, rates), 10.0);
-  rates.attention_forward_per_second = 4.0;
+  rates.of(AttentionClass::heads_128).forward = 4.0;
   EXPECT_DOUBLE_EQ(seconds_alone(operation, schedule, rates), 9.2 + 2.0);
   // Five products, of which 16 FLOPs are four.
-  rates.attention_backward_per_second = 2.0;
+  rates.of(AttentionClass::heads_128).backward = 2.0;
   EXPECT_DOUBLE_EQ(seconds_alone(operation, schedule, rates), 7.6 + 2.0 + 10.0);
   operation.flops = 24.0;
   rates.backward.clear();
   EXPECT_DOUBLE_EQ(seconds_alone(operation, schedule, rates), 2.0 + 10.0);
+}
+
+TEST(SecondsAlone, OfEachClassOfAttentionHaveItsRates) {
+  for (const AttentionClassInfo& info : kAttentionClasses) {
+    Rates rates = unit_rates();
+    for (const AttentionClassInfo& other : kAttentionClasses) rates.of(other.id) = {32.0, 32.0};
+    rates.of(info.id) = {.forward = 4.0, .backward = 2.0};
+    Operation operation;
+    operation.flops = 24.0;
+    operation.attention_flops = 8.0;
+    operation.attention_backward_flops = 16.0;
+    operation.attention = info.id;
+    // Five products of attention count as four; a recurrence has no product more.
+    const double backward = info.id == AttentionClass::recurrence ? 8.0 : 10.0;
+    EXPECT_DOUBLE_EQ(seconds_alone(operation, Schedule(), rates), 2.0 + backward) << info.key;
+  }
+}
+
+TEST(SecondsAlone, OfAdaptersAreThoseOfTheirTraffic) {
+  Rates rates = unit_rates();
+  Operation operation;
+  operation.adapter_traffic = 12;
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, Schedule(), rates), 0.0);  // the curves include them
+  rates.adapter_per_second = 4.0;
+  EXPECT_DOUBLE_EQ(seconds_alone(operation, Schedule(), rates), 3.0);
+}
+
+Rates with_attention(double forward, double backward) {
+  Rates rates = unit_rates();
+  rates.of(AttentionClass::heads_128) = {.forward = forward, .backward = backward};
+  return rates;
+}
+
+TEST(Complete, DerivesMissingRatesFromThoseOfTheSubstitute) {
+  Rates rates = with_attention(100.0, 50.0);
+  rates.of(AttentionClass::heads_256) = {.forward = 40.0, .backward = 20.0};
+  complete(rates);
+  for (const AttentionClassInfo& info : kAttentionClasses) {
+    const AttentionRate& like = rates.of(info.substitute);
+    const bool given = info.id == AttentionClass::heads_128 || info.id == AttentionClass::heads_256;
+    EXPECT_EQ(rates.of(info.id).assumed, !given) << info.key;
+    if (given) continue;
+    EXPECT_DOUBLE_EQ(rates.of(info.id).forward, info.forward * like.forward) << info.key;
+    EXPECT_DOUBLE_EQ(rates.of(info.id).backward, info.backward * like.backward) << info.key;
+  }
+  EXPECT_EQ(rates.of(AttentionClass::heads_256).forward, 40.0);
+  EXPECT_TRUE(rates.adapters_assumed);
+  EXPECT_EQ(rates.adapter_per_second, kAdapterShare * rates.device_memory_per_second);
+}
+
+TEST(Complete, LeavesGivenRatesCalibrationsAndCurvesWithAttention) {
+  Rates all = with_attention(100.0, 50.0);
+  for (AttentionRate& rate : all.attention) rate = {7.0, 5.0};
+  all.adapter_per_second = 3.0;
+  Rates same = all;
+  complete(same);
+  EXPECT_EQ(same, all);
+  Rates calibrated = with_attention(100.0, 50.0);
+  calibrated.measured_at = 1.8e9;
+  same = calibrated;
+  complete(same);
+  EXPECT_EQ(same, calibrated);
+  Rates none = unit_rates();
+  complete(none);
+  EXPECT_EQ(none.attention, Rates().attention);
+}
+
+TEST(Complete, TakesKernelsOfTheHostDeviceAsEquallyFast) {
+  Rates rates = with_attention(100.0, 50.0);
+  rates.shared_cores = 4;
+  complete(rates);
+  for (const AttentionRate& rate : rates.attention) {
+    EXPECT_EQ(rate.forward, 100.0);
+    EXPECT_EQ(rate.backward, 50.0);
+  }
+  EXPECT_EQ(rates.adapter_per_second, 0.0);
 }
 
 TEST(RateAt, InterpolatesTheTimePerFlopInTheLogarithmOfTokens) {

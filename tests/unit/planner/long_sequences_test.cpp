@@ -20,8 +20,7 @@ namespace {
 plan::Rates h100() {
   plan::Rates rates = calibrate::load_rates(std::string(BALLAST_CONFIGS) + "/rates/h100-node.json");
   rates.forward = rates.backward = rates.head = {{32768.0, 650e12}};
-  rates.attention_forward_per_second = 550e12;
-  rates.attention_backward_per_second = 140e12;
+  rates.of(AttentionClass::heads_128) = {.forward = 550e12, .backward = 140e12};
   return rates;
 }
 
@@ -60,7 +59,7 @@ TEST(LongSequences, TakeTheTimeOfAttention) {
   EXPECT_LT(seconds(again), 4.9);
   // Without its rates, attention would be as fast as products.
   plan::Rates flat = h100();
-  flat.attention_forward_per_second = flat.attention_backward_per_second = 0.0;
+  flat.of(AttentionClass::heads_128) = {};
   EXPECT_LT(seconds(decide(request_for(flat, {"ballast.recompute=true"}))), 0.85 * seconds(again));
 }
 

@@ -35,7 +35,8 @@ inline model::HeadForm form_of(const Problem& problem, const Placement& placemen
 
 /// Returns the cost that an operation names.
 inline model::PassCost cost_of(const plan::Operation& op) {
-  return {op.flops, op.traffic, op.attention_flops, op.attention_backward_flops, op.bytes};
+  return {op.flops, op.traffic,        op.attention_flops, op.attention_backward_flops,
+          op.bytes, op.adapter_traffic};
 }
 
 /// Returns whether an operation has the operand of its pass: optional ones are kept values.

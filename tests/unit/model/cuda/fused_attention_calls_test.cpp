@@ -234,6 +234,15 @@ TEST_F(FusedAttentionCalls, ATrialWithoutCudnnSaysWhy) {
   trial->run(AttentionPass::own_forward, 1);
 }
 
+TEST_F(FusedAttentionCalls, ATrialRunsTheWidestHeads) {
+  const AttentionShape extents = {.length = 8, .head_dim = 512};
+  const auto device =
+      device::make_device({.kind = "cuda", .budget = attention_trial_bytes(extents)});
+  const auto trial = make_attention_trial(*device, extents);
+  trial->run(AttentionPass::own_forward, 1);
+  trial->run(AttentionPass::own_backward, 1);
+}
+
 TEST_F(FusedAttentionCalls, ATrialOfExtentsThatNoKernelDoesIsRefused) {
   for (const AttentionShape& extents :
        {AttentionShape{.head_dim = 12}, AttentionShape{.head_dim = 520},
