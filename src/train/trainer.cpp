@@ -356,16 +356,9 @@ class Trainer {
     measures_->unsettle();
     measures_->add_evaluation(std::chrono::duration<double>(Clock::now() - start).count());
     held_out_loss_ = metrics.eval_loss;
-    if (metrics.eval_loss && *metrics.eval_loss < config_.ballast.stop_at_loss) end_here();
-  }
-
-  /// Makes the current step the last one.
-  void end_here() {
+    if (!metrics.eval_loss || !(*metrics.eval_loss < config_.ballast.stop_at_loss)) return;
     if (is_root() && !end_.is_last(step_)) {
-      log(LogLevel::info,
-          fmt::format(
-              "step {}: the held-out loss is below {}, so the run ends (ballast.stop_at_loss)",
-              step_, config_.ballast.stop_at_loss));
+      log(LogLevel::info, fmt::format("step {}: the run ends at ballast.stop_at_loss", step_));
     }
     plan_.decision.config.ballast.steps = step_;
     end_ = RunEnd(config_);
