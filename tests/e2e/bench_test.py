@@ -92,14 +92,14 @@ class Bench(unittest.TestCase):
         last = 2 * tokens * width * inner
         layer = 2 * tokens * (4 * width * width + 2 * width * inner) + attention
         head = 2 * tokens * width * 256
-        (row,) = self.rows("step", *STEP, "--intermediate", "96", "--set",
+        (row,) = self.rows("step", *STEP, "--micro-batch", "4", "--intermediate", "96", "--set",
                            "ballast.recompute=true")
         self.assertEqual([p["flops"] for p in row["passes"]],
                          [layer, 2 * layer + layer - last, 3 * head])
 
     def test_breakdown_divides_a_step_among_its_kernels(self):
         tokens, width, inner, layers, batches = 4 * 32, 64, 96, 2, 2
-        (row,) = self.rows("step", *STEP, "--intermediate", "96", "--breakdown")
+        (row,) = self.rows("step", *STEP, "--micro-batch", "4", "--intermediate", "96", "--breakdown")
         kernels = row["kernels"]
         self.assertAlmostEqual(sum(k["seconds"] for k in kernels), row["measured_seconds"])
         self.assertEqual(kernels[-1]["kernel"], "rest")
@@ -111,7 +111,26 @@ class Bench(unittest.TestCase):
         self.assertEqual(calls[f"{width} x {inner} x {tokens}"], layers * batches)
         self.assertEqual(calls["attention"], 2 * layers * batches)
         self.assertGreater(min(calls[k] for k in ("norm", "activation", "update", "packing")), 0)
-        self.assertEqual(self.rows("step", *STEP)[0]["kernels"], [])
+        self.assertEqual(row["product_algorithms"], "heuristic")
+
+    def test_step_without_micro_batches_takes_the_planners(self):
+        def batch(*options):
+            (row,) = self.rows("step", *STEP, *options)
+            return row["micro_batch"], row["accumulation"]
+        (row,) = self.rows("step", *STEP, "--batch", "12")
+        self.assertEqual(row["micro_batch"] * row["accumulation"], 12)
+        self.assertEqual((row["kernels"], row["recomputed_layers"], row["rolled_back"]), ([], 0, 0))
+        self.assertGreater(min(row["device_bytes"], row["host_bytes"]), 0)
+        self.assertGreaterEqual(row["waiting_seconds"], 0)
+        # Few tokens fit at a time into a small device.
+        small = batch("--batch", "64", "--set", "ballast.device_bytes=4MiB")
+        self.assertEqual(small[0] * small[1], 64)
+        self.assertGreater(small[1], 1)
+        self.assertEqual(batch("--micro-batch", "3"), (3, 2))
+        self.assertEqual(batch("--accumulation", "3"), (4, 3))
+        self.assertEqual(batch("--batch", "6", "--accumulation", "3"), (2, 3))
+        assert_one_line(self, self.bench("step", *STEP, "--batch", "7", "--micro-batch", "3"), 2,
+                        ("train_batch_size", "not divisible"))
 
     def test_step_takes_the_model_of_a_folder_and_times_each_kind_of_layer(self):
         folder = pathlib.Path(self.path, "model")
@@ -165,7 +184,7 @@ class Bench(unittest.TestCase):
         self.assertEqual(len(third["earlier"]), 2)
         adam, _ = self.page("adam", "--params", "64Ki", "--variant", "adamw-bf16", *QUICK)
         self.assertEqual((adam["bench"], adam["earlier"]), ("adam", []))
-        step, _ = self.page("step", *STEP)
+        step, _ = self.page("step", *STEP, "--micro-batch", "4")
         self.assertEqual((step["bench"], len(step["rows"])), ("step", 1))
 
     def test_only_the_newest_figures_are_kept(self):

@@ -171,7 +171,7 @@ void add_bench_attention(Command bench) {
   count("--micro-batch", &a.extents.sequences, "Sequences");
   count("--heads", &a.extents.heads, "Query heads");
   count("--kv-heads", &a.extents.kv_heads, "Key and value heads; must divide --heads");
-  count("--head-size", &a.extents.head_dim, "Head dimension: a multiple of 8, at most 256");
+  count("--head-size", &a.extents.head_dim, "Head dimension: a multiple of 8, at most 512");
   add_limits(command, a.repeats, a.seconds);
   command.add_flag("--json", &a.json, "Print a JSON array");
   command.set_action([arguments] { run_bench_attention(*arguments); });
