@@ -5,8 +5,12 @@ Checks no times.
     bench_test.py PATH_OF_BALLAST
 """
 
+import argparse
+import contextlib
 import functools
+import io
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -27,6 +31,14 @@ PLAN = ("--set", "model.hidden_size=32", "--set", "model.num_heads=2", "--set",
         "model.vocab_size=131", "--set", "data.sequence_length=16", "--set",
         "aio.any_file_system=true", "--set", "ballast.device_bytes=64MiB", "--set",
         "ballast.host_bytes=64MiB", "--rounds", "1", "--steps", "2")
+
+
+def step_peers_options():
+    """Options of step_peers.py for the preset tiny, without PyTorch."""
+    import step_options
+    return {**step_options.PRESETS["tiny"], "kv_heads": 2, "intermediate": 192, "tied": False, "steps": 1,
+            "offload": "none", "device_bytes": None, "device": "cpu", "dtype": "bf16", "threads": 1,
+            "model": "plain", "preset": "tiny", "set": []}
 
 
 class Bench(unittest.TestCase):
@@ -221,6 +233,43 @@ class Bench(unittest.TestCase):
         other.write_text("mine")
         assert_one_line(self, self.bench(*one, "--html", str(other)), 2, ("mine.html", "not a page"))
         self.assertEqual(other.read_text(), "mine")
+
+    def test_ballast_also_runs_in_the_memory_of_a_peer(self):
+        program = pathlib.Path(self.path, "ballast")
+        # Half the speed with the peer's memory.
+        program.write_text("""#!/bin/sh
+            case "$*" in *ballast.device_bytes=1000) rate=100 ;; *) rate=200 ;; esac
+            echo '[{"tokens_per_second": '$rate', "step_seconds": 1, "parameters": 7, "loss": 5.5,
+                "gemm_peak_flops_per_second": 9, "model_flops_per_second": 9}]'
+            """)
+        program.chmod(0o755)
+        sys.path.insert(0, str(TOOLS))
+        import step_peers
+        a = argparse.Namespace(
+            **{**step_peers_options(), "ballast": program, "equal_memory": True, "rounds": 2})
+
+        class Peer:
+            name = "peer"
+
+            def measure(self):
+                return {"tokens_per_second": 50, "step_seconds": 1, "parameters": 7, "loss": 5.5,
+                        "first_loss": math.log(256), "gemm": 9, "host_bytes": 1, "device_bytes": 2000,
+                        "allocated_bytes": 1000}
+        programs = [step_peers.Ballast(a), Peer()]
+        with contextlib.redirect_stderr(io.StringIO()):
+            rounds = step_peers.measure(a, programs)
+        own, row = (step_peers.summary(a, program, rounds) for program in programs)
+        self.assertIsNone(own["equal_memory"])
+        self.assertEqual((row["ratio"], row["equal_memory"]["ratio"]), (4, 2))
+        program.write_text(program.read_text().replace("rate=100", "{ echo 'too small' >&2; exit 1; }"))
+        with contextlib.redirect_stderr(io.StringIO()):
+            rounds = step_peers.measure(a, programs)
+        self.assertEqual(step_peers.summary(a, programs[1], rounds)["equal_memory"],
+                         {"problem": "too small"})
+        a.equal_memory = False
+        with contextlib.redirect_stderr(io.StringIO()):
+            rounds = step_peers.measure(a, programs)
+        self.assertIsNone(step_peers.summary(a, programs[1], rounds)["equal_memory"])
 
     def test_scripts_that_measure_peers_say_how_they_are_used(self):
         for name in ("adam_peers.py", "io_peers.py", "step_peers.py"):
