@@ -76,8 +76,8 @@ speed() {
     set -- $shape
     step "1.5B, micro-batch $1 x $2" 60 "${llama_1_5b[@]}" --micro-batch "$1" --accumulation "$2" --steps 4
   done
-  step '1.5B, timed products' 60 "${llama_1_5b[@]}" --micro-batch 8 --accumulation 4 --steps 3 \
-    --set ballast.product_algorithms=timed
+  step '1.5B, first choices of products' 60 "${llama_1_5b[@]}" --micro-batch 8 --accumulation 4 --steps 3 \
+    --set ballast.product_algorithms=heuristic
   for shape in '1024 8 16 64' '4096 2 32 128' '16384 1 32 128'; do
     set -- $shape
     on_gpu - "attention, $1 x $2, heads of $4" 25 "$bin/ballast" bench attention --json --sequence "$1" \

@@ -134,8 +134,8 @@ class GpuCheck(unittest.TestCase):
         self.program("ballast", """[ "$1" = --version ] || echo '[{"tokens_per_second": 12345.6,
             "step_seconds": 0.5, "model_percent_of_gemm_peak": 41.25, "loss": 10.5}]'""")
         _, verdicts, _ = self.check("speed")
-        self.assertEqual(verdicts["1.5B, timed products"], "ok")
-        self.assertEqual(self.texts["1.5B, timed products"],
+        self.assertEqual(verdicts["1.5B, micro-batch 16 x 2"], "ok")
+        self.assertEqual(self.texts["1.5B, micro-batch 16 x 2"],
                          "12,346 tok/s, 0.500 s per step, 41.2% of the GEMM peak, loss 10.5000")
 
     def test_another_part_is_refused(self):

@@ -55,8 +55,8 @@ first_half() {
   run=("${llama_8b[@]}" --layers 8 --sequence 8192 --micro-batch 4 --accumulation 1 --steps 2
     "${all_on_host[@]}")
   step '8 layers, gated updates' 30 "${run[@]}" --set ballast.speculative_updates=0
-  step '8 layers, speculation' 30 "${run[@]}" --set ballast.speculative_updates=8 --set gradient_clipping=0
-  step '8 layers, speculation, clipped' 30 "${run[@]}" --set ballast.speculative_updates=8 \
+  step '8 layers, speculation' 30 "${run[@]}" --set ballast.speculative_updates=15 --set gradient_clipping=0
+  step '8 layers, speculation, clipped' 30 "${run[@]}" --set ballast.speculative_updates=15 \
     --set gradient_clipping=1
 }
 

@@ -208,7 +208,7 @@ TEST_F(AutoDevice, SaysOnceThatTheDriverCompilesKernels) {
   FakeCuda::old_gpu = 1;
   FakeCuda::old_capability = 137;
   const test::CapturedLog log;
-  for (int run = 0; run < 2; ++run) make_device(options_of("cuda", 13));
+  for (int run = 0; run < 2; ++run) make_device(options_of("cuda", 41));
   const std::string line = "compiling kernels for this GPU, Fake GPU with compute capability 13.7";
   const std::size_t first = log.text().find(line);
   ASSERT_NE(first, std::string::npos) << log.text();
