@@ -166,12 +166,11 @@ void run_steps(const BenchStepArguments& arguments, engine::Engine& engine,
   result.kernels = break_down(recording->take(), start, end);
 }
 
-StepPlan plan_of(const engine::Blueprint& blueprint, const config::Config& config) {
+StepPlan plan_of(const engine::Blueprint& blueprint) {
   StepPlan plan = {.micro_batch = blueprint.shape.sequences,
                    .accumulation = blueprint.micro_batches,
                    .device_bytes = blueprint.ledger.total(Tier::device),
-                   .host_bytes = blueprint.ledger.total(Tier::host),
-                   .product_algorithms = config::name_of(config.ballast.product_algorithms)};
+                   .host_bytes = blueprint.ledger.total(Tier::host)};
   for (std::size_t b = 0; b < blueprint.problem.blocks.size(); ++b) {
     plan.recomputed_layers += blueprint.problem.table->keeps_intermediates(b) &&
                                       blueprint.placement.blocks[b].kept != step::Kept::all
@@ -194,7 +193,9 @@ BenchStepResult measure_steps(const BenchStepArguments& arguments, const config:
   const auto targets = random_ids(tokens, config.model.vocab_size, 2);
   BenchStepResult result;
   result.family = config.model.family;
-  result.plan = plan_of(blueprint, config);
+  result.plan = plan_of(blueprint);
+  const bool timed = engine.arithmetic().find("timed choices") != std::string::npos;
+  result.plan.product_algorithms = timed ? "timed" : "heuristic";
   result.kind = engine.device().kind();
   result.description = engine.device().description();
   if (arguments.breakdown && result.kind != "host") {
