@@ -1,17 +1,20 @@
 #!/bin/sh
 # Packs a release build into one archive for machines with a GPU and without packages or network:
 #
-#   tools/bundle.sh BUILD ARCHIVE        for example tools/bundle.sh build ballast-cuda13.tar.xz
+#   tools/bundle.sh BUILD ARCHIVE        for example tools/bundle.sh build-cuda13 ballast-cuda13.tar.xz
+#
+# If BUILD does not exist, it is made, with machine code for GPUs of compute capability 8.0 (A100, and
+# 8.6), 8.9 (RTX 4090, L40S), 9.0 (H100), 10.0 (B200, B300) and 12.0 (RTX 5090), as far as nvcc knows
+# them. GPUs without machine code in a bundle spend up to a minute at the first start.
 #
 # The CUDA toolkit of the build decides where the program runs: CUDA 13 needs drivers from 580 on and
 # cuBLASLt 13, CUDA 12 needs drivers from 525 on and cuBLASLt 12. Machines with older drivers need a
 # second build. The first nvcc in PATH is taken:
 #
-#   PATH=/usr/local/cuda-12.9/bin:$PATH meson setup build-cuda12 --buildtype=release
-#   tools/bundle.sh build-cuda12 ballast-cuda12.tar.xz
+#   PATH=/usr/local/cuda-12.9/bin:$PATH tools/bundle.sh build-cuda12 ballast-cuda12.tar.xz
 #
 # The archive holds one folder, ballast: the program, the MPI module if it was built, the GPU tests
-# with their data, the libraries that they link, and tools/gpu_check.sh. It does not include libc,
+# with their data, the tests of ranks, the libraries that they link, and tools/gpu_check.sh. It does not include libc,
 # libstdc++ and libgcc, which must not be older than this machine's, or anything of NVIDIA, which
 # the program finds on the machine. It needs no installation:
 #
@@ -36,10 +39,21 @@ if [ -e "$archive" ]; then
     fail "$archive exists and is not a bundle of ballast; choose another file"
 fi
 [ -d "$(dirname -- "$archive")" ] || fail "there is no folder $(dirname -- "$archive")"
-[ -f "$build/build.ninja" ] || fail "$build is not a build folder; make one: meson setup $build"
 for tool in ninja meson strip xz tar ldd python3; do
   command -v $tool >/dev/null || fail "there is no $tool"
 done
+if [ ! -e "$build" ]; then
+  nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc) || fail "there is no nvcc"
+  architectures=""
+  for one in 80 89 90 100 120; do
+    if "$nvcc" --list-gpu-code | grep -qx "sm_$one"; then
+      architectures=${architectures:+$architectures,}$one
+    fi
+  done
+  meson setup "$build" "$source" --buildtype=release -Dgpu_architectures="$architectures" >/dev/null ||
+    fail "meson setup failed; see $build/meson-logs/meson-log.txt"
+fi
+[ -f "$build/build.ninja" ] || fail "$build is not a build folder; name one that does not exist yet"
 meson introspect "$build" --buildoptions | python3 -c '
 import json, sys
 options = {option["name"]: option["value"] for option in json.load(sys.stdin)}
@@ -48,8 +62,12 @@ sys.exit(options["buildtype"] != "release" or options["b_sanitize"] != "none")' 
 
 tests=$(ninja -C "$build" -t targets all |
   sed -n 's/^\(tests\/[a-z0-9]*\/gpu_[a-z0-9_]*\): cpp_LINKER.*/\1/p')
+# Tests of ranks, which run under mpirun.
+ranks=$(ninja -C "$build" -t targets all |
+  sed -n 's/^\(tests\/conformance\/conformance_comm\): cpp_LINKER.*/\1/p
+          s/^\(tests\/e2e\/e2e_ranks_matrix\): cpp_LINKER.*/\1/p')
 module=$(ninja -C "$build" -t targets all | sed -n 's/^\(tools\/ballast_mpi\.so\): cpp_LINKER.*/\1/p')
-ninja -C "$build" tools/ballast $tests $module >/dev/null || fail "the build failed: ninja -C $build"
+ninja -C "$build" tools/ballast $tests $ranks $module >/dev/null || fail "the build failed: ninja -C $build"
 
 # "CUDA 13.0, for drivers from 580 on", or nothing.
 cuda=$("$build/tools/ballast" --version | sed -n 's/^ *devices .*cuda (\(CUDA [^)]*\)).*/\1/p')
@@ -68,7 +86,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 top=$stage/ballast
 mkdir -p "$top/bin" "$top/lib" "$top/tools/bench" "$top/tests"
-for program in tools/ballast $tests; do
+for program in tools/ballast $tests $ranks; do
   strip -o "$top/bin/${program##*/}" "$build/$program"
 done
 if [ -n "$module" ]; then
@@ -81,10 +99,10 @@ for program in "$top"/bin/*; do ldd "$program"; done |
   while read -r library; do
     strip -o "$top/lib/${library##*/}" "$library"
   done
-cp "$source/tools/gpu_check.sh" "$top/tools/"
-cp "$source"/tools/bench/step_*.py "$source"/tools/bench/peers.py "$top/tools/bench/"
+cp -r "$source/tools/gpu_check.sh" "$source/tools/gpu_check" "$top/tools/"
+cp "$source"/tools/bench/step_*.py "$source"/tools/bench/peers.py "$source"/tools/bench/gpu_peers.py "$top/tools/bench/"
 cp -r "$source/tests/data" "$top/tests/"
-rm -rf "$top/tests/data/__pycache__"
+rm -rf "$top/tests/data/__pycache__" "$top/tools/gpu_check/__pycache__"
 # A build always gives the same archive, byte for byte.
 tar -C "$stage" --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - ballast |
   xz -T1 -6 >"$part"
@@ -94,4 +112,5 @@ if [ "$bytes" -gt "$largest" ]; then
 fi
 mv -f -- "$part" "$archive"
 echo "bundle: $archive, $((bytes / 1024)) KiB, $(ls "$top/bin" | wc -l) programs," \
-  "$(ls "$top/lib" | wc -l) libraries; $cuda"
+  "$(ls "$top/lib" | wc -l) libraries; $cuda;" \
+  "$("$build/tools/ballast" --version | sed -n 's/^ *GPU kernels *//p')"

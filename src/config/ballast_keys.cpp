@@ -183,7 +183,7 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
       row(kPlanOnly, choice("product_algorithms", b.product_algorithms),
           {"how device `cuda` chooses among cuBLASLt's algorithms for matrix products, see "
            "[below](#matrix-products-on-a-gpu)",
-           "`heuristic`", "`heuristic`, `timed`"}),
+           "`auto`: `timed` where the choices can be kept", "`auto`, `heuristic`, `timed`"}),
       row(kPlanOnly, devices_key(b.devices),
           {"GPU numbers of a rank's devices, see [below](#several-devices). Same bits",
            "`\"auto\"`: consecutive ones", "list of 1 to 8 numbers, `\"auto\"`"}),

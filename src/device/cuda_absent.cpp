@@ -22,6 +22,9 @@ std::string cuda_refusal() {
 std::string cuda_requirement() {
   return "";
 }
+std::string gpu_code() {
+  return "";
+}
 std::uint32_t count_gpus() {
   return 0;
 }

@@ -354,6 +354,9 @@ std::string Engine::arithmetic() const {
   const std::uint32_t ranks = blueprint_.mesh.sharers();
   std::string text = fmt::format("{} rank{}, {}", ranks, ranks == 1 ? "" : "s",
                                  alike ? arithmetic_of(devices_.front()) : all);
+  if (const std::string choices = trials_ ? trials_->name() : ""; !choices.empty()) {
+    text += fmt::format(", products by timed choices {}", choices);
+  }
   if (blueprint_.states.moments == cpu_adam::Moments::Format::blockwise8) {
     text += fmt::format(", 8-bit moments rounded by rule {}", kRoundingRule);
   }

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -23,13 +25,26 @@ class TrialsBeforeSteps final : public model::ProductChoices {
   std::size_t choose(const std::string& library, const std::string& product,
                      std::span<const model::ProductAlgorithm> candidates,
                      const std::function<std::size_t()>& time) override {
-    return ended_ ? 0 : kept_->choose(library, product, candidates, time);
+    if (ended_) return 0;
+    const std::size_t chosen = kept_->choose(library, product, candidates, time);
+    const std::scoped_lock lock(mutex_);
+    if (const std::string name = kept_->name(); !name.empty()) names_.insert(name);
+    return chosen;
+  }
+  /// Names of all choices so far, with " and " between them.
+  std::string name() const override {
+    const std::scoped_lock lock(mutex_);
+    std::string all;
+    for (const std::string& one : names_) all += (all.empty() ? "" : " and ") + one;
+    return all;
   }
   void end() { ended_ = true; }
 
  private:
   std::shared_ptr<model::ProductChoices> kept_;
   std::atomic<bool> ended_ = false;
+  mutable std::mutex mutex_;
+  std::set<std::string> names_;
 };
 
 /// Returns null if products are not timed.

@@ -12,7 +12,7 @@ engine::EngineOptions engine_options(const config::Config& config, const comm::L
           .device_numbers = config.ballast.devices,
           .compute_threads = config.ballast.compute_threads,
           .link_gbps = config.ballast.link_gbps,
-          .kernels = calibrate::kernel_options(config),
+          .kernels = calibrate::kernel_options(config, launch.world == launch.local_world),
           .update = inputs::updater_options(config),
           .hyper = {.beta1 = optimizer.beta1,
                     .beta2 = optimizer.beta2,

@@ -5,8 +5,12 @@ Checks no times.
     bench_test.py PATH_OF_BALLAST
 """
 
+import argparse
+import contextlib
 import functools
+import io
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -27,6 +31,14 @@ PLAN = ("--set", "model.hidden_size=32", "--set", "model.num_heads=2", "--set",
         "model.vocab_size=131", "--set", "data.sequence_length=16", "--set",
         "aio.any_file_system=true", "--set", "ballast.device_bytes=64MiB", "--set",
         "ballast.host_bytes=64MiB", "--rounds", "1", "--steps", "2")
+
+
+def step_peers_options():
+    """Options of step_peers.py for the preset tiny, without PyTorch."""
+    import step_options
+    return {**step_options.PRESETS["tiny"], "kv_heads": 2, "intermediate": 192, "tied": False, "steps": 1,
+            "offload": "none", "device_bytes": None, "device": "cpu", "dtype": "bf16", "threads": 1,
+            "model": "plain", "preset": "tiny", "set": []}
 
 
 class Bench(unittest.TestCase):
@@ -92,14 +104,14 @@ class Bench(unittest.TestCase):
         last = 2 * tokens * width * inner
         layer = 2 * tokens * (4 * width * width + 2 * width * inner) + attention
         head = 2 * tokens * width * 256
-        (row,) = self.rows("step", *STEP, "--intermediate", "96", "--set",
+        (row,) = self.rows("step", *STEP, "--micro-batch", "4", "--intermediate", "96", "--set",
                            "ballast.recompute=true")
         self.assertEqual([p["flops"] for p in row["passes"]],
                          [layer, 2 * layer + layer - last, 3 * head])
 
     def test_breakdown_divides_a_step_among_its_kernels(self):
         tokens, width, inner, layers, batches = 4 * 32, 64, 96, 2, 2
-        (row,) = self.rows("step", *STEP, "--intermediate", "96", "--breakdown")
+        (row,) = self.rows("step", *STEP, "--micro-batch", "4", "--intermediate", "96", "--breakdown")
         kernels = row["kernels"]
         self.assertAlmostEqual(sum(k["seconds"] for k in kernels), row["measured_seconds"])
         self.assertEqual(kernels[-1]["kernel"], "rest")
@@ -111,7 +123,26 @@ class Bench(unittest.TestCase):
         self.assertEqual(calls[f"{width} x {inner} x {tokens}"], layers * batches)
         self.assertEqual(calls["attention"], 2 * layers * batches)
         self.assertGreater(min(calls[k] for k in ("norm", "activation", "update", "packing")), 0)
-        self.assertEqual(self.rows("step", *STEP)[0]["kernels"], [])
+        self.assertEqual(row["product_algorithms"], "heuristic")
+
+    def test_step_without_micro_batches_takes_the_planners(self):
+        def batch(*options):
+            (row,) = self.rows("step", *STEP, *options)
+            return row["micro_batch"], row["accumulation"]
+        (row,) = self.rows("step", *STEP, "--batch", "12")
+        self.assertEqual(row["micro_batch"] * row["accumulation"], 12)
+        self.assertEqual((row["kernels"], row["recomputed_layers"], row["rolled_back"]), ([], 0, 0))
+        self.assertGreater(min(row["device_bytes"], row["host_bytes"]), 0)
+        self.assertGreaterEqual(row["waiting_seconds"], 0)
+        # Few tokens fit at a time into a small device.
+        small = batch("--batch", "64", "--set", "ballast.device_bytes=4MiB")
+        self.assertEqual(small[0] * small[1], 64)
+        self.assertGreater(small[1], 1)
+        self.assertEqual(batch("--micro-batch", "3"), (3, 2))
+        self.assertEqual(batch("--accumulation", "3"), (4, 3))
+        self.assertEqual(batch("--batch", "6", "--accumulation", "3"), (2, 3))
+        assert_one_line(self, self.bench("step", *STEP, "--batch", "7", "--micro-batch", "3"), 2,
+                        ("train_batch_size", "not divisible"))
 
     def test_step_takes_the_model_of_a_folder_and_times_each_kind_of_layer(self):
         folder = pathlib.Path(self.path, "model")
@@ -165,7 +196,7 @@ class Bench(unittest.TestCase):
         self.assertEqual(len(third["earlier"]), 2)
         adam, _ = self.page("adam", "--params", "64Ki", "--variant", "adamw-bf16", *QUICK)
         self.assertEqual((adam["bench"], adam["earlier"]), ("adam", []))
-        step, _ = self.page("step", *STEP)
+        step, _ = self.page("step", *STEP, "--micro-batch", "4")
         self.assertEqual((step["bench"], len(step["rows"])), ("step", 1))
 
     def test_only_the_newest_figures_are_kept(self):
@@ -202,6 +233,43 @@ class Bench(unittest.TestCase):
         other.write_text("mine")
         assert_one_line(self, self.bench(*one, "--html", str(other)), 2, ("mine.html", "not a page"))
         self.assertEqual(other.read_text(), "mine")
+
+    def test_ballast_also_runs_in_the_memory_of_a_peer(self):
+        program = pathlib.Path(self.path, "ballast")
+        # Half the speed with the peer's memory.
+        program.write_text("""#!/bin/sh
+            case "$*" in *ballast.device_bytes=1000) rate=100 ;; *) rate=200 ;; esac
+            echo '[{"tokens_per_second": '$rate', "step_seconds": 1, "parameters": 7, "loss": 5.5,
+                "gemm_peak_flops_per_second": 9, "model_flops_per_second": 9}]'
+            """)
+        program.chmod(0o755)
+        sys.path.insert(0, str(TOOLS))
+        import step_peers
+        a = argparse.Namespace(
+            **{**step_peers_options(), "ballast": program, "equal_memory": True, "rounds": 2})
+
+        class Peer:
+            name = "peer"
+
+            def measure(self):
+                return {"tokens_per_second": 50, "step_seconds": 1, "parameters": 7, "loss": 5.5,
+                        "first_loss": math.log(256), "gemm": 9, "host_bytes": 1, "device_bytes": 2000,
+                        "allocated_bytes": 1000}
+        programs = [step_peers.Ballast(a), Peer()]
+        with contextlib.redirect_stderr(io.StringIO()):
+            rounds = step_peers.measure(a, programs)
+        own, row = (step_peers.summary(a, program, rounds) for program in programs)
+        self.assertIsNone(own["equal_memory"])
+        self.assertEqual((row["ratio"], row["equal_memory"]["ratio"]), (4, 2))
+        program.write_text(program.read_text().replace("rate=100", "{ echo 'too small' >&2; exit 1; }"))
+        with contextlib.redirect_stderr(io.StringIO()):
+            rounds = step_peers.measure(a, programs)
+        self.assertEqual(step_peers.summary(a, programs[1], rounds)["equal_memory"],
+                         {"problem": "too small"})
+        a.equal_memory = False
+        with contextlib.redirect_stderr(io.StringIO()):
+            rounds = step_peers.measure(a, programs)
+        self.assertIsNone(step_peers.summary(a, programs[1], rounds)["equal_memory"])
 
     def test_scripts_that_measure_peers_say_how_they_are_used(self):
         for name in ("adam_peers.py", "io_peers.py", "step_peers.py"):

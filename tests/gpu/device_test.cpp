@@ -109,6 +109,30 @@ TEST_F(CudaDevice, CopiesRoundTripAlsoFromAnotherThread) {
   EXPECT_TRUE(in == out);
 }
 
+TEST_F(CudaDevice, CopiesToAnOtherGpuArriveBothWays) {
+  if (count_gpus() < 2) GTEST_SKIP() << "there is one GPU";
+  constexpr Bytes kSize = 48 * kMiB + 5;
+  const auto own = make(128 * kMiB);
+  const auto other = make_device({.kind = "cuda", .budget = 128 * kMiB, .local_rank = 1});
+  EXPECT_EQ(own->connect(*other), other->connect(*own));
+  const Content in = pattern(kSize);
+  const auto copy = [&](Device& from, Device& to) {
+    Content out(kSize);
+    const auto stream = from.make_stream("copy");
+    const auto reading = to.make_stream("copy");
+    const DeviceBytes source = from.allocate(kSize, "source");
+    const DeviceBytes target = to.allocate(kSize, "target");
+    from.copy_to_device(*stream, source, in);
+    from.copy_to_other(*stream, to, target, source);
+    stream->synchronize();
+    to.copy_to_host(*reading, out, target);
+    reading->synchronize();
+    EXPECT_TRUE(in == out);
+  };
+  copy(*own, *other);
+  copy(*other, *own);
+}
+
 cudaMemoryType type_of(const std::byte& byte) {
   cudaPointerAttributes attributes = {};
   EXPECT_EQ(cudaPointerGetAttributes(&attributes, &byte), cudaSuccess);

@@ -16,6 +16,7 @@
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/model/compute.h"
 #include "ballast/planner/make_engine.h"
+#include "ballast/planner/run_plan.h"
 #include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
@@ -41,13 +42,27 @@ struct BenchStepArguments {
   std::uint64_t kv_heads = 0;      ///< 0: the config's default
   std::uint64_t intermediate = 0;  ///< 0: the config's default
   std::uint64_t sequence = 512;
-  std::uint64_t micro_batch = 4;
-  std::uint64_t accumulation = 2;
+  std::uint64_t batch = 0;         ///< sequences per step; 0: by the other two, or kBatch
+  std::uint64_t micro_batch = 0;   ///< 0: derived, or the planner's choice
+  std::uint64_t accumulation = 0;  ///< 0: derived, or the planner's choice
   std::uint64_t steps = 3;
   std::vector<std::string> overrides;
   bool breakdown = false;
   bool json = false;
   PageFile html;
+};
+
+/// Sequences per step without options.
+constexpr std::uint64_t kBatch = 8;
+
+/// The decisions of the planner that a user may want to compare, and the planned memory.
+struct StepPlan {
+  std::uint64_t micro_batch = 0;  ///< sequences
+  std::uint64_t accumulation = 0;
+  std::uint64_t recomputed_layers = 0;
+  Bytes device_bytes = 0;  ///< planned peak of all devices together
+  Bytes host_bytes = 0;    ///< planned peak
+  std::string_view product_algorithms;
 };
 
 /// Figures of the steps. The GEMM peak is the best rate of the probes before and after the steps,
@@ -68,6 +83,7 @@ struct BenchStepResult {
   double loss = 0.0;
   std::uint64_t rolled_back = 0;  ///< steps whose speculative updates were undone
   plan::LaneTotals lanes;         ///< totals of all steps
+  StepPlan plan;
 
   [[nodiscard]] double flops_per_second() const { return flops / seconds; }
   [[nodiscard]] double model_per_second() const { return model_flops / seconds; }
@@ -91,16 +107,37 @@ std::string model_section(const BenchStepArguments& arguments) {
       arguments.kv_heads, arguments.intermediate);
 }
 
+/// Returns the keys of the batch: those that the options give, or else "auto".
+std::string batch_keys(const BenchStepArguments& arguments) {
+  const bool open = arguments.micro_batch == 0 && arguments.accumulation == 0;
+  std::string keys;
+  const auto add = [&keys](const char* key, std::uint64_t number, std::uint64_t otherwise) {
+    const std::uint64_t value = number > 0 ? number : otherwise;
+    if (value > 0) keys += fmt::format("\"{}\": {}, ", key, value);
+  };
+  add("train_batch_size", arguments.batch, open ? kBatch : 0);
+  constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
+  constexpr const char* kAccumulation = "gradient_accumulation_steps";
+  if (open)
+    return keys + fmt::format("\"{}\": \"auto\", \"{}\": \"auto\", ", kMicro, kAccumulation);
+  const bool derived = arguments.batch > 0;
+  add(kMicro, arguments.micro_batch, derived ? 0 : 4);
+  add(kAccumulation, arguments.accumulation, derived ? 0 : 2);
+  return keys;
+}
+
 config::Config make_config(const BenchStepArguments& arguments) {
+  // The norm of random weights' gradients exceeds the default limit in every step, so a plan with
+  // speculative updates would measure rollbacks.
   const std::string text = fmt::format(
       R"({{"model": {},
           "data": {{"tokens": ["none"], "token_type": "u32", "sequence_length": {}}},
           "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4}}}},
           "bf16": {{"enabled": {}}},
-          "train_micro_batch_size_per_gpu": {}, "gradient_accumulation_steps": {},
-          "ballast": {{"device": "{}", "out": "."}}}})",
+          {}
+          "ballast": {{"device": "{}", "out": ".", "speculative_updates": 0}}}})",
       model_section(arguments), arguments.sequence, arguments.dtype == "bf16" ? "true" : "false",
-      arguments.micro_batch, arguments.accumulation, bench_device("bench step", arguments.device));
+      batch_keys(arguments), bench_device("bench step", arguments.device));
   return config::parse(text, std::filesystem::current_path(), "bench step", arguments.overrides);
 }
 
@@ -129,10 +166,26 @@ void run_steps(const BenchStepArguments& arguments, engine::Engine& engine,
   result.kernels = break_down(recording->take(), start, end);
 }
 
-/// Makes an engine and measures its steps.
-BenchStepResult measure_steps(const BenchStepArguments& arguments, const config::Config& config) {
+StepPlan plan_of(const engine::Blueprint& blueprint) {
+  StepPlan plan = {.micro_batch = blueprint.shape.sequences,
+                   .accumulation = blueprint.micro_batches,
+                   .device_bytes = blueprint.ledger.total(Tier::device),
+                   .host_bytes = blueprint.ledger.total(Tier::host)};
+  for (std::size_t b = 0; b < blueprint.problem.blocks.size(); ++b) {
+    plan.recomputed_layers += blueprint.problem.table->keeps_intermediates(b) &&
+                                      blueprint.placement.blocks[b].kept != step::Kept::all
+                                  ? 1U
+                                  : 0U;
+  }
+  return plan;
+}
+
+/// Makes an engine and measures its steps. The planner chooses what `config` leaves open.
+BenchStepResult measure_steps(const BenchStepArguments& arguments, const config::Config& open) {
   plan::Timeline timeline;
-  engine::Engine engine = planner::make_engine(config, &interrupted());
+  const planner::Decision decision = planner::plan_run(open, nullptr, &interrupted()).decision;
+  const config::Config& config = decision.config;
+  engine::Engine engine(decision.blueprint, planner::engine_options(config), &interrupted());
   engine.start();
   const auto& blueprint = engine.blueprint();
   const std::size_t tokens = blueprint.tokens_per_step();
@@ -140,6 +193,9 @@ BenchStepResult measure_steps(const BenchStepArguments& arguments, const config:
   const auto targets = random_ids(tokens, config.model.vocab_size, 2);
   BenchStepResult result;
   result.family = config.model.family;
+  result.plan = plan_of(blueprint);
+  const bool timed = engine.arithmetic().find("timed choices") != std::string::npos;
+  result.plan.product_algorithms = timed ? "timed" : "heuristic";
   result.kind = engine.device().kind();
   result.description = engine.device().description();
   if (arguments.breakdown && result.kind != "host") {
@@ -190,6 +246,25 @@ std::string time_text(double seconds) {
   return seconds < 0.9995 ? fmt::format("{:.3g} ms", 1e3 * seconds) : format_seconds(seconds);
 }
 
+/// Mean seconds per step during which the compute lane has nothing to do.
+double waiting_of(const BenchStepArguments& arguments, const BenchStepResult& result) {
+  const double busy = result.lanes.busy_seconds[static_cast<std::size_t>(plan::Lane::compute)];
+  return std::max(0.0, result.measured_seconds - busy) / static_cast<double>(arguments.steps);
+}
+
+void print_plan(const BenchStepArguments& arguments, const BenchStepResult& result) {
+  const StepPlan& plan = result.plan;
+  const std::size_t width = result.name_width();
+  fmt::print("  {:<{}} {} micro-batch{} of {} sequence{}, {} layer{} recomputed\n", "plan", width,
+             plan.accumulation, plan.accumulation == 1 ? "" : "es", plan.micro_batch,
+             plan.micro_batch == 1 ? "" : "s", plan.recomputed_layers,
+             plan.recomputed_layers == 1 ? "" : "s");
+  fmt::print("  {:<{}} {} on the device, {} on the host\n", "planned peak", width,
+             format_bytes(plan.device_bytes), format_bytes(plan.host_bytes));
+  fmt::print("  {:<{}} {:>9} of a step\n", "compute waits", width,
+             time_text(waiting_of(arguments, result)));
+}
+
 void print_rate(std::string_view name, const std::string& time, double per_second,
                 const BenchStepResult& result, std::string_view note) {
   fmt::print("  {:<{}} {:>9} {:>13} {:>6.1f}%{}{}\n", name, result.name_width(), time,
@@ -214,6 +289,7 @@ void print_table(const BenchStepArguments& arguments, const BenchStepResult& res
   for (const TimedPass& pass : result.passes) {
     print_rate(pass.name, time_text(pass.seconds), pass.flops_per_second(), result, "");
   }
+  print_plan(arguments, result);
   if (result.rolled_back > 0) {
     fmt::print("  {:<{}} {:>9} of {} steps undid their speculative updates\n", "rolled back", width,
                result.rolled_back, arguments.steps);
@@ -305,7 +381,15 @@ text::Json json_of(const BenchStepArguments& arguments, const BenchStepResult& r
        {"kernels", kernels},
        {"measured_seconds", result.measured_seconds},
        {"loss", result.loss},
-       {"rolled_back", result.rolled_back}});
+       {"steps", arguments.steps},
+       {"rolled_back", result.rolled_back},
+       {"waiting_seconds", waiting_of(arguments, result)},
+       {"micro_batch", result.plan.micro_batch},
+       {"accumulation", result.plan.accumulation},
+       {"recomputed_layers", result.plan.recomputed_layers},
+       {"device_bytes", result.plan.device_bytes},
+       {"host_bytes", result.plan.host_bytes},
+       {"product_algorithms", result.plan.product_algorithms}});
 }
 
 }  // namespace
@@ -335,8 +419,15 @@ void add_bench_step(Command bench) {
   add("--kv-heads", &a.kv_heads, "llama: key and value heads; 0: same as --heads");
   add("--intermediate", &a.intermediate, "Width of the MLP; 0: 4 (llama: 8/3) times --hidden");
   add("--sequence", &a.sequence, "Tokens per sequence");
-  add("--micro-batch", &a.micro_batch, "Sequences per micro-batch");
-  add("--accumulation", &a.accumulation, "Micro-batches per step");
+  command.add_option("--batch", &a.batch, "Sequences per step (default: 8)", {.positive = true});
+  command.add_option(
+      "--micro-batch", &a.micro_batch,
+      "Sequences per micro-batch (default: the planner chooses, or 4 with --accumulation)",
+      {.positive = true});
+  command.add_option(
+      "--accumulation", &a.accumulation,
+      "Micro-batches per step (default: the planner chooses, or 2 with --micro-batch)",
+      {.positive = true});
   command.add_option("--steps", &a.steps, "Steps to measure",
                      {.positive = true, .show_default = true});
   command.add_option("--set", &a.overrides, "Override a config key: path.to.key=value",

@@ -79,6 +79,8 @@ def read_arguments():
              "with --peer deepspeed: optimizer)")
     add("--device-bytes", type=size, metavar="SIZE",
         help="limit of GPU memory for Ballast and the peer")
+    add("--equal-memory", action="store_true",
+        help="also measure Ballast with the device memory that each peer has used")
     add("--host-bytes", metavar="SIZE", help="Ballast's budget of host memory")
     add("--ballast", type=pathlib.Path, default=ROOT / "build/tools/ballast", metavar="PATH",
         help="the program (default: build/tools/ballast)")
@@ -164,6 +166,8 @@ def check(a):
         fail("--offload none: with --peer deepspeed it must be optimizer or all")
     if a.device == "cpu" and a.device_bytes:
         fail("--device-bytes needs --device cuda: PyTorch cannot limit its memory on a CPU")
+    if a.device == "cpu" and a.equal_memory:
+        fail("--equal-memory needs --device cuda")
     if a.peer == "deepspeed" and (a.model != "plain" or a.compile != "no"):
         fail("--model transformers and --compile need --peer torch")
     if a.compile != "no" and a.model != "plain":

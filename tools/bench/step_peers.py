@@ -3,7 +3,7 @@
 
     step_peers.py [--peer torch|deepspeed] [--preset NAME] [--device cpu|cuda]
                         [--recompute no|yes|both] [--precision bf16,amp] [--compile no|yes|both]
-                        [--rounds 3] [--steps 3] [--ballast PATH] [--json] [shape ...]
+                        [--equal-memory] [--rounds 3] [--steps 3] [--ballast PATH] [--json] [shape ...]
 
 Needs `torch` from PyPI; `deepspeed` and `ninja` with --peer deepspeed, `transformers` with --model
 transformers or FOLDER. In every round all programs take turns, in an order that rotates, each in its own
@@ -29,6 +29,9 @@ weights and fp32 masters, sums of gradients in fp32; amp: torch.autocast over fp
 - DeepSpeed has its default settings except for --offload. It sums micro-batches in bf16. Ballast
   then has the same keys: stage 3, states in host memory (--offload optimizer), weights too
   (--offload all).
+- Device memory: Ballast takes what it can use. --device-bytes limits both to one budget. With
+  --equal-memory, Ballast runs a second time after each peer, with the peer's peak of allocated bytes
+  as ballast.device_bytes. Contexts and what libraries allocate are not counted for either.
 - Memory: `host` is the process's resident peak, libraries included; `device` is the increase that
   nvidia-smi reports, sampled once a second, contexts and caches included.
 
@@ -146,11 +149,17 @@ class Ballast:
         for key in [*keys, *a.set]:
             self.command += ["--set", key]
 
-    def measure(self):
+    def measure(self, device_bytes=None):
+        """`device_bytes`: another budget than that of the options."""
+        command = list(self.command)
+        if device_bytes is not None:
+            command += ["--set", f"ballast.device_bytes={device_bytes}"]
         try:
-            status, out, err, host, device = run(self.command, self.device, {})
+            status, out, err, host, device = run(command, self.device, {})
         except OSError as error:
             fail(f"{self.command[0]}: {error.strerror}; name the built program with --ballast")
+        if status != 0 and device_bytes is not None:
+            return {"problem": last_line(err)}
         if status != 0:
             fail(f"{self.command[0]}: {last_line(err)}")
         row = json.loads(out)[0]
@@ -232,6 +241,8 @@ def measure(a, programs):
             row = program.measure()
             if row is not None:
                 figures[program.name] = row
+                if a.equal_memory and row.get("allocated_bytes"):
+                    row["equal"] = programs[0].measure(row["allocated_bytes"])
             said = f"{row['tokens_per_second']:.4g} tokens/s" if row else program.problem
             print(f"round {number + 1}/{a.rounds} {program.name}: {said}", file=sys.stderr)
         for name, row in figures.items():
@@ -239,6 +250,18 @@ def measure(a, programs):
                 check_losses(a, name, figures["ballast"], row)
         rounds.append(figures)
     return rounds
+
+
+def equal_summary(equal, rates):
+    """Returns the figures of Ballast with a peer's device memory, or None if they were not asked for."""
+    problem = next((row["problem"] for row in equal if "problem" in row), None)
+    if problem or not equal:
+        return {"problem": problem} if problem else None
+    ratios = [row["tokens_per_second"] / rate for row, rate in zip(equal, rates)]
+    return {"tokens_per_second": statistics.median(row["tokens_per_second"] for row in equal),
+            "step_seconds": statistics.median(row["step_seconds"] for row in equal),
+            "device_bytes": max((row["device_bytes"] or 0) for row in equal),
+            "ratio": statistics.median(ratios)}
 
 
 def summary(a, program, rounds):
@@ -252,6 +275,7 @@ def summary(a, program, rounds):
     def most(key):
         return max((value for value in of(key) if value is not None), default=None)
     rates = of("tokens_per_second")
+    equal = [figures[program.name]["equal"] for figures in mine if "equal" in figures[program.name]]
     ratios = [figures["ballast"]["tokens_per_second"] / rate for figures, rate in zip(mine, rates)]
     return {
         "program": program.name, "device": a.device, "preset": a.preset, "threads": a.threads,
@@ -266,12 +290,24 @@ def summary(a, program, rounds):
         "device_bytes": most("device_bytes"), "allocated_bytes": most("allocated_bytes"),
         "first_loss": of("first_loss")[0], "loss": of("loss")[0],
         "ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios),
+        "equal_memory": equal_summary(equal, rates),
         "rounds": [{"tokens_per_second": rate, "ratio": ratio}
                    for rate, ratio in zip(rates, ratios)]}
 
 
 def gibibytes(value):
     return "-" if value is None else f"{value / 2**30:.2f}"
+
+
+def print_equal(row):
+    equal = row.get("equal_memory")
+    if equal is None:
+        return
+    if "problem" in equal:
+        print(f"{'  ballast in its memory':28}failed: {equal['problem']}")
+        return
+    print(f"{'  ballast in its memory':28}{equal['step_seconds']:8.3f}{equal['tokens_per_second']:10.4g}"
+          f"{'':22}{gibibytes(equal['device_bytes']):>8}{'':8}{equal['ratio']:6.2f}x")
 
 
 def print_table(a, rows, programs, load):
@@ -295,6 +331,7 @@ def print_table(a, rows, programs, load):
               f"{gibibytes(row['device_bytes']):>8}{row['loss']:8.3f}"
               + ("" if row is first else f"{row['ratio']:6.2f}x   {row['ratio_min']:.2f} to "
                                          f"{row['ratio_max']:.2f}"))
+        print_equal(row)
     print("\nratio: Ballast's tokens/s / the peer's in the same round, median over the rounds")
     rates = [[pair["tokens_per_second"] for pair in row["rounds"]] for row in rows
              if "rounds" in row]

@@ -50,6 +50,10 @@ void print_version() {
              parts_text({{"host", ""},
                          {"cuda", device::cuda_built_in() ? "" : "not built in",
                           device::cuda_requirement()}}));
+  if (const std::string code = device::gpu_code(); !code.empty()) {
+    fmt::print("  {:<17} machine code for {}; newer GPUs compile PTX at the first start\n",
+               "GPU kernels", code);
+  }
   fmt::print("  {:<17} {}\n", "communicators",
              parts_text({{"self", ""},
                          {"mpi", comm::mpi_refusal(), comm::mpi_file()},

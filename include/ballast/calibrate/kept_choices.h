@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -10,11 +11,18 @@
 
 namespace ballast::calibrate {
 
+/// Behaviour if choices cannot be stored in the file of kept_product_choices().
+enum class Unkept : std::uint8_t {
+  /// One warning. Choices last as long as the plans of products.
+  timed,
+  /// One line of information. The library's first algorithm is used.
+  first,
+};
 /// Choices in a file of this machine, one per GPU model and cuBLASLt version. The first process
 /// that needs a choice times it while it holds the file's lock; the others wait and use the same
-/// choice. An unreadable file causes one warning and is replaced. If choices cannot be stored, this
-/// also causes one warning, and they last as long as the object. Thread-safe.
-std::shared_ptr<model::ProductChoices> kept_product_choices();
+/// choice. An unreadable file causes one warning and is replaced. A file has a random name, by
+/// which results with other choices are recognised. Thread-safe.
+std::shared_ptr<model::ProductChoices> kept_product_choices(Unkept unkept = Unkept::timed);
 
 /// Returns their file for `library` (model::ProductChoices):
 /// $XDG_CACHE_HOME/ballast/products-HASH.json, or the same below ~/.cache. Empty if neither
@@ -22,7 +30,7 @@ std::shared_ptr<model::ProductChoices> kept_product_choices();
 std::filesystem::path product_choices_file(const std::string& library);
 
 /// Options from ballast.kernels, ballast.gpu_checks, ballast.attention and
-/// ballast.product_algorithms.
-model::KernelOptions kernel_options(const config::Config& config);
+/// ballast.product_algorithms. `one_machine`: whether all ranks can use the same file.
+model::KernelOptions kernel_options(const config::Config& config, bool one_machine = true);
 
 }  // namespace ballast::calibrate

@@ -26,7 +26,8 @@ enum class IoBackend : std::uint8_t { automatic, io_uring, threads };
 enum class DeviceChoice : std::uint8_t { automatic, host, cuda };
 
 /// `ballast.product_algorithms`: how the CUDA device chooses algorithms of matrix products.
-enum class ProductSearch : std::uint8_t { heuristic, timed };
+/// automatic: timed if the choices can be kept for later runs and all ranks are on one machine.
+enum class ProductSearch : std::uint8_t { automatic, heuristic, timed };
 
 /// `ballast.quantized_base`: how frozen matrices of layers are stored (model::quantize()).
 enum class QuantizedBase : std::uint8_t { automatic, none, int8, nf4 };
@@ -71,8 +72,10 @@ template <>
 inline constexpr auto kChoices<model::GpuChecks> = std::to_array<NamedValue<model::GpuChecks>>(
     {{"off", model::GpuChecks::off}, {"each", model::GpuChecks::each}});
 template <>
-inline constexpr auto kChoices<ProductSearch> = std::to_array<NamedValue<ProductSearch>>(
-    {{"heuristic", ProductSearch::heuristic}, {"timed", ProductSearch::timed}});
+inline constexpr auto kChoices<ProductSearch> =
+    std::to_array<NamedValue<ProductSearch>>({{"auto", ProductSearch::automatic},
+                                              {"heuristic", ProductSearch::heuristic},
+                                              {"timed", ProductSearch::timed}});
 template <>
 inline constexpr auto kChoices<QuantizedBase> =
     std::to_array<NamedValue<QuantizedBase>>({{"auto", QuantizedBase::automatic},

@@ -204,7 +204,7 @@ struct BallastSection {
   model::KernelSet kernels = model::KernelSet::best;
   model::GpuChecks gpu_checks = model::GpuChecks::off;
   model::AttentionBackend attention = model::AttentionBackend::best;
-  ProductSearch product_algorithms = ProductSearch::heuristic;
+  ProductSearch product_algorithms = ProductSearch::automatic;
   /// GPU numbers of the rank's devices; empty ("auto"): consecutive ones. A number may occur more
   /// than once: these devices share the GPU.
   std::vector<std::uint32_t> devices;

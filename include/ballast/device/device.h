@@ -147,6 +147,11 @@ bool cuda_built_in();
 /// on"; "" if built without CUDA.
 std::string cuda_requirement();
 
+/// Returns the compute capabilities of the GPUs for which the build has machine code, "8.0, 8.9,
+/// 9.0". On newer GPUs the driver compiles the kernels when they are first used. "" if built
+/// without CUDA, or for the GPU of the machine that built it.
+std::string gpu_code();
+
 /// Returns why device "cuda" is not available, in one line; empty if it is. The first call starts
 /// the driver, which may take seconds.
 std::string cuda_refusal();

@@ -28,6 +28,9 @@ class ProductChoices {
   virtual std::size_t choose(const std::string& library, const std::string& product,
                              std::span<const ProductAlgorithm> candidates,
                              const std::function<std::size_t()>& time) = 0;
+  /// Names the set of choices that the last choose() used, such as "5d2e0f41". Choices of equal
+  /// names are equal. "" if it stored nothing, or if choices have no name.
+  [[nodiscard]] virtual std::string name() const { return ""; }
 };
 
 }  // namespace ballast::model

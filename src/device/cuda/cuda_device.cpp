@@ -11,6 +11,7 @@
 #include "src/device/cuda/driver_files.h"
 #include "src/device/cuda/errors.h"
 #include "src/device/cuda/gpu_facts.h"
+#include "src/device/cuda/machine_code.h"
 #include "src/device/cuda/peer_access.h"
 #include "src/device/cuda/pin.h"
 #include "src/device/cuda/stream.h"
@@ -152,7 +153,9 @@ class CudaDevice final : public Device {
         interrupted_(options.interrupted),
         properties_(properties_of(ordinal_)),
         arena_(ordinal_, options.budget),
-        memory_(arena_.pages()) {}
+        memory_(arena_.pages()) {
+    log_compilation(properties_.name, capability_of(properties_));
+  }
 
   std::string_view kind() const override { return "cuda"; }
   std::string description() const override {

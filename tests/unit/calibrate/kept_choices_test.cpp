@@ -148,6 +148,50 @@ TEST_F(KeptChoices, WithoutAHomeAreOneWarning) {
             "other bits: neither XDG_CACHE_HOME nor HOME is an absolute path\n");
 }
 
+TEST_F(KeptChoices, AreLeftOutWhereTheyCannotBeKept) {
+  const auto file = directory_.write("file", "").string();
+  const test::Variable nowhere("XDG_CACHE_HOME", file.c_str());
+  const test::CapturedLog log;
+  const auto choices = kept_product_choices(Unkept::first);
+  EXPECT_EQ(chosen(*choices, 1), candidates_[0]);
+  EXPECT_EQ(chosen(*choices, 2, "another"), candidates_[0]);
+  EXPECT_EQ(timed_, 0);
+  EXPECT_EQ(choices->name(), "");
+  const std::string text = log.text();
+  EXPECT_EQ(text.find("products: not timed, because choices cannot be kept: cannot create"), 0U)
+      << text;
+  EXPECT_EQ(text.find('\n'), text.size() - 1) << text;
+}
+
+TEST_F(KeptChoices, HaveTheNameOfTheirFile) {
+  const auto first = kept_product_choices();
+  EXPECT_EQ(first->name(), "");
+  chosen(*first, 1);
+  chosen(*first, 1, "another");
+  const std::string name = first->name();
+  EXPECT_EQ(name.size(), 8U) << name;
+  const auto later = kept_product_choices(Unkept::first);
+  EXPECT_EQ(chosen(*later, 2), candidates_[1]);
+  EXPECT_EQ(later->name(), name);
+  std::filesystem::remove(product_choices_file("a GPU"));
+  const auto other = kept_product_choices();
+  chosen(*other, 1);
+  EXPECT_NE(other->name(), name) << "another machine may choose differently";
+  EXPECT_NE(other->name(), "");
+}
+
+TEST_F(KeptChoices, OfAFileWithoutANameGetOne) {
+  std::filesystem::create_directory(directory_.path() / "ballast");
+  std::ofstream(product_choices_file("a GPU"))
+      << R"({"library": "a GPU", "algorithms": {"a product": [1, 2, 3, 4, 5, 6, 7, 8]}})";
+  const auto first = kept_product_choices();
+  EXPECT_EQ(chosen(*first, 2), candidates_[0]);
+  const auto later = kept_product_choices();
+  EXPECT_EQ(chosen(*later, 2), candidates_[0]);
+  EXPECT_NE(first->name(), "");
+  EXPECT_EQ(later->name(), first->name());
+}
+
 TEST_F(KeptChoices, AgreeBetweenRanksThatStartTogether) {
   constexpr std::size_t kRanks = 8;
   std::vector<std::size_t> found(kRanks);

@@ -286,7 +286,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"ballast.kernels", "own", "expected one of auto, plain, got the string \"own\""},
         Refusal{"ballast.gpu_checks", "true", "expected one of off, each, got true"},
         Refusal{"ballast.product_algorithms", "time",
-                "expected one of heuristic, timed, got the string \"time\" (did you mean "
+                "expected one of auto, heuristic, timed, got the string \"time\" (did you mean "
                 "'timed'?)"},
         Refusal{"ballast.update", "x", "expected one of gated, eager, got the string \"x\""},
         Refusal{"scheduler.type", "WarmupLr",

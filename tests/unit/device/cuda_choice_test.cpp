@@ -13,6 +13,7 @@
 
 #include "src/device/cuda/connections.h"
 #include "src/device/cuda/driver_files.h"
+#include "src/device/cuda/machine_code.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/fake_cuda.h"
@@ -185,6 +186,33 @@ TEST(DriverFiles, AreReadAsTheDriverWritesThem) {
     root.write("proc/driver/nvidia/version", line);
     EXPECT_EQ(driver_version(root.path()), "580.95.05");
   }
+}
+
+TEST(MachineCode, RunsOnGpusOfTheSameMajorNumber) {
+  for (const int capability : {80, 86, 89, 90}) {
+    EXPECT_FALSE(compiles_kernels("80, 89, 90", capability)) << capability;
+  }
+  for (const int capability : {100, 103, 120, 121}) {
+    EXPECT_TRUE(compiles_kernels("80, 89, 90", capability)) << capability;
+    EXPECT_FALSE(compiles_kernels("80, 89, 90, 100, 120", capability)) << capability;
+  }
+  EXPECT_TRUE(compiles_kernels("89", 90));
+  EXPECT_FALSE(compiles_kernels("89", 86));  // neither code nor PTX: launches fail
+  EXPECT_FALSE(compiles_kernels("75", 120));
+  EXPECT_FALSE(compiles_kernels("", 120));  // the build's own GPU
+  EXPECT_EQ(describe_codes("80, 89, 120"), "8.0, 8.9, 12.0");
+}
+
+TEST_F(AutoDevice, SaysOnceThatTheDriverCompilesKernels) {
+  if (gpu_code().empty()) GTEST_SKIP() << "the build chose its GPU itself";
+  FakeCuda::old_gpu = 1;
+  FakeCuda::old_capability = 137;
+  const test::CapturedLog log;
+  for (int run = 0; run < 2; ++run) make_device(options_of("cuda", 41));
+  const std::string line = "compiling kernels for this GPU, Fake GPU with compute capability 13.7";
+  const std::size_t first = log.text().find(line);
+  ASSERT_NE(first, std::string::npos) << log.text();
+  EXPECT_EQ(log.text().find(line, first + 1), std::string::npos) << log.text();
 }
 
 TEST(CudaRequirement, NamesTheOldestDriver) {

@@ -23,6 +23,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
+#include "tests/support/variable.h"
 #include "tools/commands/doctor.h"
 
 namespace ballast::engine::gpu_start_test {
@@ -71,7 +72,7 @@ TEST_F(GpuStart, NamesEverythingThatTheBitsDependOn) {
       CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10, CUBLAS_VER_MAJOR, CUBLAS_VER_MINOR,
       CUBLAS_VER_PATCH);
   const test::CapturedLog log;
-  Engine engine = planner::make_engine(config({}));
+  Engine engine = planner::make_engine(config({"ballast.product_algorithms=heuristic"}));
   engine.start();
   EXPECT_EQ(engine.arithmetic(), expected);
   EXPECT_NE(log.text().find("device: " + expected + "\n"), std::string::npos) << log.text();
@@ -81,6 +82,21 @@ TEST_F(GpuStart, NamesEverythingThatTheBitsDependOn) {
       << log.text();
   install_driver("575.57.08");
   EXPECT_NE(engine.arithmetic(), expected) << "a resume with another driver is logged";
+}
+
+TEST_F(GpuStart, NamesTheTimedChoicesOfProducts) {
+  const auto arithmetic = [&](const std::filesystem::path& cache) {
+    const test::Variable home("XDG_CACHE_HOME", cache.c_str());
+    Engine engine = planner::make_engine(config({}));
+    EXPECT_EQ(engine.arithmetic().find("timed"), std::string::npos) << "before the warm-up";
+    engine.start();
+    return engine.arithmetic();
+  };
+  const std::string first = arithmetic(directory_.path() / "one");
+  EXPECT_NE(first.find(", products by timed choices "), std::string::npos) << first;
+  EXPECT_EQ(arithmetic(directory_.path() / "one"), first);
+  EXPECT_NE(arithmetic(directory_.path() / "two"), first) << "a resume elsewhere is logged";
+  EXPECT_EQ(arithmetic("/dev/null").find("timed"), std::string::npos);
 }
 
 TEST_F(GpuStart, RunsWithPageableMemoryWherePinningIsRefused) {
