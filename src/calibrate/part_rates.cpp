@@ -16,8 +16,8 @@ using model::CostCurve;
 
 /// A part is measured if it has at least these shares of the FLOPs and of the time of its layers,
 /// above the noise.
-constexpr double kLeastShare = 0.1;
-constexpr double kLeastTime = 0.03;
+constexpr double kLeastPartOfFlops = 0.1;
+constexpr double kLeastPartOfTime = 0.03;
 
 /// The time and the work by which a pass exceeds another one.
 struct Excess {
@@ -28,10 +28,10 @@ struct Excess {
 
 /// `backward`: includes a forward pass.
 plan::AttentionRate rate_from(AttentionClass of, const Excess& forward, const Excess& backward) {
-  if (!(forward.seconds > kLeastTime * forward.pass)) return {};
+  if (!(forward.seconds > kLeastPartOfTime * forward.pass)) return {};
   plan::AttentionRate rate = {.forward = forward.flops / forward.seconds};
   const double rest = backward.seconds - backward.flops / rate.forward;
-  if (!(rest > kLeastTime * backward.pass)) return {};
+  if (!(rest > kLeastPartOfTime * backward.pass)) return {};
   rate.backward = 2.0 * info_of(of).backward_products * backward.flops / rest;
   return rate;
 }
@@ -44,7 +44,7 @@ class PartTimes {
 
   [[nodiscard]] bool is_large(AttentionClass of) const {
     const TimedPasses::Work forward = whole_.work(CostCurve::forward, of);
-    return forward.passes > 0.0 && forward.attention_flops >= kLeastShare * forward.flops &&
+    return forward.passes > 0.0 && forward.attention_flops >= kLeastPartOfFlops * forward.flops &&
            whole_.work(CostCurve::backward, of).passes > 0.0;
   }
   /// Measures attention by the time that whole sequences take longer than their pieces.
@@ -84,7 +84,7 @@ class PartTimes {
     const TimedPasses::Work without = plain.work(curve);
     const double pass = whole_.seconds(curve);
     const double more = pass - plain.seconds(curve) * with.flops / without.flops;
-    return more > kLeastTime * pass ? with.adapter_traffic / more : 0.0;
+    return more > kLeastPartOfTime * pass ? with.adapter_traffic / more : 0.0;
   }
 
  private:
