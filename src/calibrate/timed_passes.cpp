@@ -262,6 +262,8 @@ void TimedPasses::enqueue(const Kind& kind) {
     if (is_bound(pass.operands[i])) {
       const std::vector<DeviceBytes>& copies = memory_.at(slots[i]);
       bytes = copies[turn % copies.size()];
+      // A block's tensors after the gradient's end are frozen.
+      bytes = bytes.subview(0, bytes_of(pass.operands[i], program_, model_, type_));
     }
     memory.push_back(bytes);
   }

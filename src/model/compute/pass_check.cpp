@@ -209,6 +209,11 @@ void PassCheck::check(const Pass& pass, const PassArguments& arguments) const {
       refuse(pass, fmt::format("the argument for {} has {} bytes and needs {}",
                                to_string(operand.port), bytes, needed));
     }
+    // Tensors after its end are frozen.
+    if (operand.port == Port::gradient && bytes > needed) {
+      refuse(pass, fmt::format("the argument for {} has {} bytes and needs exactly {}",
+                               to_string(operand.port), bytes, needed));
+    }
   }
   const bool exchanges =
       pass.kernel == Kernel::exchanged_expert || pass.kernel == Kernel::exchanged_expert_backward;
