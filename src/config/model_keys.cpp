@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 
-#include "ballast/core/error.h"
 #include "ballast/core/suggest.h"
 #include "ballast/model/family.h"
 
@@ -254,10 +253,10 @@ constexpr auto kDetailTexts = std::to_array<DetailText>(
        "`config.json`, and null next to `model.path` switches it off",
        "null: none", "token below `vocab_size`, null"}}});
 
+/// Families of other programs may have keys without a text.
 KeyText text_of(const model::DetailKey& detail) {
   const auto* const found = std::ranges::find(kDetailTexts, detail.name, &DetailText::name);
-  expects(found != kDetailTexts.end(), "config: a key of a family has no text");
-  return found->text;
+  return found == kDetailTexts.end() ? KeyText{} : found->text;
 }
 
 /// Keys that only some families have. Others refuse them.
