@@ -242,5 +242,5 @@ class GpuCheck(unittest.TestCase):
 
 if __name__ == "__main__":
     if len(sys.argv) > 1 and os.sep in sys.argv[1]:
-        ON_FAKES = sys.argv.pop(1)
+        ON_FAKES = os.path.abspath(sys.argv.pop(1))
     unittest.main()

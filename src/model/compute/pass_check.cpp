@@ -209,8 +209,10 @@ void PassCheck::check(const Pass& pass, const PassArguments& arguments) const {
       refuse(pass, fmt::format("the argument for {} has {} bytes and needs {}",
                                to_string(operand.port), bytes, needed));
     }
-    // Tensors after its end are frozen.
-    if (operand.port == Port::gradient && bytes > needed) {
+    // Tensors after its end are frozen. Sums by slots have no such end.
+    const bool exact =
+        operand.port == Port::gradient && !has_slots(model_, model_.blocks[pass.block]);
+    if (exact && bytes > needed) {
       refuse(pass, fmt::format("the argument for {} has {} bytes and needs exactly {}",
                                to_string(operand.port), bytes, needed));
     }
