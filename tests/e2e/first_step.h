@@ -74,7 +74,7 @@ class FirstStep {
       }
       weights_.push_back(bench_.upload(flat));
       if (block.part == model::LayerPart::table) select_rows(block, flat, batch.inputs);
-      gradients_.push_back(bench_.gradient(std::vector<float>(block.elements)));
+      gradients_.push_back(bench_.gradient(std::vector<float>(block.trained_elements())));
     }
     run(batch, keeps);
   }
@@ -83,7 +83,8 @@ class FirstStep {
   /// The load-balancing loss, without its coefficient.
   [[nodiscard]] double balance_loss() const { return bench_.one(router_losses_); }
   [[nodiscard]] std::vector<double> gradient(std::size_t block, const model::TensorSpec& t) const {
-    const std::vector<double> all = bench_.values(gradients_[block]);
+    std::vector<double> all = bench_.values(gradients_[block]);
+    all.resize(bench_.architecture.blocks[block].elements);  // frozen tensors have none
     std::vector<double> found(all.begin() + t.offset, all.begin() + t.offset + t.size);
     if (block == 0 && t.offset == 0 && bench_.architecture.config.tie_embeddings) {
       const std::vector<double> tied = bench_.values(tied_);
