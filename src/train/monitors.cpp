@@ -199,7 +199,8 @@ void Monitors::warn_of_deleted_files() const {
 void Monitors::write_events(std::int64_t samples, const std::vector<formats::Scalar>& scalars) {
   const double now = seconds_since_1970();
   if (events_.path().empty()) {
-    const auto name = fmt::format("events.out.tfevents.{:010}.{}.{}.0",
+    // TensorBoard reads files in the order of their names.
+    const auto name = fmt::format("events.out.tfevents.{:010}.{}.{:07}.0",
                                   static_cast<std::int64_t>(now), comm::host_name(), ::getpid());
     events_ = WaitingFile(*events_folder_ / name, formats::event_file_head(now));
   }
