@@ -35,7 +35,12 @@ struct Layout {
 
 template <class T>
 void check_groups(const Layout& layout) {
-  const auto [rows, count, width, zeros, gap, offset] = layout;
+  const std::size_t rows = layout.rows;
+  const std::size_t count = layout.count;
+  const std::size_t width = layout.width;
+  const std::size_t zeros = layout.zeros;
+  const std::size_t gap = layout.gap;
+  const std::size_t offset = layout.offset;
   SCOPED_TRACE(testing::Message() << rows << " x " << count << " x " << width << ", gap " << gap
                                   << ", offset " << offset);
   const StepsOfGroups from_steps = {.row = count * (width + gap) + gap, .group = width + gap};
