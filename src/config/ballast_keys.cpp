@@ -147,20 +147,11 @@ Key numa_node_key(std::optional<int>& node) {
   });
 }
 
-}  // namespace
+constexpr WholeRange kBudget = {1, std::uint64_t{1} << 53U};
+constexpr WholeRange kThreads = {0, 4096};
+constexpr WholeRange kAnyNumber = {0, std::numeric_limits<std::uint64_t>::max()};
 
-Key buffers_key(std::string_view path, step::BufferCounts& buffers) {
-  const auto* const kind = std::find_if(kBufferKinds.begin(), kBufferKinds.end(),
-                                        [path](const BufferKind& one) { return one.key == path; });
-  expects(kind != kBufferKinds.end(), "a number of buffers must be in the table");
-  return whole(std::string(path.substr(path.rfind('.') + 1)), buffers.*(kind->count),
-               {0, BufferKind::kMost});
-}
-
-Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
-  constexpr WholeRange kBudget = {1, std::uint64_t{1} << 53U};
-  constexpr WholeRange kThreads = {0, 4096};
-  constexpr WholeRange kAnyNumber = {0, std::numeric_limits<std::uint64_t>::max()};
+Section machine_keys(BallastSection& b) {
   return {
       row(kPlanOnly, choice("device", b.device),
           {"device that computes",
@@ -196,7 +187,11 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
           {"budget of host memory per rank, in bytes",
            "`auto`: 80% of the available memory, 40% on the host device, divided by the ranks of "
            "the machine, see [below](#device-and-memory)",
-           "size, `\"auto\"`"}),
+           "size, `\"auto\"`"})};
+}
+
+Section trained_keys(BallastSection& b) {
+  return {
       row(kResultsAndPlan,
           also_called(train_key(b), {"trainable", "trained", "unfrozen_parameters"}),
           {"tensors that are trained: `\"all\"`, `\"adapters\"`, or patterns of Hugging Face "
@@ -225,7 +220,11 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
                       {"bnb_4bit_use_double_quant"}),
           {"quantise the scales of `\"nf4\"`, too: 4.13 instead of 4.5 bits per element, see "
            "[below](#quantised-base)",
-           "false", "true, false"}),
+           "false", "true, false"})};
+}
+
+Section order_keys(BallastSection& b) {
+  return {
       row(kPlanOnly, choice("order", b.order),
           {"order of the passes: `layer_major` runs all micro-batches of a block before the next "
            "block, `micro_batch_major` all blocks of a micro-batch before the next micro-batch, "
@@ -254,7 +253,11 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
                               b.expert_parallel),
                       {"ep_size", "expert_parallel_size", "expert_model_parallel_size"}),
           {"number of ranks that share the experts of a layer, see [below](#mixtures-of-experts)",
-           "`auto`", "1, the number of ranks, `auto`"}),
+           "`auto`", "1, the number of ranks, `auto`"})};
+}
+
+Section debug_keys(BallastSection& b) {
+  return {
       row(kNeither, flag("serial", b.serial),
           {"one operation at a time, for debugging; same bits", "false", "true, false"}),
       row(kNeither, flag("nvtx", b.nvtx),
@@ -265,7 +268,11 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
       row(kNeither, whole_or("delay_seed", b.delay_seed, {}, kAnyNumber),
           {"delay every operation by a random time (below 0.3 ms) drawn with this seed, to find "
            "races; same bits",
-           "null", "0 to 2^64 - 1, null"}),
+           "null", "0 to 2^64 - 1, null"})};
+}
+
+Section memory_keys(BallastSection& b, step::BufferCounts& buffers) {
+  return {
       row(kPlanOnly, tier_key(rule_tier("activations", b.activations), b.activations),
           {"tier of the blocks' inputs until the backward pass, see "
            "[below](#activations-and-gradients). Same bits",
@@ -292,7 +299,11 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
            "0 to 1024"}),
       row(kPlanOnly, buffers_key("ballast.gradient_buffers", buffers),
           {"host staging buffers for gradients on NVMe; 0: chosen automatically", "0",
-           "0 to 1024"}),
+           "0 to 1024"})};
+}
+
+Section update_keys(BallastSection& b) {
+  return {
       row(kPlanOnly,
           or_auto(whole("compute_threads", b.compute_threads, kThreads), b.compute_threads),
           {"threads of the host device per rank. With AVX-512, every number gives the same bits. "
@@ -320,7 +331,12 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
            "limit",
            "0", "at least 0"}),
       row(kPlanOnly, placement_key(b.placement),
-          {"rules for single blocks; later ones win, see [below](#placement-rules)", "[]", "list"}),
+          {"rules for single blocks; later ones win, see [below](#placement-rules)", "[]",
+           "list"})};
+}
+
+Section run_keys(BallastSection& b) {
+  return {
       row(kNeither, also_called(whole("steps", b.steps, kSteps), {"max_steps", "train_steps"}),
           {"steps to train; 0: `--steps` is required", "0", "at least 0"}),
       row(kResultsOnly, whole("seed", b.seed, kAnyNumber),
@@ -337,7 +353,11 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
           {"end the run as after its last step, with its checkpoint and weights, when an "
            "evaluation (`ballast.eval_every`) finds a loss below this; 0: never. A run that "
            "continues from that checkpoint trains until another evaluation does",
-           "0", "at least 0"}),
+           "0", "at least 0"})};
+}
+
+Section end_keys(BallastSection& b) {
+  return {
       row(kNeither,
           also_called(flag("save_weights", b.save_weights), {"save_model", "save_checkpoint"}),
           {"at the end of the run, write the weights to `weights/` in the run directory, see "
@@ -368,6 +388,21 @@ Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
       row(kNeither, also_called(path("out", b.out), {"output", "out_dir", "output_dir"}),
           {"run directory, see [below](#files-of-a-run)",
            "a new folder in `$XDG_STATE_HOME/ballast`, named after config and time", "path"})};
+}
+
+}  // namespace
+
+Key buffers_key(std::string_view path, step::BufferCounts& buffers) {
+  const auto* const kind = std::find_if(kBufferKinds.begin(), kBufferKinds.end(),
+                                        [path](const BufferKind& one) { return one.key == path; });
+  expects(kind != kBufferKinds.end(), "a number of buffers must be in the table");
+  return whole(std::string(path.substr(path.rfind('.') + 1)), buffers.*(kind->count),
+               {0, BufferKind::kMost});
+}
+
+Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {
+  return joined({machine_keys(b), trained_keys(b), order_keys(b), debug_keys(b),
+                 memory_keys(b, buffers), update_keys(b), run_keys(b), end_keys(b)});
 }
 
 }  // namespace ballast::config

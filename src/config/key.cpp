@@ -309,6 +309,12 @@ Key row(KeyEffects effects, Key key, KeyText text) {
   return key;
 }
 
+Section joined(const std::vector<Section>& parts) {
+  Section all;
+  for (const Section& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
 Key accepted_only(Key key) {
   key.write = nullptr;
   return key;

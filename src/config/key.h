@@ -195,6 +195,9 @@ Key optional_key(std::string name, std::optional<T>& target, const Json& missing
 /// a text if they can be given as a whole.
 Key row(KeyEffects effects, Key key, KeyText text);
 
+/// The keys of all `parts` in one section.
+Section joined(const std::vector<Section>& parts);
+
 /// Like `key`, but not printed.
 Key accepted_only(Key key);
 

@@ -290,11 +290,9 @@ Key model_path_key() {
   return key;
 }
 
-}  // namespace
-
-Section model_keys(Config& c) {
-  model::ModelConfig& m = c.model;
-  Section keys = {
+/// Keys of the sizes of all families.
+Section size_keys(model::ModelConfig& m) {
+  return {
       row(kResultsAndPlan, family_key(m),
           {"architecture, see [below](#model-families)", "`gpt2`",
            "`gpt2`, `llama`, `mistral`, `ministral3`, `qwen2`, `qwen3`, `smollm3`, `phi3`, "
@@ -340,7 +338,12 @@ Section model_keys(Config& c) {
           also_called(whole("max_sequence", m.max_sequence, {0, 1U << 30U}),
                       {"max_position_embeddings", "n_positions"}),
           {"longest sequence, in tokens", "`data.sequence_length`",
-           "`data.sequence_length` to 2^30; 0: the default"}),
+           "`data.sequence_length` to 2^30; 0: the default"})};
+}
+
+Section other_keys(Config& c) {
+  model::ModelConfig& m = c.model;
+  return {
       row(kResultsAndPlan,
           also_called(real("norm_epsilon", m.norm_epsilon, kPositive),
                       {"rms_norm_eps", "layer_norm_epsilon"}),
@@ -378,9 +381,12 @@ Section model_keys(Config& c) {
            "`router_aux_loss_coef`, `router_z_loss_coef`, `router_bias_update_speed`), and its "
            "weights are the initial weights, see [below](#hugging-face-folders)",
            "none", "path"})};
-  const Section details = detail_keys(m);
-  keys.insert(keys.end(), details.begin(), details.end());
-  return keys;
+}
+
+}  // namespace
+
+Section model_keys(Config& c) {
+  return joined({size_keys(c.model), other_keys(c), detail_keys(c.model)});
 }
 
 }  // namespace ballast::config

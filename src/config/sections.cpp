@@ -229,69 +229,76 @@ void name_families(KeyInfo& row) {
   row.text.meaning.replace(mark, kMark.size(), fmt::format("{}", fmt::join(own, ", ")));
 }
 
+Section batch_keys(BatchSection& batch) {
+  return {
+      row(kPositionAndPlan, batch_key("train_batch_size", batch.train_batch),
+          {"sequences per step, all ranks together", "derived", "1 to 2^32, `\"auto\"`"}),
+      row(kPlanOnly,
+          planned_batch_key("train_micro_batch_size_per_gpu", batch.micro_batch, batch.automatic),
+          {"sequences per micro-batch and rank", "derived", "1 to 2^32, `\"auto\"`"}),
+      row(kPlanOnly,
+          planned_batch_key("gradient_accumulation_steps", batch.accumulation, batch.automatic),
+          {"micro-batches per step and rank", "derived, else 1", "1 to 2^32, `\"auto\"`"})};
+}
+
 }  // namespace
 
 Section all_keys(Config& c) {
   return with_deepspeed_keys(
-      {row(kResultsAndPlan, section("model", [&c] { return model_keys(c); }), {}),
-       section("data", [&c] { return data_keys(c.data); }),
-       row(kPositionAndPlan, batch_key("train_batch_size", c.batch.train_batch),
-           {"sequences per step, all ranks together", "derived", "1 to 2^32, `\"auto\"`"}),
-       row(kPlanOnly,
-           planned_batch_key("train_micro_batch_size_per_gpu", c.batch.micro_batch,
-                             c.batch.automatic),
-           {"sequences per micro-batch and rank", "derived", "1 to 2^32, `\"auto\"`"}),
-       row(kPlanOnly,
-           planned_batch_key("gradient_accumulation_steps", c.batch.accumulation,
-                             c.batch.automatic),
-           {"micro-batches per step and rank", "derived, else 1", "1 to 2^32, `\"auto\"`"}),
-       section("optimizer", [&c] { return optimizer_keys(c.optimizer, c.ignored); }),
-       row(kResultsOnly, section("scheduler", [&c] { return scheduler_keys(c.scheduler); }), {}),
-       row(kPlanOnly,
-           also_called(whole("sequence_parallel_size", c.sequence_parallel, {0, 1U << 16U}),
-                       {"sp_size", "context_parallel_size", "ulysses_sequence_parallel_size"}),
-           {"number of ranks that share each sequence (Ulysses), see "
-            "[below](#sequence-parallelism)",
-            "1 (or 0): each rank has whole sequences",
-            "a divisor of the ranks, of the heads of keys and of `data.sequence_length`"}),
-       section("tensor_parallel",
-               [&c] { return tensor_parallel_keys(c.tensor_parallel, c.ignored); }),
-       row(kResultsAndPlan, real("gradient_clipping", c.gradient_clipping, kNotNegative),
-           {"upper bound of the gradient's global L2 norm; 0: no clipping", "1.0", "at least 0"}),
-       row(kNeither, steps_per_print_key(c.steps_per_print),
-           {"steps between progress lines; `Infinity` (as Accelerate writes it) or `\"inf\"`: no "
-            "such lines",
-            "1", "1 to 2^40, `Infinity`"}),
-       switched_section(
-           "tensorboard",
-           [&c] {
-             return monitor_keys(c.tensorboard,
-                                 "write an event file for TensorBoard, see [below](#monitors)",
-                                 "folder of the event files");
-           },
-           c.ignored),
-       switched_section(
-           "csv_monitor",
-           [&c] {
-             return monitor_keys(c.csv_monitor,
-                                 "write the same values as CSV files, see [below](#monitors)",
-                                 "folder of the CSV files");
-           },
-           c.ignored),
-       switched_section(
-           "bf16", [&c] { return bf16_keys(c); }, c.ignored),
-       row(kResultsAndPlan,
-           switched_section(
-               "fp16", [&c] { return fp16_keys(c); }, c.ignored),
-           {}),
-       section("zero_optimization", [&c] { return zero_keys(c.zero, c.buffers, c.ignored); }),
-       section("pipeline", [&c] { return pipeline_keys(c.pipeline, c.ignored); }),
-       section("aio", [&c] { return aio_keys(c.aio, c.ignored); }),
-       section("activation_checkpointing", [&c] { return activation_checkpointing_keys(c); }),
-       section("ballast", [&c] { return ballast_keys(c.ballast, c.buffers); }),
-       row(kResultsAndPlan, gradient_allreduce_op_key(),
-           {"accepted for configs of DeepSpeed: gradients are averaged over the ranks", "`mean`",
-            "`mean`"})},
+      joined(
+          {{row(kResultsAndPlan, section("model", [&c] { return model_keys(c); }), {}),
+            section("data", [&c] { return data_keys(c.data); })},
+           batch_keys(c.batch),
+           {section("optimizer", [&c] { return optimizer_keys(c.optimizer, c.ignored); }),
+            row(kResultsOnly, section("scheduler", [&c] { return scheduler_keys(c.scheduler); }),
+                {}),
+            row(kPlanOnly,
+                also_called(whole("sequence_parallel_size", c.sequence_parallel, {0, 1U << 16U}),
+                            {"sp_size", "context_parallel_size", "ulysses_sequence_parallel_size"}),
+                {"number of ranks that share each sequence (Ulysses), see "
+                 "[below](#sequence-parallelism)",
+                 "1 (or 0): each rank has whole sequences",
+                 "a divisor of the ranks, of the heads of keys and of `data.sequence_length`"}),
+            section("tensor_parallel",
+                    [&c] { return tensor_parallel_keys(c.tensor_parallel, c.ignored); }),
+            row(kResultsAndPlan, real("gradient_clipping", c.gradient_clipping, kNotNegative),
+                {"upper bound of the gradient's global L2 norm; 0: no clipping", "1.0",
+                 "at least 0"}),
+            row(kNeither, steps_per_print_key(c.steps_per_print),
+                {"steps between progress lines; `Infinity` (as Accelerate writes it) or `\"inf\"`: "
+                 "no "
+                 "such lines",
+                 "1", "1 to 2^40, `Infinity`"}),
+            switched_section(
+                "tensorboard",
+                [&c] {
+                  return monitor_keys(c.tensorboard,
+                                      "write an event file for TensorBoard, see [below](#monitors)",
+                                      "folder of the event files");
+                },
+                c.ignored),
+            switched_section(
+                "csv_monitor",
+                [&c] {
+                  return monitor_keys(c.csv_monitor,
+                                      "write the same values as CSV files, see [below](#monitors)",
+                                      "folder of the CSV files");
+                },
+                c.ignored),
+            switched_section(
+                "bf16", [&c] { return bf16_keys(c); }, c.ignored),
+            row(kResultsAndPlan,
+                switched_section(
+                    "fp16", [&c] { return fp16_keys(c); }, c.ignored),
+                {}),
+            section("zero_optimization", [&c] { return zero_keys(c.zero, c.buffers, c.ignored); }),
+            section("pipeline", [&c] { return pipeline_keys(c.pipeline, c.ignored); }),
+            section("aio", [&c] { return aio_keys(c.aio, c.ignored); }),
+            section("activation_checkpointing", [&c] { return activation_checkpointing_keys(c); }),
+            section("ballast", [&c] { return ballast_keys(c.ballast, c.buffers); }),
+            row(kResultsAndPlan, gradient_allreduce_op_key(),
+                {"accepted for configs of DeepSpeed: gradients are averaged over the ranks",
+                 "`mean`", "`mean`"})}}),
       "", c.ignored);
 }
 
