@@ -166,9 +166,7 @@ void refuse_model(const Config& c, const Document& document, std::string_view ke
   if (!tiles || c.tensor_parallel == 1 || (given != nullptr && *given != "auto")) {
     document.fail(path, rule);
   }
-  const model::Family& family = model::family(c.model.family);
-  for (std::uint64_t layer = 0; layer < c.model.num_layers; ++layer) {
-    if (family.experts_of_layer(c.model, layer) == 0) continue;
+  if (model::has_experts(c.model)) {
     document.fail(
         std::string(kTensor),
         "layers with experts are not cut into tiles; set it to 1. Ranks can share experts "

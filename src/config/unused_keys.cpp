@@ -38,14 +38,6 @@ bool names_nvme(const Config& c) {
          });
 }
 
-bool has_experts(const Config& c) {
-  const model::Family& family = model::family(c.model.family);
-  for (std::uint64_t layer = 0; layer < c.model.num_layers; ++layer) {
-    if (family.experts_of_layer(c.model, layer) > 0) return true;
-  }
-  return false;
-}
-
 /// Whether a section without `enabled` is off. With `"enabled": false` its other keys are expected
 /// to have no effect.
 bool is_left_off(const Document& document, std::string_view section, bool on) {
@@ -57,7 +49,7 @@ std::vector<Rule> rules_of_training(const Config& c, const Document& document) {
   const bool half = c.type == DType::f16;
   const bool never_fails = half && c.fp16.loss_scale == 0.0;
   const bool eager = b.update == step::Update::eager;
-  const bool dense = !has_experts(c);
+  const bool dense = !model::has_experts(c.model);
   using Action = SpikeSection::Action;
   return {{is_left_off(document, "fp16", half),
            "fp16.loss_scale fp16.initial_scale_power fp16.loss_scale_window fp16.hysteresis "

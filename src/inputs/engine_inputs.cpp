@@ -122,11 +122,7 @@ namespace {
 /// Returns whether the ranks that share the batch may also share the experts of a layer.
 bool may_share_experts(const config::Config& config) {
   if (config.ballast.expert_parallel != 0) return config.ballast.expert_parallel > 1;
-  const model::ModelConfig& model = config.model;
-  for (std::uint64_t layer = 0; layer < model.num_layers; ++layer) {
-    if (model::family(model.family).experts_of_layer(model, layer) > 0) return true;
-  }
-  return false;
+  return model::has_experts(config.model);
 }
 
 }  // namespace

@@ -243,6 +243,8 @@ std::uint64_t last_reader_of_keys(const ModelConfig& config, std::uint64_t index
 /// Returns whether layers of a complete config read values of earlier ones besides the residual
 /// stream: keys and values, or layer inputs.
 bool links_layers(const ModelConfig& config);
+/// Returns whether a layer of a complete config has experts.
+bool has_experts(const ModelConfig& config);
 
 /// Config with the family's defaults. Throws like family().
 ModelConfig default_config(std::string_view family_name);

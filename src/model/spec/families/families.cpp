@@ -84,6 +84,14 @@ bool links_layers(const ModelConfig& config) {
   return false;
 }
 
+bool has_experts(const ModelConfig& config) {
+  const Family& described = family(config.family);
+  for (std::uint64_t layer = 0; layer < config.num_layers; ++layer) {
+    if (described.experts_of_layer(config, layer) > 0) return true;
+  }
+  return false;
+}
+
 ModelConfig default_config(std::string_view family_name) {
   const Family& described = family(family_name);
   ModelConfig config;
