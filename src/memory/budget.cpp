@@ -24,8 +24,7 @@ Bytes read_kib_line(const char* path, const std::string& key, Bytes fallback) {
 constexpr Bytes kUsualReserve = 1536 * kMiB;
 
 Bytes reserve(Bytes libraries, OwnDeviceMemory device) {
-  const Bytes channels = device.channels * kChannelBytes;
-  return std::min(libraries, device.free / 4) + std::min(channels, device.free / 4);
+  return std::min(libraries, device.free / 4) + channel_reserve(device.free, device.channels);
 }
 
 /// Reserve of an automatic budget: larger than needed on large GPUs, against fragmentation.
@@ -44,6 +43,10 @@ Bytes available_memory() {
 
 Bytes peak_resident_bytes() {
   return read_kib_line("/proc/self/status", "VmHWM", 0);
+}
+
+Bytes channel_reserve(Bytes free, std::uint32_t channels) {
+  return std::min(channels * kChannelBytes, free / 4);
 }
 
 Bytes library_reserve(Bytes free, std::uint32_t channels) {

@@ -187,8 +187,7 @@ memory::Budgets budgets_of(const config::Config& config, const plan::Rates& rate
   const auto first = [](Bytes named, Bytes rated) { return named > 0 ? named : rated; };
   Bytes rated = rates.device_bytes;
   if (rates.shared_cores == 0) {
-    const Bytes channels = inputs::channels_per_device(config, world) * memory::kChannelBytes;
-    rated -= std::min(channels, rated / 4);
+    rated -= memory::channel_reserve(rated, inputs::channels_per_device(config, world));
   }
   const memory::Budgets requested = {first(config.ballast.device_bytes, rated),
                                      first(config.ballast.host_bytes, rates.host_bytes)};

@@ -16,10 +16,13 @@ Bytes peak_resident_bytes();
 /// Device memory that NCCL takes for the buffers of one channel between ranks.
 inline constexpr Bytes kChannelBytes = 307 * kMiB;
 
+/// Returns the part of `free` device memory that the device's `channels` between ranks need:
+/// kChannelBytes each, but at most a quarter.
+Bytes channel_reserve(Bytes free, std::uint32_t channels);
+
 /// Returns the bytes of a device with separate memory, of which `free` are free, that libraries
-/// need in addition to the budget: 1.5 GiB for contexts and for kernels of cuBLASLt and cuDNN, and
-/// kChannelBytes for each of the device's `channels` between ranks, but at most a quarter for each
-/// of the two.
+/// need in addition to the budget: 1.5 GiB, but at most a quarter, for contexts and for kernels of
+/// cuBLASLt and cuDNN, and channel_reserve().
 Bytes library_reserve(Bytes free, std::uint32_t channels = 0);
 
 /// Separate memory of each device of a rank.
