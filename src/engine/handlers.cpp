@@ -366,10 +366,9 @@ void Lanes::start(const Operation& operation, std::uint64_t submission) {
   const bool worked =
       perform({*this, operation, context(submission - operation.lag), context(submission - 1)});
   if (!worked) idle_bytes_[static_cast<std::size_t>(operation.lane)] += operation.bytes;
-  const bool collective = plan::is_collective_lane(operation.lane);
-  if (mode_of(operation.lane) == plan::Mode::streamed || (collective && streams_collectives())) {
+  if (plan::is_on_stream(operation.lane, streams_collectives())) {
     queue_of(operation).end_operation(operation, submission);
-  } else if (collective) {
+  } else if (plan::is_collective_lane(operation.lane)) {
     channels(operation.device).stream->synchronize();
   }
 }

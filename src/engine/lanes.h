@@ -98,7 +98,7 @@ class Lanes {
   [[nodiscard]] bool streams_collectives() const;
   /// Returns whether start() only enqueues the operations of a lane.
   [[nodiscard]] bool is_queued(plan::Lane lane) const {
-    return plan::is_queued(lane) || (streams_collectives() && plan::is_collective_lane(lane));
+    return plan::is_queued(lane, streams_collectives());
   }
 
   /// A gated update reads the previous submission's context, so four contexts suffice.

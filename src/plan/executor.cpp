@@ -60,9 +60,7 @@ struct Executor::State {
   std::vector<std::thread> finishing;
 
   [[nodiscard]] bool queued(std::size_t lane) const {
-    const Lane kind = lane_at(lane).lane;
-    return options.finish != nullptr &&
-           (is_queued(kind) || (options.follow != nullptr && is_collective_lane(kind)));
+    return options.finish != nullptr && is_queued(lane_at(lane).lane, options.follow != nullptr);
   }
 
   /// Returns the contribution of one lane to the mean over the devices.
@@ -358,9 +356,8 @@ struct Executor::State {
 Executor::Executor(Handler handler, Names names, const ExecutorOptions& options)
     : state_(std::make_unique<State>(std::move(handler), std::move(names), options)) {
   for (std::size_t lane = 0; lane < state_->lanes.size(); ++lane) {
-    const Lane kind = lane_at(lane).lane;
-    const bool on_stream = mode_of(kind) == Mode::streamed || is_collective_lane(kind);
-    state_->lanes[lane].most = on_stream ? options.max_on_stream : kMostEnqueued;
+    state_->lanes[lane].most =
+        is_on_stream(lane_at(lane).lane) ? options.max_on_stream : kMostEnqueued;
   }
   if (!options.serial) state_->make_threads();
 }

@@ -322,15 +322,24 @@ constexpr bool is_collective_lane(Lane lane) noexcept {
   return lane == Lane::gather || lane == Lane::reduce;
 }
 
+/// Returns whether the operations of the lane are enqueued, if those of collective lanes are
+/// (`streams_collectives`).
+constexpr bool is_queued(Lane lane, bool streams_collectives) noexcept {
+  return is_queued(lane) || (streams_collectives && is_collective_lane(lane));
+}
+
+/// Returns whether the operations of the lane are on a stream, if those of collective lanes are.
+constexpr bool is_on_stream(Lane lane, bool streams_collectives = true) noexcept {
+  return mode_of(lane) == Mode::streamed || (streams_collectives && is_collective_lane(lane));
+}
+
 /// Returns whether it suffices that the stream of `next` waits for `before` instead of the host,
 /// because one of them is a collective and both only use memory of their device. An offload writes
 /// to host memory, which the host may read when it starts `next`.
 constexpr bool stream_can_wait(const Operation& next, const Operation& before) noexcept {
-  const auto on_stream = [](Lane lane) {
-    return mode_of(lane) == Mode::streamed || is_collective_lane(lane);
-  };
-  return before.device == next.device && before.lane != Lane::offload && on_stream(before.lane) &&
-         on_stream(next.lane) && (is_collective_lane(before.lane) || is_collective_lane(next.lane));
+  return before.device == next.device && before.lane != Lane::offload &&
+         is_on_stream(before.lane) && is_on_stream(next.lane) &&
+         (is_collective_lane(before.lane) || is_collective_lane(next.lane));
 }
 
 // Numbers of the lanes of all devices. The first ones are those of a rank with one device, in the
