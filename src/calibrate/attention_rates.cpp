@@ -27,49 +27,53 @@ double seconds_of_adapters(double traffic, const plan::Rates& rates) {
   return rates.adapter_per_second > 0.0 ? traffic / rates.adapter_per_second : 0.0;
 }
 
-SeparatePart forward_part(const LayerWork& layer, const plan::Rates& rates) {
-  SeparatePart part = {.seconds = seconds_of_adapters(layer.adapters, rates)};
+/// The parts of a pass. `attention`: FLOPs of its forward pass; `adapters`: bytes.
+SeparatePart part_of(const AttentionFlops& attention, double adapters, const plan::Rates& rates,
+                     model::CostCurve curve) {
+  SeparatePart part = {.seconds = seconds_of_adapters(adapters, rates)};
   for (const AttentionClassInfo& info : kAttentionClasses) {
-    const double flops = layer.attention[static_cast<std::size_t>(info.id)];
+    const double flops = attention[index_of(info.id)];
     const plan::AttentionRate& rate = rates.of(info.id);
     if (flops == 0.0 || rate.forward == 0.0) continue;
-    part.flops += flops;
-    part.seconds += flops / rate.forward;
-  }
-  return part;
-}
-
-/// The backward pass counts twice the FLOPs of the forward pass, and recomputes it.
-SeparatePart backward_part(const LayerWork& layer, const plan::Rates& rates) {
-  SeparatePart part = {.seconds = seconds_of_adapters(layer.adapters_of_backward, rates)};
-  for (const AttentionClassInfo& info : kAttentionClasses) {
-    const double again = layer.attention_of_backward[static_cast<std::size_t>(info.id)];
-    const plan::AttentionRate& rate = rates.of(info.id);
-    if (again == 0.0 || rate.forward == 0.0) continue;
-    part.flops += 3.0 * again;
-    part.seconds += again / rate.forward + 2.0 * info.backward_products * again / rate.backward;
+    part.flops += counted_flops(flops, curve);
+    part.seconds += seconds_of_attention(info.id, rate, flops, curve);
   }
   return part;
 }
 
 }  // namespace
 
+double counted_flops(double flops, model::CostCurve curve) {
+  return (curve == model::CostCurve::backward ? 3.0 : 1.0) * flops;
+}
+
+double seconds_of_attention(AttentionClass of, const plan::AttentionRate& rate, double flops,
+                            model::CostCurve curve) {
+  const double forward = flops / rate.forward;
+  if (curve != model::CostCurve::backward) return forward;
+  return forward + info_of(of).backward_flops() * flops / rate.backward;
+}
+
 void separate_parts(plan::Rates& rates, const PartRates& parts,
                     const std::function<LayerWork(double tokens)>& work_of) {
   plan::Rates separate = rates;
   for (const AttentionClassInfo& info : kAttentionClasses) {
-    const plan::AttentionRate& rate = parts.attention[static_cast<std::size_t>(info.id)];
+    const plan::AttentionRate& rate = parts.attention[index_of(info.id)];
     if (rate.forward > 0.0 && rate.backward > 0.0) separate.of(info.id) = rate;
   }
   separate.adapter_per_second = parts.adapters;
   bool enough = true;
   for (plan::CurvePoint& point : separate.forward) {
     const LayerWork layer = work_of(point.tokens);
-    enough = enough && reduce(point, layer.forward, forward_part(layer, separate));
+    enough = enough &&
+             reduce(point, layer.forward,
+                    part_of(layer.attention, layer.adapters, separate, model::CostCurve::forward));
   }
   for (plan::CurvePoint& point : separate.backward) {
     const LayerWork layer = work_of(point.tokens);
-    enough = enough && reduce(point, layer.backward, backward_part(layer, separate));
+    enough = enough && reduce(point, layer.backward,
+                              part_of(layer.attention_of_backward, layer.adapters_of_backward,
+                                      separate, model::CostCurve::backward));
   }
   if (enough) rates = std::move(separate);
 }

@@ -116,6 +116,12 @@ struct LayerWork {
   double adapters = 0.0;                   ///< bytes, see model::PassCost::adapter_traffic
   double adapters_of_backward = 0.0;       ///< bytes, with recomputation
 };
+/// Returns the FLOPs that a pass counts for attention whose forward pass has `flops`. A backward
+/// pass counts twice that, and recomputes the forward pass.
+double counted_flops(double flops, model::CostCurve curve);
+/// Returns the seconds of that attention in the pass. `rate` is not zero.
+double seconds_of_attention(AttentionClass of, const plan::AttentionRate& rate, double flops,
+                            model::CostCurve curve);
 /// Measures the parts on the layers of `sample`, in micro-batches of `sequences` sequences. Parts
 /// that are too small to be measured, and those of layers without a backward pass, have no rates.
 PartRates measure_parts(const Sample& sample, std::uint64_t sequences);

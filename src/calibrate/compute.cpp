@@ -104,8 +104,7 @@ AttentionFlops attention_flops(const TimedPasses& passes, CostCurve curve) {
   for (const AttentionClassInfo& info : kAttentionClasses) {
     const TimedPasses::Work own = passes.work(curve, info.id);
     if (own.passes == 0.0) continue;
-    flops[static_cast<std::size_t>(info.id)] =
-        own.attention_flops * own.passes / passes.work(curve).passes;
+    flops[index_of(info.id)] = own.attention_flops * own.passes / passes.work(curve).passes;
   }
   return flops;
 }

@@ -32,7 +32,7 @@ plan::AttentionRate rate_from(AttentionClass of, const Excess& forward, const Ex
   plan::AttentionRate rate = {.forward = forward.flops / forward.seconds};
   const double rest = backward.seconds - backward.flops / rate.forward;
   if (!(rest > kLeastPartOfTime * backward.pass)) return {};
-  rate.backward = 2.0 * info_of(of).backward_products * backward.flops / rest;
+  rate.backward = info_of(of).backward_flops() * backward.flops / rest;
   return rate;
 }
 
@@ -88,9 +88,9 @@ class PartTimes {
   }
 
  private:
-  /// FLOPs outside of attention. A backward pass counts three forward passes of attention.
+  /// FLOPs outside of attention.
   static double products_of(const TimedPasses::Work& work, CostCurve curve) {
-    return work.flops - (curve == CostCurve::backward ? 3.0 : 1.0) * work.attention_flops;
+    return work.flops - counted_flops(work.attention_flops, curve);
   }
   /// FLOP/s of layers with attention, outside of attention; 0: there are none. Attention without
   /// rates counts as products.
@@ -100,14 +100,15 @@ class PartTimes {
     for (const AttentionClassInfo& info : kAttentionClasses) {
       const TimedPasses::Work work = whole_.work(curve, info.id);
       if (info.id == AttentionClass::recurrence || work.passes == 0.0) continue;
-      const plan::AttentionRate& rate = measured.attention[static_cast<std::size_t>(info.id)];
-      double own = whole_.seconds(curve, info.id);
-      if (rate.forward > 0.0) own -= work.attention_flops / rate.forward;
-      if (rate.forward > 0.0 && curve == CostCurve::backward) {
-        own -= 2.0 * info.backward_products * work.attention_flops / rate.backward;
+      const plan::AttentionRate& rate = measured.attention[index_of(info.id)];
+      double own_flops = work.flops;
+      double own_seconds = whole_.seconds(curve, info.id);
+      if (rate.forward > 0.0) {
+        own_flops = products_of(work, curve);
+        own_seconds -= seconds_of_attention(info.id, rate, work.attention_flops, curve);
       }
-      flops += work.passes * (rate.forward > 0.0 ? products_of(work, curve) : work.flops);
-      seconds += work.passes * own;
+      flops += work.passes * own_flops;
+      seconds += work.passes * own_seconds;
     }
     return seconds > 0.0 ? flops / seconds : 0.0;
   }
@@ -141,7 +142,7 @@ PartRates measure_parts(const Sample& sample, std::uint64_t sequences) {
   PartTimes times(sample, sequences);
   PartRates rates;
   const auto rate_of = [&](AttentionClass of) -> plan::AttentionRate& {
-    return rates.attention[static_cast<std::size_t>(of)];
+    return rates.attention[index_of(of)];
   };
   for (const AttentionClassInfo& info : kAttentionClasses) {
     if (info.id == AttentionClass::recurrence || !times.is_large(info.id)) continue;

@@ -32,6 +32,9 @@ struct AttentionClassInfo {
   AttentionClass substitute;
   double forward;
   double backward;
+
+  /// FLOPs of a backward pass for each FLOP of the forward pass.
+  [[nodiscard]] constexpr double backward_flops() const { return 2.0 * backward_products; }
 };
 
 inline constexpr std::size_t kAttentionClassCount = 7;
@@ -55,8 +58,11 @@ inline constexpr std::array<AttentionClassInfo, kAttentionClassCount> kAttention
      AttentionClass::heads_128, 0.025, 0.03},
 }};
 
+constexpr std::size_t index_of(AttentionClass id) noexcept {
+  return static_cast<std::size_t>(id);
+}
 constexpr const AttentionClassInfo& info_of(AttentionClass id) noexcept {
-  return kAttentionClasses[static_cast<std::size_t>(id)];
+  return kAttentionClasses[index_of(id)];
 }
 
 }  // namespace ballast

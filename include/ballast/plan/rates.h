@@ -107,12 +107,8 @@ struct Rates {
   Bytes nvme_bytes = 0;
   double drive_writes_bytes = 0.0;  ///< rated endurance of a rank's drives; 0: not given
 
-  [[nodiscard]] AttentionRate& of(AttentionClass id) {
-    return attention[static_cast<std::size_t>(id)];
-  }
-  [[nodiscard]] const AttentionRate& of(AttentionClass id) const {
-    return attention[static_cast<std::size_t>(id)];
-  }
+  [[nodiscard]] AttentionRate& of(AttentionClass id) { return attention[index_of(id)]; }
+  [[nodiscard]] const AttentionRate& of(AttentionClass id) const { return attention[index_of(id)]; }
   friend bool operator==(const Rates&, const Rates&) = default;
 };
 
