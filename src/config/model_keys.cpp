@@ -7,6 +7,7 @@
 #include <string>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "ballast/core/suggest.h"
 #include "ballast/model/family.h"
@@ -253,6 +254,13 @@ constexpr auto kDetailTexts = std::to_array<DetailText>(
        "`config.json`, and null next to `model.path` switches it off",
        "null: none", "token below `vocab_size`, null"}}});
 
+/// Families with latent attention, which the documentation names together.
+bool is_latent(const std::string& family) {
+  const auto details = model::family(family).details();
+  return std::ranges::any_of(
+      details, [](const model::DetailKey& key) { return key.name == "kv_lora_rank"; });
+}
+
 /// Families of other programs may have keys without a text.
 KeyText text_of(const model::DetailKey& detail) {
   const auto* const found = std::ranges::find(kDetailTexts, detail.name, &DetailText::name);
@@ -387,6 +395,19 @@ Section other_keys(Config& c) {
 
 Section model_keys(Config& c) {
   return joined({size_keys(c.model), other_keys(c), detail_keys(c.model)});
+}
+
+void name_families(KeyInfo& row) {
+  constexpr std::string_view kMark = "{families}";
+  const std::size_t mark = row.text.meaning.find(kMark);
+  if (mark == std::string::npos) return;
+  std::vector<std::string> own = model::families_with_key(row.path.substr(row.path.find('.') + 1));
+  if (std::ranges::count_if(own, is_latent) ==
+      std::ranges::count_if(model::family_names(), is_latent)) {
+    std::erase_if(own, is_latent);
+    own.emplace_back("latent attention");
+  }
+  row.text.meaning.replace(mark, kMark.size(), fmt::format("{}", fmt::join(own, ", ")));
 }
 
 }  // namespace ballast::config

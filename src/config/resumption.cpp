@@ -135,8 +135,8 @@ void check_allowed_names(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
     const KeyInfo* const row = row_of(name);
-    if (row != nullptr && row->effects.on_resume == KeyRole::mathematics)
-      continue;  // a key of "model.*"
+    // A key of another version.
+    if (row != nullptr && row->effects.on_resume == KeyRole::mathematics) continue;
     const auto refuse = [&name](const std::string& why) {
       throw Error(ErrorCategory::usage, fmt::format("--allow-change {}: {}", name, why));
     };

@@ -8,13 +8,6 @@
 #include <string_view>
 #include <vector>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
-#include "ballast/model/family.h"
-
-#include "src/model/spec/families/unused_keys.h"
-
 namespace ballast::config {
 namespace {
 
@@ -206,27 +199,6 @@ Key planned_batch_key(std::string name, std::uint64_t& target, bool& automatic) 
     return automatic ? Json("auto") : write();
   };
   return key;
-}
-
-/// Families with latent attention, which the documentation names together.
-bool is_latent(const std::string& family) {
-  const auto details = model::family(family).details();
-  return std::ranges::any_of(
-      details, [](const model::DetailKey& key) { return key.name == "kv_lora_rank"; });
-}
-
-/// Replaces "{families}" in the text of a key of the model section.
-void name_families(KeyInfo& row) {
-  constexpr std::string_view kMark = "{families}";
-  const std::size_t mark = row.text.meaning.find(kMark);
-  if (mark == std::string::npos) return;
-  std::vector<std::string> own = model::families_with_key(row.path.substr(row.path.find('.') + 1));
-  if (std::ranges::count_if(own, is_latent) ==
-      std::ranges::count_if(model::family_names(), is_latent)) {
-    std::erase_if(own, is_latent);
-    own.emplace_back("latent attention");
-  }
-  row.text.meaning.replace(mark, kMark.size(), fmt::format("{}", fmt::join(own, ", ")));
 }
 
 Section batch_keys(BatchSection& batch) {
