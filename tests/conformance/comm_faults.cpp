@@ -17,6 +17,8 @@
 #include "ballast/comm/communicator.h"
 #include "ballast/core/error.h"
 
+#include "tests/support/report_errors.h"
+
 namespace ballast::comm {
 namespace {
 
@@ -202,19 +204,11 @@ const std::map<std::string, void (*)()> kWays = {{"timeout", timeout},
 
 int main(int, char** argv) {
   const std::string way = argv[1];
-  try {
+  return ballast::test::report_errors([&way] {
     if (const std::string alone = "alone_in_"; way.starts_with(alone)) {
       ballast::comm::start_alone(*ballast::comm::join(0.5), way.substr(alone.size()));
     } else {
       ballast::comm::kWays.at(way)();
     }
-  } catch (const ballast::Error& error) {
-    std::fprintf(stderr, "%s error: %s\n", std::string(to_string(error.category())).c_str(),
-                 error.what());
-    return 1;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "error: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  });
 }

@@ -2,14 +2,13 @@
 // middle of a step. comm_faults_test.py starts it under mpirun and checks messages and exit status.
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 
 #include "ballast/comm/communicator.h"
-#include "ballast/core/error.h"
 #include "ballast/engine/engine.h"
 #include "ballast/planner/make_engine.h"
 
 #include "tests/support/fake_nccl.h"
+#include "tests/support/report_errors.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
@@ -44,15 +43,5 @@ void train() {
 }  // namespace ballast::comm
 
 int main() {
-  try {
-    ballast::comm::train();
-  } catch (const ballast::Error& error) {
-    std::fprintf(stderr, "%s error: %s\n", std::string(to_string(error.category())).c_str(),
-                 error.what());
-    return 1;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "error: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  return ballast::test::report_errors(ballast::comm::train);
 }
