@@ -183,9 +183,10 @@ StepPlan plan_of(const engine::Blueprint& blueprint) {
 /// Makes an engine and measures its steps. The planner chooses what `config` leaves open.
 BenchStepResult measure_steps(const BenchStepArguments& arguments, const config::Config& open) {
   plan::Timeline timeline;
-  const planner::Decision decision = planner::plan_run(open, nullptr, &interrupted()).decision;
+  planner::Decision decision = planner::plan_run(open, nullptr, &interrupted()).decision;
   const config::Config& config = decision.config;
-  engine::Engine engine(decision.blueprint, planner::engine_options(config), &interrupted());
+  engine::Engine engine(std::move(decision.blueprint), planner::engine_options(config),
+                        &interrupted());
   engine.start();
   const auto& blueprint = engine.blueprint();
   const std::size_t tokens = blueprint.tokens_per_step();
