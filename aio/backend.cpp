@@ -6,11 +6,9 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
-#include "ballast/core/suggest.h"
 
-#include "aio/backends.h"
 #include "aio/block_queue.h"
+#include "aio/transport.h"
 
 namespace ballast::aio {
 namespace {

@@ -1,4 +1,4 @@
-#include "aio/backends.h"
+#include "aio/transport.h"
 
 namespace ballast::aio {
 

@@ -1,6 +1,6 @@
 #include "ballast/core/error.h"
 
-#include "aio/backends.h"
+#include "aio/transport.h"
 
 namespace ballast::aio {
 namespace {

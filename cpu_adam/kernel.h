@@ -4,15 +4,161 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "ballast/core/units.h"
+#include "ballast/cpu_adam/optimizer.h"
+
 #include "cpu_adam/kernel_adamw.h"
-#include "cpu_adam/kernel_bf16_first.h"
-#include "cpu_adam/kernel_checks.h"
 #include "cpu_adam/kernel_formats.h"
 #include "cpu_adam/kernel_moments.h"
 #include "cpu_adam/kernel_rules.h"
-#include "cpu_adam/kernel_squares.h"
-#include "cpu_adam/kernel_touch.h"
 #include "cpu_adam/variant.h"
+
+namespace ballast::cpu_adam {
+
+namespace {
+
+/// The check values of whole blocks of weights: see WeightChecks. Each step of the hash is a
+/// bijection. The shift lets the sign bits of several weights count.
+inline void block_checks(const Bf16* weights, std::size_t blocks, std::uint16_t* values) noexcept {
+  constexpr std::uint16_t kFactor = 0x9e37;
+  for (std::size_t block = 0; block < blocks; ++block) {
+    for (std::size_t column = 0; column < WeightChecks::kColumns; ++column) {
+      std::uint16_t hash = 0;
+      for (std::size_t row = 0; row < WeightChecks::kRows; ++row) {
+        const std::uint16_t mixed = hash ^ weights[row * WeightChecks::kColumns + column].bits;
+        const auto product = static_cast<std::uint16_t>(std::uint32_t{mixed} * kFactor);
+        hash = product ^ (product >> 7U);
+      }
+      values[column] = hash;
+    }
+    weights += WeightChecks::kBlock;
+    values += WeightChecks::kColumns;
+  }
+}
+
+}  // namespace
+
+namespace {
+
+/// The sum of squares in double: element i goes to sum i modulo 16, and the sums are added in
+/// order, whatever the width of the lanes. A square of a float is exact in double and no sum of
+/// them overflows, so the result is finite if and only if every gradient is.
+///
+/// `Lanes::Squares` holds the 16 sums: add(Float, part) adds kWidth squares to the sums from
+/// part * kWidth on, store(double*) writes all 16.
+template <class Lanes, class Grad>
+double sum_squares(const void* gradient, std::size_t size) noexcept {
+  constexpr std::size_t kSums = 16;
+  constexpr std::size_t kParts = kSums / Lanes::kWidth;
+  const auto* from = static_cast<const typename Grad::Stored*>(gradient);
+  typename Lanes::Squares squares;
+  const auto add = [&squares](const typename Grad::Stored* sixteen) {
+    for (std::size_t part = 0; part < kParts; ++part) {
+      squares.add(Grad::template load<Lanes>(sixteen + part * Lanes::kWidth), part);
+    }
+  };
+  std::size_t i = 0;
+  for (; i + kSums <= size; i += kSums) add(from + i);
+  if (i < size) {
+    typename Grad::Stored rest[kSums] = {};
+    __builtin_memcpy(rest, from + i, (size - i) * sizeof rest[0]);
+    add(rest);
+  }
+  double sums[kSums];
+  squares.store(sums);
+  double total = 0.0;
+  for (const double sum : sums) total += sum;
+  return total;
+}
+
+}  // namespace
+
+namespace {
+
+/// Loads and stores the cache lines of [from, from + bytes) almost without computing: loaded values
+/// are stored unchanged; an array that is only stored becomes zero.
+template <class Lanes, bool kLoads, bool kStores, bool kPrefetches, bool kStreams>
+void touch_lines(std::byte* from, std::size_t bytes, std::size_t ahead,
+                 typename Lanes::Bits unchanged, typename Lanes::Bits& seen) {
+  constexpr std::size_t kStep = Lanes::kWidth * sizeof(std::uint32_t);
+  for (std::size_t at = 0; at + kCacheLine <= bytes; at += kCacheLine) {
+    if constexpr (kPrefetches) __builtin_prefetch(from + at + ahead);
+    for (std::size_t i = at; i < at + kCacheLine; i += kStep) {
+      auto* lanes = reinterpret_cast<float*>(from + i);
+      const auto value = kLoads ? Lanes::bits_of(Lanes::load(lanes)) : unchanged;
+      if constexpr (!kStores) {
+        seen = seen | value;
+      } else if constexpr (kStreams) {
+        Lanes::stream(lanes, Lanes::number_of(value | unchanged));
+      } else {
+        Lanes::store(lanes, Lanes::number_of(value | unchanged));
+      }
+    }
+  }
+}
+
+template <class Lanes, bool kPrefetches, bool kStreams>
+void touch_stretch(const TouchedArray& array, std::byte* from, std::size_t bytes, std::size_t ahead,
+                   typename Lanes::Bits unchanged, typename Lanes::Bits& seen) {
+  if (!array.store) {
+    touch_lines<Lanes, true, false, kPrefetches, false>(from, bytes, ahead, unchanged, seen);
+  } else if (array.load) {
+    touch_lines<Lanes, true, true, kPrefetches, kStreams>(from, bytes, ahead, unchanged, seen);
+  } else {
+    // Streaming stores read nothing, so there is nothing to prefetch.
+    touch_lines<Lanes, false, true, kPrefetches && !kStreams, kStreams>(from, bytes, ahead,
+                                                                        unchanged, seen);
+  }
+}
+
+template <class Lanes, bool kPrefetches, bool kStreams>
+void touch_arrays(const TouchedArray* arrays, std::size_t count, std::size_t rows,
+                  std::size_t stretch) {
+  constexpr std::size_t kPartsOfRow = TouchedArray::kRow / kCacheLine;
+  // Hides from the compiler that the values do not change.
+  std::uint32_t nothing = 0;
+  asm volatile("" : "+r"(nothing));
+  const auto unchanged = Lanes::pattern(nothing);
+  auto seen = unchanged;
+  const Prefetch distances(arrays[0].row_bytes == TouchedArray::kRow * sizeof(float));
+  const std::size_t parts = rows * kPartsOfRow;
+  for (std::size_t part = 0; part < parts; part += stretch) {
+    const std::size_t here = part + stretch < parts ? stretch : parts - part;
+    for (std::size_t n = 0; n < count; ++n) {
+      const TouchedArray& array = arrays[n];
+      const std::size_t part_bytes = array.row_bytes / kPartsOfRow;
+      const bool narrow = array.row_bytes == TouchedArray::kRow * sizeof(std::uint16_t);
+      touch_stretch<Lanes, kPrefetches, kStreams>(array, array.data + part * part_bytes,
+                                                  here * part_bytes, distances.bytes(narrow),
+                                                  unchanged, seen);
+    }
+  }
+  if constexpr (kStreams) Lanes::end_streams();
+  std::uint16_t sink[Lanes::kWidth];
+  Lanes::narrow(sink, seen);
+  asm volatile("" : : "r"(sink) : "memory");
+}
+
+/// Moves the data of an update in one way (TouchWay). Streaming stores need whole lines, so
+/// unaligned arrays turn them off.
+template <class Lanes>
+void run_touch(const TouchedArray* arrays, std::size_t count, std::size_t rows, std::size_t stretch,
+               bool prefetches, bool streams) noexcept {
+  for (std::size_t n = 0; n < count; ++n) {
+    if (reinterpret_cast<std::uintptr_t>(arrays[n].data) % kCacheLine != 0) streams = false;
+  }
+  if (prefetches) {
+    streams ? touch_arrays<Lanes, true, true>(arrays, count, rows, stretch)
+            : touch_arrays<Lanes, true, false>(arrays, count, rows, stretch);
+  } else {
+    streams ? touch_arrays<Lanes, false, true>(arrays, count, rows, stretch)
+            : touch_arrays<Lanes, false, false>(arrays, count, rows, stretch);
+  }
+}
+
+}  // namespace
+
+}  // namespace ballast::cpu_adam
 
 #ifdef __FAST_MATH__
 #error "-ffast-math would let instruction sets differ in their results"
@@ -37,9 +183,9 @@
 /// - where_nan(Float, yes, no), where_zero(Bits, yes, no), where_less(Float, Float, yes, no):
 ///   selects Bits by lane; larger(Bits, Bits): unsigned maximum; zero_where_zero(Bits, bits),
 ///   zero_where_nan(Float, bits): `bits`, or 0 where the first is 0 or NaN
-/// - Squares: 16 sums of squares in double, see kernel_squares.h
+/// - Squares: 16 sums of squares in double, see kernel.h
 ///
-/// Members of vectors for pairs (kernel_pairs.h). Halves are the 16-bit halves of all lanes:
+/// Members of vectors for pairs (kernel_formats.h). Halves are the 16-bit halves of all lanes:
 /// - load_halves(p), store_halves(p, Bits): 2 * kWidth of them
 /// - merge(low, high): the low halves of one and the upper halves of the other
 /// - separate(first, last): in place, 2 * kWidth floats to those with even and with odd numbers;
@@ -52,13 +198,15 @@
 ///   these upper halves. `lowest` becomes the minimum of itself and the codes.
 ///   none_below_two(lowest): whether all these codes are above 1
 ///
-/// Members of vectors for two vectors in the order of unpacked halves (kernel_bf16_first.h):
+/// Members of vectors for two vectors in the order of unpacked halves (kernel_adamw.h):
 /// - unpack_halves(low, high, first, last): the 2 * kWidth patterns with these lower and upper
 ///   halves; pack_halves(first, last, low, high): the reverse. pack_uppers(first, last): the upper
 ///   halves
 /// - order_as_halves(first, last): in place, 2 * kWidth consecutive floats to the order of
 ///   unpack_halves(); order_as_floats(first, last): the reverse
+
 namespace ballast::cpu_adam {
+
 namespace {
 
 /// The typed arrays of an update with fp32 moments.
@@ -272,4 +420,5 @@ constexpr Variant make_variant(Isa isa) {
 }
 
 }  // namespace
+
 }  // namespace ballast::cpu_adam

@@ -6,7 +6,6 @@
 #include "ballast/core/units.h"
 
 #include "cpu_adam/kernel_formats.h"
-#include "cpu_adam/kernel_pairs.h"
 #include "cpu_adam/variant.h"
 
 /// Codes of compressed moments over `Lanes` (kernel.h). README.md describes them. GPUs run the

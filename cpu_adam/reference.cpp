@@ -1,5 +1,3 @@
-#include "ballast/cpu_adam/reference.h"
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -8,6 +6,7 @@
 #include <limits>
 
 #include "ballast/core/error.h"
+#include "ballast/cpu_adam/updater.h"
 
 namespace ballast::cpu_adam {
 namespace {

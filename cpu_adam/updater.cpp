@@ -1,19 +1,131 @@
 #include "ballast/cpu_adam/updater.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
+#include <cstring>
+#include <string>
 
 #include "ballast/core/error.h"
+#include "ballast/core/machine.h"
+#include "ballast/cpu_adam/optimizer.h"
 
-#include "cpu_adam/coefficients.h"
-#include "cpu_adam/floating_point.h"
-#include "cpu_adam/pieces.h"
+#include "cpu_adam/arguments.h"
 #include "cpu_adam/stream_copy.h"
 #include "cpu_adam/variant.h"
 #include "cpu_adam/workers.h"
 
 namespace ballast::cpu_adam {
+
+namespace {
+
+const std::array<std::string, 5>& names() {
+  static const std::array<std::string, 5> names = {"adamw", "adam", "adagrad", "lion", "sgd"};
+  return names;
+}
+
+}  // namespace
+
+std::string_view to_string(Optimizer optimizer) noexcept {
+  return names()[static_cast<std::size_t>(optimizer)];
+}
+
+Optimizer parse_optimizer(std::string_view name) {
+  for (std::size_t i = 0; i < names().size(); ++i) {
+    if (names()[i] == name) return static_cast<Optimizer>(i);
+  }
+  throw Error(ErrorCategory::usage, "unknown optimizer '" + std::string(name) +
+                                        "'; choose adamw, adam, adagrad, lion or sgd" +
+                                        did_you_mean(name, names()));
+}
+
+std::vector<Isa> available() {
+  std::vector<Isa> found;
+  for (const Variant* candidate : kVariants) {
+    if (may_run(candidate->isa)) found.push_back(candidate->isa);
+  }
+  return found;
+}
+
+Isa active() {
+  return available().back();
+}
+
+const Variant& variant(Isa isa) {
+  std::string names;
+  for (const Isa candidate : available()) {
+    names += (names.empty() ? "" : ", ") + std::string(to_string(candidate));
+    if (candidate != isa) continue;
+    for (const Variant* compiled : kVariants) {
+      if (compiled->isa == isa) return *compiled;
+    }
+  }
+  throw Error(ErrorCategory::config, "CPU update: the instruction set " +
+                                         std::string(to_string(isa)) +
+                                         " is not available here; choose one of: " + names);
+}
+
+Bytes Traffic::bytes_of(std::string_view name) const {
+  for (const Array& array : arrays) {
+    if (array.name == name) return array.bytes;
+  }
+  return 0;
+}
+
+Bytes Traffic::bytes_per_element() const {
+  Bytes sum = 0;
+  for (const Array& array : arrays) {
+    sum += (array.read ? array.bytes : 0) + (array.written ? array.bytes : 0);
+  }
+  return sum;
+}
+
+Bytes Traffic::stored_per_element() const {
+  Bytes sum = 0;
+  for (const Array& array : arrays) sum += array.bytes;
+  return sum;
+}
+
+std::string Traffic::formula() const {
+  std::string reads;
+  std::string writes;
+  for (const Array& array : arrays) {
+    std::string term(" ");
+    term.append(array.name).append(std::to_string(array.bytes));
+    if (array.read) reads += term;
+    if (array.written) writes += term;
+  }
+  const std::string sum = std::to_string(bytes_per_element());
+  return "read" + reads + " + write" + writes + " = " + sum + " bytes/parameter";
+}
+
+Traffic traffic(Optimizer optimizer, Weights::Format weights, DType gradient,
+                Moments::Format moments) {
+  const ElementSizes sizes = sizes_of(optimizer, weights, gradient, moments);
+  Traffic result = {.first_moment = sizes.first, .second_moment = sizes.second};
+  const auto add = [&result](std::string_view name, std::size_t bytes, bool read, bool written) {
+    if (bytes > 0) result.arrays.push_back({name, bytes, read, written});
+  };
+  add("w", sizes.main, true, true);
+  add(sizes.loads_remainder ? "r" : "c", sizes.remainder_or_copy, sizes.loads_remainder, true);
+  add("m", sizes.first, true, true);
+  add("v", sizes.second, true, true);
+  add("g", sizes.gradient, true, false);
+  return result;
+}
+
+void compute_checks(const Bf16* weights, Elems count, std::uint16_t* values) {
+  static const ChecksKernel checks = variant(active()).checks;
+  const Elems blocks = count / WeightChecks::kBlock;
+  checks(weights, blocks, values);
+  const Elems done = blocks * WeightChecks::kBlock;
+  if (done == count) return;
+  std::array<Bf16, WeightChecks::kBlock> rest = {};
+  std::memcpy(rest.data(), weights + done, (count - done) * sizeof(Bf16));
+  checks(rest.data(), 1, values + blocks * WeightChecks::kColumns);
+}
+
 namespace {
 
 /// The unit of work of threads and of the norm's partial sums, small enough that small shards keep

@@ -4,9 +4,8 @@
 #include <cstdint>
 #include <span>
 
-#include "ballast/core/cpu.h"
+#include "ballast/core/machine.h"
 #include "ballast/cpu_adam/optimizer.h"
-#include "ballast/cpu_adam/shard.h"
 
 namespace ballast::cpu_adam {
 

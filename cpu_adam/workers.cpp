@@ -12,10 +12,8 @@
 #include <oneapi/tbb/task_arena.h>
 #include <oneapi/tbb/task_scheduler_observer.h>
 
-#include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
-
-#include "cpu_adam/floating_point.h"
+#include "ballast/core/machine.h"
 
 namespace ballast::cpu_adam {
 namespace {

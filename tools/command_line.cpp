@@ -12,10 +12,9 @@
 #include <fmt/ranges.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/suggest.h"
 #include "ballast/text/output_file.h"
 
-#include "tools/usage/paths.h"
+#include "tools/usage/words.h"
 
 namespace ballast::tools {
 namespace {

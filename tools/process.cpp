@@ -10,8 +10,6 @@
 
 #include "ballast/core/error.h"
 
-#include "tools/usage/exit_status.h"
-
 namespace ballast::tools {
 namespace {
 

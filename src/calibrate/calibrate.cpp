@@ -13,17 +13,14 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
-#include "ballast/core/build_info.h"
-#include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
+#include "ballast/core/machine.h"
 #include "ballast/cpu_adam/updater.h"
-#include "ballast/device/host_stream.h"
+#include "ballast/device/streams.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/memory/topology.h"
+#include "ballast/memory/machine.h"
 
 #include "src/calibrate/calibration.h"
-#include "src/calibrate/kernel_hash.h"
 
 namespace ballast::calibrate {
 namespace {

@@ -8,9 +8,9 @@
 #include <set>
 #include <vector>
 
-#include "ballast/calibrate/kept_choices.h"
-#include "ballast/core/cpu.h"
-#include "ballast/device/host_stream.h"
+#include "ballast/calibrate/machine_files.h"
+#include "ballast/core/machine.h"
+#include "ballast/device/streams.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/plan/executor.h"
 

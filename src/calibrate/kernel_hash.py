@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes a C++ source with a hash of the sources of all kernels, so that rates are measured again
-when a kernel changes. src/calibrate/kernel_hash.h declares it.
+when a kernel changes. src/calibrate/calibration.h declares it.
 
     kernel_hash.py OUT DEPFILE FOLDER...
 """
@@ -20,7 +20,7 @@ def main() -> None:
             if path.is_file() and path.suffix in (".cpp", ".cu", ".h", ".in"):
                 digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
                 digest.update(path.read_bytes())
-    out.write_text('#include "src/calibrate/kernel_hash.h"\n\n'
+    out.write_text('#include "src/calibrate/calibration.h"\n\n'
                    "namespace ballast::calibrate {\n\n"
                    "std::string_view kernel_hash() noexcept {\n"
                    f'  return "{digest.hexdigest()[:16]}";\n'

@@ -1,17 +1,18 @@
+#include "ballast/core/memory.h"
+
 #include <algorithm>
 #include <memory>
 #include <vector>
 
-#include "ballast/core/cpu.h"
-#include "ballast/core/mapping.h"
+#include "ballast/core/machine.h"
 #include "ballast/core/random.h"
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/device.h"
+#include "ballast/engine/blueprint.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/step/rank_sizes.h"
+#include "ballast/step/problem.h"
 
 #include "src/calibrate/calibration.h"
-#include "src/engine/state_layout.h"
 
 namespace ballast::calibrate {
 namespace {

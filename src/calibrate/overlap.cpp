@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "ballast/core/seconds.h"
+#include "ballast/core/clocks.h"
 
 #include "src/calibrate/calibration.h"
 

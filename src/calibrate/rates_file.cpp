@@ -1,5 +1,3 @@
-#include "ballast/calibrate/rates_file.h"
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -8,8 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "ballast/calibrate/machine_rates.h"
 #include "ballast/core/error.h"
-#include "ballast/core/suggest.h"
 #include "ballast/core/units.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"

@@ -7,9 +7,9 @@
 #include <thread>
 #include <vector>
 
-#include "ballast/core/mapping.h"
+#include "ballast/core/clocks.h"
+#include "ballast/core/memory.h"
 #include "ballast/core/random.h"
-#include "ballast/core/seconds.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/state/swap_space.h"
 

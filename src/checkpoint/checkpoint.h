@@ -13,7 +13,7 @@
 
 #include "ballast/checkpoint/checkpoints.h"
 #include "ballast/comm/communicator.h"
-#include "ballast/core/descriptor.h"
+#include "ballast/core/memory.h"
 #include "ballast/engine/engine.h"
 #include "ballast/text/json.h"
 

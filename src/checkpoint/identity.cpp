@@ -1,5 +1,3 @@
-#include "src/checkpoint/identity.h"
-
 #include <algorithm>
 #include <charconv>
 #include <span>

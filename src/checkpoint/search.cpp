@@ -8,13 +8,12 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/collective_try.h"
+#include "ballast/comm/agreement.h"
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
 
-#include "src/checkpoint/advice.h"
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/format.h"
+#include "src/checkpoint/swap.h"
 
 // Finds the latest complete checkpoint of a run, and what the others keep.
 

@@ -5,14 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "ballast/engine/saved_states.h"
+#include "ballast/engine/run_states.h"
 #include "ballast/text/json.h"
 
 namespace ballast::checkpoint {
 
 // States on NVMe are not copied into a checkpoint. They stay in the swap files of the run, which
 // get an additional name: rank-R.swap-P in the folder of the checkpoint or, if that is on another
-// file system, the name of swap_owner.h next to them.
+// file system, the name of owner.h next to them.
 
 /// Converts `kept` to JSON. Names of files in the folder of the checkpoint are stored without that
 /// folder.
@@ -52,5 +52,9 @@ std::vector<std::filesystem::path> files_elsewhere(const std::filesystem::path& 
 std::vector<std::filesystem::path> all_folders(const std::filesystem::path& run);
 /// Returns the folder in which a checkpoint is written.
 std::filesystem::path incomplete(const std::filesystem::path& folder);
+
+/// Returns the end of a message about the damaged checkpoint `folder` of a copied run: where its
+/// states were, and how to copy them. "" if it has no states in the swap files of another run.
+std::string advice_for_copy(const std::filesystem::path& folder);
 
 }  // namespace ballast::checkpoint

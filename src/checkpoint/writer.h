@@ -7,14 +7,33 @@
 #include <vector>
 
 #include "ballast/comm/communicator.h"
-#include "ballast/engine/background_save.h"
 #include "ballast/engine/engine.h"
+#include "ballast/engine/snapshot.h"
 #include "ballast/text/json.h"
 
 #include "src/checkpoint/checkpoint.h"
-#include "src/checkpoint/states_writer.h"
+#include "src/formats/write_behind.h"
 
 namespace ballast::checkpoint {
+
+/// Writes a file of a checkpoint in order and computes the checksums of its chunks.
+class StatesWriter {
+ public:
+  /// Creates a file of `size` bytes. Throws like WriteBehind.
+  StatesWriter(const std::filesystem::path& path, Bytes size);
+
+  void write(ConstHostBytes bytes);
+  /// Waits until everything is on the disk, and returns the checksums (checksum_text()).
+  text::Json finish();
+
+ private:
+  void pass_on();
+
+  formats::WriteBehind file_;
+  Bytes written_ = 0;  ///< without the current chunk
+  std::vector<std::byte> chunk_;
+  text::Json checksums_ = text::Json::array();
+};
 
 /// A checkpoint of an engine that is being written to a run directory. States in host memory are
 /// written while training continues; an update waits until its block is written. The checkpoint

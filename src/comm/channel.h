@@ -12,7 +12,7 @@
 
 #include "ballast/comm/communicator.h"
 #include "ballast/core/units.h"
-#include "ballast/device/host_stream.h"
+#include "ballast/device/streams.h"
 
 // Shared by all communicators: members of a channel, shards of a buffer, the timeout, and argument
 // checks.

@@ -1,5 +1,3 @@
-#include "ballast/comm/launch.h"
-
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -9,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/comm/communicator.h"
 #include "ballast/core/error.h"
 
 namespace ballast::comm {

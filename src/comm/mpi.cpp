@@ -13,7 +13,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/polling.h"
+#include "ballast/core/threads.h"
 
 #include "src/comm/channel.h"
 #include "src/comm/mpi_loading.h"

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "ballast/comm/communicator.h"
-#include "ballast/core/build_info.h"
+#include "ballast/core/machine.h"
 
 #include "src/device/shared_library.h"
 

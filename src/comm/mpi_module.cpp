@@ -1,4 +1,4 @@
-// The MPI module, a separate library that the program loads. See mpi_table.h.
+// The MPI module, a separate library that the program loads. See mpi_loading.h.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -7,7 +7,7 @@
 
 #include <mpi.h>
 
-#include "src/comm/mpi_table.h"
+#include "src/comm/mpi_loading.h"
 
 namespace ballast::comm {
 namespace {

@@ -8,14 +8,14 @@
 #include <fmt/format.h>
 
 #include "ballast/config/adapter_folder.h"
-#include "ballast/config/model_source.h"
+#include "ballast/config/checkpoint_config.h"
+#include "ballast/config/stored_model.h"
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 
-#include "src/config/adapter_targets.h"
-#include "src/config/json_values.h"
+#include "src/config/adapter_config.h"
+#include "src/config/document.h"
 #include "src/config/sections.h"
-#include "src/config/stored_names.h"
 
 namespace ballast::config {
 namespace {

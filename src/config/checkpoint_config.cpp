@@ -13,17 +13,13 @@
 #include <fmt/format.h>
 
 #include "ballast/config/adapter_folder.h"
+#include "ballast/config/stored_model.h"
 #include "ballast/core/error.h"
-#include "ballast/core/suggest.h"
+#include "ballast/model/block_layout.h"
 #include "ballast/model/family.h"
-#include "ballast/model/slots.h"
 #include "ballast/text/files.h"
 
-#include "src/config/checkpoint_unknown_keys.h"
-#include "src/config/json_values.h"
-#include "src/config/rope_keys.h"
-#include "src/config/stored_names.h"
-#include "src/config/text_part.h"
+#include "src/config/document.h"
 
 namespace ballast::config {
 namespace {

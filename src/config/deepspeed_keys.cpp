@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "ballast/text/words.h"
+#include "ballast/text/json.h"
 
 #include "src/config/sections.h"
 

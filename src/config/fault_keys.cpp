@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/suggest.h"
 #include "ballast/core/units.h"
 
 #include "src/config/sections.h"

@@ -8,7 +8,6 @@
 #include <fmt/ranges.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/suggest.h"
 #include "ballast/core/units.h"
 
 namespace ballast::config {

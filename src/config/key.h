@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "ballast/config/choices.h"
-#include "ballast/config/key_list.h"
+#include "ballast/config/key_effects.h"
 
 #include "src/config/document.h"
 

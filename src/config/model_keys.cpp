@@ -9,11 +9,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "ballast/core/suggest.h"
+#include "ballast/core/error.h"
 #include "ballast/model/family.h"
 
 #include "src/config/sections.h"
-#include "src/model/spec/families/unused_keys.h"
+#include "src/model/spec/families/families.h"
 
 namespace ballast::config {
 namespace {

@@ -1,5 +1,3 @@
-#include "ballast/config/model_source.h"
-
 #include <algorithm>
 #include <array>
 #include <cctype>

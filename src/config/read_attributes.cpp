@@ -1,9 +1,9 @@
 // Made by tools/dev/config_attributes.py from transformers 5.24.0. Do not edit.
 
-#include "src/config/read_attributes.h"
-
 #include <array>
 #include <utility>
+
+#include "ballast/config/stored_model.h"
 
 namespace ballast::config {
 namespace {

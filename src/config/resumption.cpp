@@ -1,5 +1,3 @@
-#include "ballast/config/resumption.h"
-
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -7,8 +5,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "ballast/config/key_effects.h"
 #include "ballast/core/error.h"
-#include "ballast/core/suggest.h"
 
 #include "src/config/sections.h"
 

@@ -1,5 +1,3 @@
-#include "src/config/rope_keys.h"
-
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -7,9 +5,10 @@
 
 #include <fmt/format.h>
 
+#include "ballast/config/stored_model.h"
 #include "ballast/core/error.h"
 
-#include "src/config/json_values.h"
+#include "src/config/document.h"
 
 namespace ballast::config {
 namespace {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -112,5 +113,11 @@ void expand_adapter_path(Document& document);
 /// Derives missing values (batch triplet, defaults that depend on other keys) and checks keys
 /// against each other. Throws Error(config) naming the keys and their values.
 void complete(Config& config, const Document& document, std::uint64_t world);
+
+/// The path of the key or section that `path` names without its section: "lr" is
+/// optimizer.params.lr. Returns a path that begins at the top, or that no section has, unchanged.
+/// Calls `refuse`, which throws, if several sections have it.
+std::string whole_path(const std::string& path,
+                       const std::function<void(const std::string&)>& refuse);
 
 }  // namespace ballast::config

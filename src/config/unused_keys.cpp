@@ -1,7 +1,5 @@
 // Keys whose values have no effect because of the values of other keys.
 
-#include "src/model/spec/families/unused_keys.h"
-
 #include <algorithm>
 #include <array>
 #include <string>
@@ -12,10 +10,11 @@
 #include <fmt/ranges.h>
 
 #include "ballast/model/family.h"
-#include "ballast/text/words.h"
+#include "ballast/text/json.h"
 
-#include "src/config/json_values.h"
+#include "src/config/document.h"
 #include "src/config/sections.h"
+#include "src/model/spec/families/families.h"
 
 namespace ballast::config {
 namespace {

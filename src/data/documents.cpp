@@ -10,13 +10,11 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
+#include "ballast/data/sequences.h"
+#include "ballast/formats/file_formats.h"
 #include "ballast/formats/safetensors.h"
 
-#include "src/data/packing.h"
-#include "src/data/permutation.h"
-#include "src/formats/format_advice.h"
-#include "src/formats/text_files.h"
+#include "src/formats/data_files.h"
 
 namespace ballast::data {
 namespace {

@@ -1,5 +1,3 @@
-#include "src/data/id_check.h"
-
 #include <algorithm>
 #include <chrono>
 #include <span>
@@ -12,7 +10,8 @@
 #include <sched.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
+
+#include "src/data/training_data.h"
 
 namespace ballast::data {
 namespace {

@@ -1,13 +1,12 @@
-#include "src/data/packing.h"
-
 #include <algorithm>
 #include <map>
 #include <numeric>
 #include <utility>
 
 #include "ballast/core/error.h"
+#include "ballast/data/sequences.h"
 
-#include "src/data/permutation.h"
+#include "src/data/documents.h"
 
 namespace ballast::data {
 namespace {

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "ballast/core/error.h"
+#include "ballast/data/sequences.h"
 
 #include "src/data/documents.h"
-#include "src/data/permutation.h"
 
 namespace ballast::data {
 namespace {

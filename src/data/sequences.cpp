@@ -9,8 +9,6 @@
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
 
-#include "src/data/permutation.h"
-
 namespace ballast::data {
 namespace {
 

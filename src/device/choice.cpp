@@ -9,11 +9,9 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
-#include "ballast/core/suggest.h"
 #include "ballast/device/device.h"
 
-#include "src/device/factories.h"
+#include "src/device/implementations.h"
 
 namespace ballast::device {
 namespace {

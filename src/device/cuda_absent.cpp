@@ -1,6 +1,6 @@
 #include "ballast/core/error.h"
 
-#include "src/device/factories.h"
+#include "src/device/implementations.h"
 
 namespace ballast::device {
 namespace {

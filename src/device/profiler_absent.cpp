@@ -1,4 +1,4 @@
-#include "src/device/profiler_range.h"
+#include "ballast/device/device.h"
 
 namespace ballast::device {
 

@@ -1,10 +1,9 @@
-#include "src/engine/correction_biases.h"
-
 #include <algorithm>
 #include <numeric>
 
 #include "ballast/core/error.h"
-#include "ballast/model/correction_biases.h"
+#include "ballast/engine/run_states.h"
+#include "ballast/model/architecture.h"
 
 namespace ballast::engine {
 

@@ -9,21 +9,18 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/collective_try.h"
+#include "ballast/comm/agreement.h"
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
-#include "ballast/model/initialize.h"
+#include "ballast/device/device.h"
+#include "ballast/engine/run_states.h"
+#include "ballast/engine/step_types.h"
+#include "ballast/model/compute.h"
 #include "ballast/state/swap_space.h"
 
-#include "src/device/profiler_range.h"
-#include "src/engine/correction_biases.h"
+#include "src/engine/held_states.h"
+#include "src/engine/initial_weights.h"
 #include "src/engine/lanes.h"
-#include "src/engine/saved_states.h"
-#include "src/engine/states.h"
-#include "src/engine/token_batch.h"
-#include "src/engine/trials.h"
 #include "src/engine/warm_up.h"
-#include "src/engine/whole_weights.h"
 
 namespace ballast::engine {
 Bytes EngineTotals::nvme_bytes_written() const {

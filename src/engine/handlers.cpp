@@ -8,12 +8,10 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/model/scatter_rows.h"
-#include "ballast/model/slots.h"
+#include "ballast/device/device.h"
+#include "ballast/model/block_layout.h"
+#include "ballast/model/packed_values.h"
 #include "ballast/step/labels.h"
-
-#include "src/device/profiler_range.h"
-#include "src/engine/counts.h"
 
 // Handlers of movements, and the table of all handlers.
 

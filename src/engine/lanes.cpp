@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "ballast/core/error.h"
-#include "ballast/engine/channel_members.h"
+#include "ballast/engine/blueprint.h"
 #include "ballast/step/labels.h"
-#include "ballast/step/rank_sizes.h"
+#include "ballast/step/problem.h"
 
 // The streams of the lanes, and their channels between ranks.
 

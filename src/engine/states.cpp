@@ -1,5 +1,3 @@
-#include "src/engine/states.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -15,14 +13,12 @@
 
 #include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
-#include "ballast/model/quantized_values.h"
+#include "ballast/model/packed_values.h"
 #include "ballast/state/checksum.h"
-#include "ballast/step/rank_sizes.h"
+#include "ballast/step/problem.h"
 
-#include "src/engine/held_block.h"
-#include "src/engine/in_units.h"
-#include "src/engine/initial_magnitudes.h"
-#include "src/engine/saved_states.h"
+#include "src/engine/held_states.h"
+#include "src/engine/initial_weights.h"
 
 namespace ballast::engine {
 namespace {

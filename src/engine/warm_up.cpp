@@ -6,10 +6,10 @@
 #include <tuple>
 
 #include "ballast/core/error.h"
-#include "ballast/step/build.h"
 #include "ballast/step/labels.h"
+#include "ballast/step/plans.h"
 
-#include "src/engine/counts.h"
+#include "src/engine/handlers.h"
 
 namespace ballast::engine {
 namespace {

@@ -8,9 +8,8 @@
 
 #include "ballast/config/adapter_folder.h"
 #include "ballast/core/error.h"
+#include "ballast/formats/safetensors_header.h"
 #include "ballast/text/json.h"
-
-#include "src/formats/safetensors_header.h"
 
 namespace ballast::formats {
 namespace {

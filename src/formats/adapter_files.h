@@ -1,11 +1,16 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "ballast/config/adapter_folder.h"
 #include "ballast/formats/weight_files.h"
 #include "ballast/model/architecture.h"
+#include "ballast/text/json.h"
 
 namespace ballast::formats {
 
@@ -40,5 +45,96 @@ std::string adapter_folder_below(const std::filesystem::path& folder);
 
 /// Whether `folder` is a PEFT folder.
 bool is_adapter_folder(const std::filesystem::path& folder);
+
+/// The weights of a model with those of a PEFT folder merged into them, like PEFT's
+/// merge_and_unload(): W + s B A, with DoRA multiplied by m / ||W + s B A||, and modules or rows of
+/// tokens that are trained in full instead of the model's. Computed in fp32 and rounded once.
+///
+/// If the embedding and the output matrix are tied and the adapters change only one of them, or
+/// each in another way, the merged model has both (unties()).
+class MergedAdapters {
+ public:
+  /// `base`: the model, described by the config.json `description`; must outlive the object. Throws
+  /// Error(data) naming the file and the tensor if the adapters do not fit, or if the merged model
+  /// would compute something else than the adapters; Error(config) like
+  /// config::read_merge_settings().
+  MergedAdapters(const WeightFiles& base, const std::filesystem::path& folder,
+                 const text::Json& description);
+
+  /// Whether the merged model no longer ties the embedding and the output matrix.
+  [[nodiscard]] bool unties() const { return unties_; }
+  /// A tensor that the merged model has in addition to those of `base`: the previously tied output
+  /// matrix.
+  struct Added {
+    std::string name;
+    const WeightPlace* like = nullptr;  ///< the embedding, whose type and shape it has
+  };
+  [[nodiscard]] const std::optional<Added>& added() const { return added_; }
+
+  /// The tensor of the model from which the merged tensor `name` is made.
+  [[nodiscard]] const WeightPlace* source(const std::string& name) const;
+  /// Whether the merged tensor differs from its source.
+  [[nodiscard]] bool changes(const std::string& name) const { return changes_.contains(name); }
+  /// Changes fp32 `values`, those of the source of the tensor `name` from element `first` on. With
+  /// DoRA it first reads the whole tensor for its norms when `first` is 0. Uses all threads of the
+  /// machine.
+  void apply(const std::string& name, Elems first, std::span<float> values);
+
+ private:
+  struct Change {
+    const WeightPlace* source = nullptr;       ///< weights of the model
+    const WeightPlace* replacement = nullptr;  ///< weights of the adapters that replace the model's
+    /// Adds scale * left [rows, rank] * right [rank, columns]; nothing if rank is 0.
+    std::size_t rank = 0;
+    float scale = 1.0F;
+    std::vector<float> left;
+    std::vector<float> right;
+    const WeightPlace* magnitudes = nullptr;  ///< DoRA's magnitudes: [rows], or [columns] of a
+                                              ///< transposed matrix
+    bool of_columns = false;
+    std::vector<float> dora_scales;  ///< factors of DoRA for rows or columns
+    /// Rows of `rows` by row of the tensor, for trained tokens.
+    std::map<Elems, Elems> tokens;
+    const WeightPlace* rows = nullptr;
+  };
+  /// A tensor of the adapters' file: its `module`, and the rest of its name.
+  struct Part {
+    const WeightPlace* place = nullptr;
+    std::string module;
+    std::string suffix;
+  };
+
+  [[nodiscard]] Part part_of(const WeightPlace& place) const;
+  void add(const Part& part);
+  void add_product(const Part& part, bool embedding);
+  void add_bias(const Part& part);
+  void add_tokens(const Part& part);
+  void replace(const Part& part, const std::string& tensor);
+  /// The change of the model's tensor `name`, which `part` belongs to.
+  Change& change_of(const Part& part, const std::string& name);
+  void check_complete() const;
+  void find_ends(const text::Json& description);
+  void untie();
+  [[noreturn]] void refuse_tied(bool of_output) const;
+  [[nodiscard]] const WeightPlace* sibling(const Part& part, const std::string& suffix) const;
+
+  void add_to(const Change& change, Elems first, std::span<float> values) const;
+  void put_tokens(const Change& change, Elems first, std::span<float> values) const;
+  void compute_dora_scales(Change& change) const;
+
+  const WeightFiles& base_;
+  WeightFiles files_;
+  config::MergeSettings settings_;
+  std::map<std::string, Change> changes_;  ///< by the name of the merged tensor
+  std::string tokens_;                     ///< name of the embedding
+  std::string output_;                     ///< name of the output matrix
+  bool tied_ = false;
+  bool unties_ = false;
+  std::optional<Added> added_;
+};
+
+/// Returns the folder of the base model that the adapters in `folder` name. Throws Error(data) if
+/// they name none, if it does not exist, or if it has adapters instead of a model.
+std::filesystem::path base_of_adapters(const std::filesystem::path& folder);
 
 }  // namespace ballast::formats

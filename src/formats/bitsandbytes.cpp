@@ -1,5 +1,3 @@
-#include "src/formats/bitsandbytes.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,12 +10,13 @@
 #include <fmt/format.h>
 
 #include "ballast/config/checkpoint_config.h"
-#include "ballast/core/convert.h"
 #include "ballast/core/error.h"
-#include "ballast/model/quantized_values.h"
+#include "ballast/core/memory.h"
+#include "ballast/formats/safetensors_header.h"
+#include "ballast/model/packed_values.h"
 #include "ballast/text/json.h"
 
-#include "src/formats/safetensors_header.h"
+#include "src/formats/quantized_matrices.h"
 
 namespace ballast::formats::bitsandbytes {
 namespace {

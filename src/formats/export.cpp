@@ -10,7 +10,6 @@
 
 #include "ballast/config/adapter_folder.h"
 #include "ballast/config/checkpoint_config.h"
-#include "ballast/config/model_source.h"
 #include "ballast/core/error.h"
 #include "ballast/formats/weight_files.h"
 #include "ballast/text/json.h"
@@ -19,7 +18,6 @@
 #include "src/formats/copied_tensors.h"
 #include "src/formats/exported_files.h"
 #include "src/formats/folder_layout.h"
-#include "src/formats/merged_adapters.h"
 
 namespace ballast::formats {
 namespace {

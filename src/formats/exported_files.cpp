@@ -7,10 +7,10 @@
 
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/core/error.h"
+#include "ballast/formats/safetensors_header.h"
 
-#include "src/formats/mxfp4.h"
-#include "src/formats/passing_tensors.h"
-#include "src/formats/safetensors_header.h"
+#include "src/formats/folder_layout.h"
+#include "src/formats/quantized_matrices.h"
 
 namespace ballast::formats {
 namespace {

@@ -11,9 +11,9 @@
 #include "ballast/formats/model_folder.h"
 #include "ballast/formats/weight_files.h"
 
+#include "src/formats/adapter_files.h"
 #include "src/formats/copied_tensors.h"
 #include "src/formats/folder_layout.h"
-#include "src/formats/merged_adapters.h"
 
 namespace ballast::formats {
 
@@ -26,7 +26,7 @@ struct ExportRules {
 /// The files of an export by the layout of a folder. Tensors that are stored as in the layout are
 /// copied byte by byte, codes with their scales. Other values are converted to the types of the
 /// layout. With `ExportRules::type` all weights get this type. Only whole numbers, corrections of
-/// routers, and the tensors that pass through (passing_tensors.h) and are not quantised keep
+/// routers, and the tensors that pass through (folder_layout.h) and are not quantised keep
 /// theirs.
 class ExportedFiles {
  public:

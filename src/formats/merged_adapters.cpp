@@ -1,5 +1,3 @@
-#include "src/formats/merged_adapters.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -11,13 +9,13 @@
 #include <fmt/format.h>
 
 #include "ballast/config/checkpoint_config.h"
+#include "ballast/config/stored_model.h"
 #include "ballast/core/error.h"
+#include "ballast/formats/safetensors_header.h"
 #include "ballast/model/family.h"
 #include "ballast/text/files.h"
 
-#include "src/config/stored_names.h"
 #include "src/formats/adapter_files.h"
-#include "src/formats/safetensors_header.h"
 #include "src/model/host/team.h"
 
 namespace ballast::formats {

@@ -13,13 +13,12 @@
 #include "ballast/config/adapter_folder.h"
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/core/error.h"
+#include "ballast/formats/safetensors_header.h"
 #include "ballast/formats/weight_files.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
-#include "ballast/text/words.h"
 
 #include "src/formats/new_folder.h"
-#include "src/formats/safetensors_header.h"
 #include "src/formats/write_behind.h"
 
 namespace ballast::formats {

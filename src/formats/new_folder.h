@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ballast/core/descriptor.h"
+#include "ballast/core/memory.h"
 #include "ballast/core/units.h"
 
 namespace ballast::formats {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ballast/aio/queue.h"
-#include "ballast/core/mapping.h"
+#include "ballast/core/memory.h"
 #include "ballast/formats/stored_weights.h"
 
 namespace ballast::formats {

@@ -9,15 +9,13 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 
-#include "ballast/core/convert.h"
 #include "ballast/core/error.h"
-#include "ballast/core/suggest.h"
+#include "ballast/core/memory.h"
+#include "ballast/formats/file_formats.h"
+#include "ballast/formats/safetensors_header.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
-#include "src/formats/format_advice.h"
-#include "src/formats/safetensors_header.h"
-#include "src/formats/weight_causes.h"
 #include "src/formats/write_behind.h"
 
 namespace ballast::formats {

@@ -8,7 +8,6 @@
 
 #include "ballast/core/dtype.h"
 
-#include "src/formats/mxfp4.h"
 #include "src/formats/quantized_matrices.h"
 
 namespace ballast::formats {

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/unbudgeted.h"
+#include "ballast/core/units.h"
 
 namespace ballast::formats {
 namespace {

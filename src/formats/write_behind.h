@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ballast/aio/queue.h"
-#include "ballast/core/mapping.h"
+#include "ballast/core/memory.h"
 #include "ballast/text/files.h"
 
 namespace ballast::formats {

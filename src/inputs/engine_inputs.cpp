@@ -10,12 +10,9 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
 #include "ballast/device/device.h"
-#include "ballast/engine/channel_members.h"
+#include "ballast/engine/blueprint.h"
 #include "ballast/model/family.h"
-
-#include "src/engine/state_layout.h"
 
 namespace ballast::inputs {
 namespace {

@@ -1,9 +1,8 @@
 #include "ballast/core/error.h"
 #include "ballast/model/attention.h"
 #include "ballast/model/cuda_libraries.h"
-#include "ballast/model/product_check.h"
 
-#include "src/model/cuda/factories.h"
+#include "src/model/compute/factories.h"
 
 namespace ballast::model::cuda {
 namespace {

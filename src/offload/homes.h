@@ -7,8 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ballast/core/mapping.h"
-#include "ballast/core/view.h"
+#include "ballast/core/memory.h"
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/state/swap_plan.h"
 #include "ballast/state/swap_space.h"

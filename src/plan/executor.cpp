@@ -17,12 +17,12 @@
 
 #include <pthread.h>
 
+#include "ballast/core/clocks.h"
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
-#include "ballast/core/seconds.h"
 
 #include "src/plan/lane_queue.h"
-#include "src/plan/turns.h"
+#include "src/plan/ordering.h"
 
 namespace ballast::plan {
 namespace {

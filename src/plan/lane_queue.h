@@ -13,7 +13,7 @@
 
 #include "ballast/plan/plan.h"
 
-#include "src/plan/turns.h"
+#include "src/plan/ordering.h"
 
 // The executor's records of submitted plans and of its lanes. All are protected by its lock.
 namespace ballast::plan {

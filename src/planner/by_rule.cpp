@@ -3,7 +3,7 @@
 #include <optional>
 #include <utility>
 
-#include "src/planner/constraints.h"
+#include "src/planner/filling.h"
 #include "src/planner/search.h"
 
 namespace ballast::planner {

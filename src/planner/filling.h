@@ -9,14 +9,28 @@
 #include <unordered_map>
 #include <vector>
 
-#include "ballast/core/tier.h"
-#include "ballast/memory/budget.h"
+#include "ballast/config/config.h"
+#include "ballast/core/places.h"
 #include "ballast/memory/ledger.h"
-#include "ballast/step/placement.h"
-
-#include "src/planner/constraints.h"
+#include "ballast/memory/machine.h"
+#include "ballast/step/problem.h"
 
 namespace ballast::planner {
+
+/// The config's constraints on a block's placement; empty members are open.
+struct PlacementConstraint {
+  config::TierChoice weights;
+  config::TierChoice optimizer;
+  config::TierChoice activations;
+  std::optional<step::Kept> kept;
+  config::TierChoice gradients;
+};
+
+/// Returns one constraint per block of a model with `blocks` blocks. Throws Error(config) for a
+/// rule about a block that does not exist.
+std::vector<PlacementConstraint> read_constraints(const config::Config& config, std::size_t blocks);
+/// Returns the constraints for the model of `config`.
+std::vector<PlacementConstraint> read_constraints(const config::Config& config);
 
 /// The tensors that a step moves to a faster tier.
 enum class TensorClass : std::uint8_t {

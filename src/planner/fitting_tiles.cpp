@@ -8,7 +8,6 @@
 #include <fmt/ranges.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/planner/planner.h"
 

@@ -10,8 +10,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/plan/bottleneck.h"
-#include "ballast/plan/hiding.h"
+#include "ballast/plan/lane_times.h"
 #include "ballast/plan/simulator.h"
 
 namespace ballast::planner {

@@ -5,10 +5,10 @@
 #include <fmt/format.h>
 
 #include "ballast/calibrate/machine_rates.h"
-#include "ballast/core/unbudgeted.h"
-#include "ballast/plan/bottleneck.h"
+#include "ballast/core/units.h"
+#include "ballast/plan/lane_times.h"
 #include "ballast/planner/forecast.h"
-#include "ballast/planner/plan_json.h"
+#include "ballast/planner/plan_choices.h"
 #include "ballast/text/json.h"
 
 namespace ballast::planner {

@@ -6,7 +6,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/plan/bottleneck.h"
+#include "ballast/plan/lane_times.h"
 #include "ballast/planner/run_plan.h"
 
 #include "src/planner/search.h"

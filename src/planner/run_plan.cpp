@@ -13,15 +13,13 @@
 #include <fmt/format.h>
 
 #include "ballast/calibrate/machine_rates.h"
-#include "ballast/calibrate/rates_file.h"
-#include "ballast/comm/collective_try.h"
-#include "ballast/core/log.h"
+#include "ballast/comm/agreement.h"
+#include "ballast/core/error.h"
 #include "ballast/device/device.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/draw_blueprint.h"
 #include "ballast/planner/forecast.h"
 #include "ballast/planner/plan_choices.h"
-#include "ballast/planner/saved_plan.h"
+#include "ballast/planner/planner.h"
 
 #include "src/calibrate/machine_share.h"
 

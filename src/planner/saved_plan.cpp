@@ -1,5 +1,3 @@
-#include "ballast/planner/saved_plan.h"
-
 #include <algorithm>
 #include <array>
 #include <string>
@@ -10,13 +8,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "ballast/calibrate/rates_file.h"
-#include "ballast/config/resumption.h"
+#include "ballast/calibrate/machine_rates.h"
+#include "ballast/config/key_effects.h"
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
 #include "ballast/device/device.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/memory/budget.h"
+#include "ballast/memory/machine.h"
+#include "ballast/planner/run_plan.h"
 #include "ballast/text/files.h"
 
 namespace ballast::planner {

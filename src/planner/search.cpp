@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/parallel.h"
+#include "ballast/core/threads.h"
 #include "ballast/inputs/engine_inputs.h"
 
 namespace ballast::planner {

@@ -1,5 +1,3 @@
-#include "src/planner/search_trials.h"
-
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -7,12 +5,14 @@
 
 #include <fmt/format.h>
 
-#include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
-#include "ballast/core/parallel.h"
+#include "ballast/core/machine.h"
+#include "ballast/core/threads.h"
 #include "ballast/device/device.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/planner/plan_choices.h"
+
+#include "src/planner/search.h"
 
 namespace ballast::planner {
 namespace {

@@ -12,12 +12,9 @@
 #include <nanobind/stl/string.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/mapping.h"
+#include "ballast/core/memory.h"
 
-#include "src/python/bindings.h"
-#include "src/python/buffers.h"
-#include "src/python/fork.h"
-#include "src/python/shared_file.h"
+#include "src/python/module.h"
 #include "src/python/transfers.h"
 
 namespace ballast::python {

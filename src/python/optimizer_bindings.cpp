@@ -16,9 +16,8 @@
 #include "ballast/core/error.h"
 
 #include "src/offload/optimizer.h"
-#include "src/offload/state_file.h"
-#include "src/offload/state_values.h"
-#include "src/python/bindings.h"
+#include "src/offload/states.h"
+#include "src/python/module.h"
 
 namespace nb = nanobind;
 

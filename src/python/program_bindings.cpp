@@ -10,19 +10,16 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "ballast/core/build_info.h"
+#include "ballast/core/machine.h"
 #include "ballast/planner/forecast.h"
 
-#include "src/python/bindings.h"
-#include "src/python/fork.h"
-#include "src/python/log_lines.h"
+#include "src/python/module.h"
 #include "src/python/run_observer.h"
-#include "tools/bench/io.h"
-#include "tools/commands/plan.h"
-#include "tools/commands/train_run.h"
+#include "tools/bench/bench.h"
+#include "tools/commands/requests.h"
+#include "tools/io/tune.h"
 #include "tools/process.h"
 #include "tools/program.h"
-#include "tools/tune/io.h"
 
 namespace ballast::python {
 namespace {

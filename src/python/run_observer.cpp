@@ -7,7 +7,7 @@
 
 #include "ballast/train/metrics.h"
 
-#include "src/python/log_lines.h"
+#include "src/python/module.h"
 #include "tools/process.h"
 
 namespace ballast::python {

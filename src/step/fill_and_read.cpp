@@ -1,7 +1,8 @@
 #include <algorithm>
 
+#include "ballast/step/labels.h"
+
 #include "src/step/movements.h"
-#include "src/step/plan_types.h"
 
 // The part of Movements that fills and reads weights and states outside training steps.
 

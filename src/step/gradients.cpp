@@ -3,7 +3,6 @@
 #include "ballast/step/labels.h"
 
 #include "src/step/movements.h"
-#include "src/step/plan_types.h"
 
 // The part of Movements that moves gradient sums between micro-batches, and complete gradients to
 // their updates.

@@ -9,11 +9,10 @@
 
 #include <fmt/format.h>
 
-#include "ballast/step/rank_sizes.h"
+#include "ballast/step/labels.h"
+#include "ballast/step/problem.h"
 
-#include "src/step/alike_blocks.h"
-#include "src/step/buffer_list.h"
-#include "src/step/plan_types.h"
+#include "src/step/placed_problem.h"
 
 namespace ballast::step {
 namespace {
@@ -105,7 +104,7 @@ class LayoutMaker {
   }
 
   /// Adds extents for checkpoints. No plan uses them: a home and such an extent swap places
-  /// (state/slots.h).
+  /// (state/store.h).
   void checkpoints() {
     if (options_.kept_checkpoints == 0) return;
     if (list_.merges()) {

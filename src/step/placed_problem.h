@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "ballast/model/step_program.h"
-#include "ballast/step/placement.h"
 #include "ballast/step/problem.h"
-#include "ballast/step/rank_sizes.h"
 
-#include "src/step/routes.h"
+#include "src/step/devices.h"
 
 namespace ballast::step {
 
@@ -189,5 +188,21 @@ struct PlacedProblem {
     return options.order == Order::layer_major ? micro_batches : 1;
   }
 };
+
+/// Throws Error(config) for arguments that build() refuses.
+void check_arguments(const Problem& problem, const Placement& placement, const Options& options);
+/// Refuses plans that an evaluation does not have.
+void check_trains(const Options& options);
+[[noreturn]] void refuse_arguments(const std::string& message);
+
+/// Blocks of one device with equal sizes and placements.
+struct AlikeBlocks {
+  std::uint32_t first = 0;
+  std::uint32_t count = 1;
+};
+
+/// Returns all blocks. Alike ones are together if `merges`: planners sum the buffers of thousands
+/// of placements, and a model may have thousands of experts.
+std::vector<AlikeBlocks> find_alike(const PlacedProblem& placed, bool merges);
 
 }  // namespace ballast::step

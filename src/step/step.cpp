@@ -1,6 +1,6 @@
-#include "ballast/step/lives.h"
+#include "ballast/step/labels.h"
+#include "ballast/step/program_table.h"
 
-#include "src/step/plan_types.h"
 #include "src/step/step_writer.h"
 
 // The story of a step. A model's work is a list of stops (model/step_program.h). This file brings

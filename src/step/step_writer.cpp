@@ -5,8 +5,6 @@
 
 #include "ballast/step/labels.h"
 
-#include "src/step/plan_types.h"
-
 namespace ballast::step {
 
 using model::BlockId;

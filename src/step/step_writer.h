@@ -5,12 +5,11 @@
 #include <vector>
 
 #include "ballast/model/step_program.h"
+#include "ballast/step/labels.h"
+#include "ballast/step/program_table.h"
 
 #include "src/step/layout.h"
 #include "src/step/movements.h"
-#include "src/step/plan_types.h"
-#include "src/step/recomputation.h"
-#include "src/step/value_slots.h"
 #include "src/step/values.h"
 
 namespace ballast::step {

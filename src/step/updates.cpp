@@ -1,8 +1,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "ballast/step/labels.h"
+
 #include "src/step/movements.h"
-#include "src/step/plan_types.h"
 
 // The part of Movements that brings states, weights and gradients together for an update.
 

@@ -1,12 +1,12 @@
-#include "src/step/value_slots.h"
-
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "src/step/plan_types.h"
+#include "ballast/step/labels.h"
+
+#include "src/step/layout.h"
 
 namespace ballast::step {
 

@@ -5,9 +5,7 @@
 #include <vector>
 
 #include "ballast/step/labels.h"
-#include "ballast/step/lives.h"
-
-#include "src/step/plan_types.h"
+#include "ballast/step/program_table.h"
 
 namespace ballast::step {
 

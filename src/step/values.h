@@ -4,11 +4,10 @@
 #include <vector>
 
 #include "ballast/model/step_program.h"
+#include "ballast/step/labels.h"
 
-#include "src/step/buffer_cache.h"
+#include "src/step/layout.h"
 #include "src/step/movements.h"
-#include "src/step/plan_types.h"
-#include "src/step/value_slots.h"
 
 namespace ballast::step {
 

@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "ballast/core/log.h"
+#include "ballast/core/error.h"
 #include "ballast/text/json.h"
 
 namespace ballast::text {

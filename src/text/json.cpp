@@ -11,8 +11,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "src/text/json_mistakes.h"
-
 namespace ballast::text {
 namespace {
 

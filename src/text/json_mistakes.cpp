@@ -1,10 +1,10 @@
-#include "src/text/json_mistakes.h"
-
 #include <algorithm>
 #include <array>
 #include <cctype>
 
 #include <fmt/format.h>
+
+#include "ballast/text/json.h"
 
 namespace ballast::text {
 namespace {

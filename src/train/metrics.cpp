@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 

@@ -1,5 +1,3 @@
-#include "ballast/train/model_evaluation.h"
-
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -9,25 +7,21 @@
 #include <fmt/format.h>
 
 #include "ballast/config/checkpoint_config.h"
-#include "ballast/config/model_source.h"
 #include "ballast/core/error.h"
 #include "ballast/formats/export.h"
+#include "ballast/formats/file_formats.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/draw_blueprint.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
+#include "ballast/train/trainer.h"
 
 #include "src/data/training_data.h"
 #include "src/formats/adapter_files.h"
-#include "src/formats/file_formats.h"
-#include "src/formats/format_advice.h"
-#include "src/formats/merged_adapters.h"
-#include "src/train/evaluate.h"
 #include "src/train/initial_weights.h"
+#include "src/train/run_directory.h"
 #include "src/train/run_engine.h"
 #include "src/train/run_files.h"
-#include "src/train/run_folders.h"
 
 namespace ballast::train {
 namespace {

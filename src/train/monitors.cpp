@@ -11,9 +11,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "ballast/comm/collective_try.h"
+#include "ballast/comm/agreement.h"
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
 #include "ballast/text/files.h"
 
 #include "src/checkpoint/owner.h"

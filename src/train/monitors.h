@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "ballast/config/config.h"
+#include "ballast/formats/file_formats.h"
 #include "ballast/train/metrics.h"
 #include "ballast/train/run_options.h"
 
-#include "src/formats/event_file.h"
 #include "src/formats/new_folder.h"
 #include "src/train/waiting_file.h"
 

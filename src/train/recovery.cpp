@@ -5,8 +5,8 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/collective_try.h"
-#include "ballast/core/log.h"
+#include "ballast/comm/agreement.h"
+#include "ballast/core/error.h"
 
 namespace ballast::train {
 

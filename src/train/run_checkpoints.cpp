@@ -3,28 +3,35 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <filesystem>
 #include <new>
 #include <span>
+#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
-#include "ballast/comm/collective_try.h"
+#include "ballast/checkpoint/checkpoints.h"
+#include "ballast/comm/agreement.h"
+#include "ballast/config/key_effects.h"
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/model/block_layout.h"
+#include "ballast/planner/planner.h"
+#include "ballast/planner/run_plan.h"
 #include "ballast/state/store.h"
 #include "ballast/state/swap_plan.h"
 
+#include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/format.h"
+#include "src/checkpoint/owner.h"
 #include "src/checkpoint/swap.h"
-#include "src/checkpoint/swap_owner.h"
-#include "src/train/compared_inputs.h"
-#include "src/train/finite_values.h"
+#include "src/train/initial_weights.h"
+#include "src/train/run_inputs.h"
 
 namespace ballast::train {
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -384,6 +391,58 @@ void RunCheckpoints::fail(std::uint64_t step, After after, const std::string& wh
                   newest_.empty() ? "there is none of this run yet"
                                   : fmt::format("the latest is {}", newest_.string()),
                   after == After::training ? ", and training continues" : ""));
+}
+
+namespace {
+
+bool lacks_pad_token(const std::filesystem::path& from) {
+  const auto found = checkpoint::newest_readable(from);
+  return found && !found->facts().settings.contains(config::kPadTokenSetting);
+}
+
+}  // namespace
+
+config::Config with_pad_token_of_checkpoint(const config::Config& config, const RunOptions& options,
+                                            comm::Ranks* ranks) {
+  const auto token = model::pad_token(config.model);
+  const std::filesystem::path from = resumed_from(config, options);
+  if (!token || from.empty() ||
+      config::is_allowed(config::kPadTokenSetting, options.allowed_changes)) {
+    return config;
+  }
+  const bool root = ranks == nullptr || ranks->rank() == 0;
+  bool lacks = false;
+  comm::collective_try(ranks, [&] { lacks = root && lacks_pad_token(from); });
+  if (!comm::decided_by_root(ranks, lacks)) return config;
+  if (root) {
+    log(LogLevel::info,
+        fmt::format("{}: was written without {}, so the run continues to train the row of token {} "
+                    "in the embedding; --allow-change {} ends that",
+                    from.string(), config::kPadTokenSetting, *token, config::kPadTokenSetting));
+  }
+  config::Config changed = config;
+  changed.model.details[model::kPadToken] = {};
+  return changed;
+}
+
+config::Config settle_tiles(const config::Config& config, comm::Ranks* ranks,
+                            const std::atomic<bool>* interrupted, const RunOptions& options) {
+  const std::filesystem::path from = resumed_from(config, options);
+  if (!config.open_tiles.any() || from.empty()) {
+    return planner::settle_tiles(config, ranks, interrupted, options.source);
+  }
+  config::Config settled = config;
+  bool found = false;
+  comm::collective_try(ranks, [&] {
+    if (ranks != nullptr && ranks->rank() != 0) return;
+    const auto tiles = checkpoint::tiles_of(from);
+    found = tiles.has_value();
+    if (!found) return;
+    if (config.open_tiles.vocabulary) settled.model.vocabulary_tiles = tiles->vocabulary;
+    if (config.open_tiles.layers) settled.model.layer_tiles = tiles->layers;
+  });
+  if (comm::decided_by_root(ranks, found)) return planner::with_tiles_of_root(settled, ranks);
+  return planner::settle_tiles(config, ranks, interrupted, options.source);
 }
 
 }  // namespace ballast::train

@@ -12,13 +12,12 @@
 
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
-#include "ballast/config/resumption.h"
+#include "ballast/config/key_effects.h"
 #include "ballast/engine/engine.h"
 #include "ballast/train/run_options.h"
 
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/writer.h"
-#include "src/train/run_end.h"
 #include "src/train/run_engine.h"
 
 namespace ballast::train {
@@ -136,5 +135,16 @@ class RunCheckpoints {
   std::uint64_t newest_step_ = 0;
   std::uint64_t failures_ = 0;  ///< failures since the last checkpoint that was written
 };
+
+/// Returns the config of a run with these options. If the run resumes from a checkpoint without
+/// model.pad_token_id, as versions wrote that lack the key, it continues to train the row of that
+/// token, unless options.allowed_changes names the key. Logs this on rank 0. Collective.
+config::Config with_pad_token_of_checkpoint(const config::Config& config, const RunOptions& options,
+                                            comm::Ranks* ranks);
+
+/// Returns `config` with the numbers of tiles that it leaves open: those of the checkpoint from
+/// which the run resumes, whatever its budgets, or else planner::settle_tiles(). Collective.
+config::Config settle_tiles(const config::Config& config, comm::Ranks* ranks,
+                            const std::atomic<bool>* interrupted, const RunOptions& options);
 
 }  // namespace ballast::train

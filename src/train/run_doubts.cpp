@@ -1,5 +1,3 @@
-#include "src/train/run_doubts.h"
-
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -9,10 +7,12 @@
 #include <fmt/format.h>
 
 #include "ballast/config/checkpoint_config.h"
-#include "ballast/core/log.h"
+#include "ballast/core/error.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
-#include "ballast/train/lr_schedule.h"
+
+#include "src/train/run_inputs.h"
+#include "src/train/step_rules.h"
 
 namespace ballast::train {
 namespace {

@@ -11,22 +11,19 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "ballast/comm/collective_try.h"
-#include "ballast/core/build_info.h"
-#include "ballast/core/cpu.h"
+#include "ballast/comm/agreement.h"
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
+#include "ballast/core/machine.h"
 #include "ballast/formats/export.h"
-#include "ballast/planner/plan_json.h"
-#include "ballast/planner/saved_plan.h"
+#include "ballast/planner/plan_choices.h"
+#include "ballast/planner/run_plan.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/swap.h"
-#include "src/train/automatic_resume.h"
 #include "src/train/monitors.h"
-#include "src/train/used_directory.h"
+#include "src/train/run_directory.h"
 
 namespace ballast::train {
 namespace {

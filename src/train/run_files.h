@@ -8,14 +8,14 @@
 
 #include "ballast/checkpoint/checkpoints.h"
 #include "ballast/config/config.h"
-#include "ballast/config/resumption.h"
+#include "ballast/config/key_effects.h"
 #include "ballast/plan/simulator.h"
 #include "ballast/train/metrics.h"
 #include "ballast/train/run_events.h"
 #include "ballast/train/run_options.h"
 
 #include "src/formats/new_folder.h"
-#include "src/train/run_place.h"
+#include "src/train/run_directory.h"
 #include "src/train/waiting_file.h"
 
 namespace ballast::train {

@@ -7,8 +7,8 @@
 
 #include <fmt/format.h>
 
-#include "ballast/core/log.h"
-#include "ballast/core/seconds.h"
+#include "ballast/core/clocks.h"
+#include "ballast/core/error.h"
 
 namespace ballast::train {
 namespace {

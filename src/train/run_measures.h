@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -7,16 +8,33 @@
 #include <vector>
 
 #include "ballast/calibrate/machine_rates.h"
-#include "ballast/core/cpu.h"
+#include "ballast/core/machine.h"
 #include "ballast/data/loader.h"
 #include "ballast/planner/run_plan.h"
 #include "ballast/train/metrics.h"
 #include "ballast/train/run_events.h"
 
-#include "src/train/proven_peak.h"
 #include "src/train/run_engine.h"
 
 namespace ballast::train {
+
+/// A measured peak rate. Faster work proves that the measurement was disturbed, and raises the
+/// peak, so that no share exceeds 1.
+class ProvenPeak {
+ public:
+  explicit ProvenPeak(double measured) : peak_(measured) {}
+
+  /// Returns `rate` as a share of the peak; 0 if either is unknown (0).
+  double share_of(double rate) {
+    if (peak_ <= 0.0 || !(rate > 0.0)) return 0.0;
+    peak_ = std::max(peak_, rate);
+    return rate / peak_;
+  }
+  [[nodiscard]] double value() const { return peak_; }
+
+ private:
+  double peak_;
+};
 
 /// Seconds to measure the GEMM peak before a run of `steps`, which must not take longer than
 /// training a tiny model.

@@ -1,6 +1,5 @@
 #include "ballast/core/error.h"
-
-#include "src/update/factories.h"
+#include "ballast/update/device_update.h"
 
 namespace ballast::update {
 

@@ -1,9 +1,7 @@
+#include "ballast/core/clocks.h"
 #include "ballast/core/error.h"
-#include "ballast/core/kernel_times.h"
-#include "ballast/device/host_stream.h"
+#include "ballast/device/streams.h"
 #include "ballast/update/device_update.h"
-
-#include "src/update/factories.h"
 
 namespace ballast::update {
 namespace {

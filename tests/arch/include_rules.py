@@ -60,9 +60,9 @@ THIRD_PARTY = {
     r"nlohmann/.*": ["src/text"],
     r"CLI/.*": ["tools/io/job_file.cpp"],
     r"xxhash\.h": ["src/state"],
-    r"openssl/.*": ["src/formats/sha256.cpp"],
+    r"openssl/.*": ["src/formats/data_files.cpp"],
     r"hwloc.*": ["cpu_adam", "src/memory"],
-    r"cublas.*": ["src/device/cuda/cublaslt"],
+    r"cublas.*": ["src/device/cuda/libraries"],
     r"cuda.*": ["src/comm/nccl", "src/device/cuda", "src/model/cuda", "src/update/cuda"],
     r"nccl\.h": ["src/comm/nccl"],
     r"nvtx3/.*": ["src/device/cuda"],
@@ -72,10 +72,12 @@ THIRD_PARTY = {
 }
 
 # Public headers of model/spec. The others of the model belong to model/compute.
-SPEC_HEADERS = {"adapters.h", "architecture.h", "attention_backend.h", "correction_biases.h",
-                "family.h", "kernel_choice.h",
-                "kernel_sizes.h", "preference.h", "quantization.h", "slots.h", "step_program.h",
-                "targets.h"}
+SPEC_HEADERS = {"architecture.h",
+                "block_layout.h",
+                "family.h",
+                "kernels.h",
+                "lora.h",
+                "step_program.h"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 SOURCES = {".h", ".cpp", ".cu", ".cuh"}

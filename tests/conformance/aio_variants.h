@@ -14,9 +14,9 @@
 
 #include "ballast/core/error.h"
 
-#include "aio/backends.h"
 #include "aio/block_queue.h"
 #include "aio/faults/faulty_transport.h"
+#include "aio/transport.h"
 #include "tests/support/aligned_bytes.h"
 #include "tests/support/direct_io.h"
 #include "tests/support/temp_dir.h"

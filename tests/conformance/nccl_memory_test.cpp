@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/comm/communicator.h"
-#include "ballast/engine/channel_members.h"
+#include "ballast/engine/blueprint.h"
 #include "ballast/inputs/engine_inputs.h"
 
 #include "tests/support/fake_cuda.h"

@@ -5,7 +5,7 @@
 
 #include "ballast/comm/communicator.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/support/fake_nccl.h"
 #include "tests/support/report_errors.h"

@@ -8,10 +8,10 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
-#include "ballast/calibrate/kept_choices.h"
+#include "ballast/calibrate/machine_files.h"
 #include "ballast/core/error.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/support/fake_cublaslt.h"
 #include "tests/support/fake_cuda.h"

@@ -14,7 +14,7 @@
 #include "ballast/engine/engine.h"
 #include "ballast/formats/safetensors.h"
 #include "ballast/model/compute.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/e2e/first_step.h"
 #include "tests/support/device_kind.h"

@@ -13,7 +13,7 @@
 #include "ballast/engine/engine.h"
 #include "ballast/formats/safetensors.h"
 #include "ballast/model/family.h"
-#include "ballast/model/scatter_rows.h"
+#include "ballast/model/packed_values.h"
 
 #include "tests/support/stored_values.h"
 #include "tests/unit/model/fixture.h"

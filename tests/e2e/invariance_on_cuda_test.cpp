@@ -8,8 +8,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
-#include "ballast/engine/saved_states.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/engine/run_states.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"

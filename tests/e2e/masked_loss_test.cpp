@@ -11,7 +11,7 @@
 
 #include "ballast/engine/engine.h"
 #include "ballast/formats/safetensors.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/support/device_kind.h"
 #include "tests/support/fixtures.h"

@@ -15,7 +15,6 @@
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/make_engine.h"
 #include "ballast/planner/planner.h"
 
 #include "tests/support/random_run.h"

@@ -13,8 +13,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/checkpoint/checkpoints.h"
-#include "ballast/comm/collective_try.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/comm/agreement.h"
+#include "ballast/planner/planner.h"
 
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/format.h"

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/support/fake_cuda.h"
 #include "tests/support/joined_ranks.h"

@@ -5,10 +5,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "ballast/comm/collective_try.h"
+#include "ballast/comm/agreement.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planner/make_engine.h"
-#include "ballast/step/rank_sizes.h"
+#include "ballast/planner/planner.h"
+#include "ballast/step/problem.h"
 
 #include "tests/support/device_kind.h"
 #include "tests/support/function_weights.h"

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/checkpoint/checkpoints.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/writer.h"

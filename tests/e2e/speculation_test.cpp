@@ -15,7 +15,7 @@
 
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/support/function_weights.h"
 #include "tests/support/sanitizers.h"

@@ -11,10 +11,10 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/mapping.h"
-#include "ballast/device/cuda_stream.h"
+#include "ballast/core/memory.h"
+#include "ballast/device/streams.h"
 
-#include "src/device/cuda/errors.h"
+#include "src/device/cuda/runtime.h"
 
 namespace ballast::device::device_test {
 namespace {

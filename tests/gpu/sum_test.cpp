@@ -13,8 +13,8 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include "ballast/core/convert.h"
-#include "ballast/device/cuda_stream.h"
+#include "ballast/core/memory.h"
+#include "ballast/device/streams.h"
 
 namespace ballast::comm::sum_test {
 namespace {

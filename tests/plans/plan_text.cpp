@@ -13,7 +13,7 @@
 #include <fmt/ranges.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/view.h"
+#include "ballast/core/memory.h"
 #include "ballast/plan/simulator.h"
 #include "ballast/state/checksum.h"
 #include "ballast/step/labels.h"

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "ballast/calibrate/rates_file.h"
+#include "ballast/calibrate/machine_rates.h"
 #include "ballast/config/config.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/planner/planner.h"

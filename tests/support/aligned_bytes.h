@@ -5,8 +5,8 @@
 #include <memory>
 #include <new>
 
+#include "ballast/core/memory.h"
 #include "ballast/core/random.h"
-#include "ballast/core/view.h"
 
 namespace ballast::test {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "ballast/core/log.h"
+#include "ballast/core/error.h"
 
 namespace ballast::test {
 

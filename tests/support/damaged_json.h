@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "ballast/text/words.h"
+#include "ballast/text/json.h"
 
 #include "tests/support/damaged.h"
 

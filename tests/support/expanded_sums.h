@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "ballast/model/slots.h"
+#include "ballast/model/block_layout.h"
 
 namespace ballast::test {
 

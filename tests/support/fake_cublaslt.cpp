@@ -8,7 +8,7 @@
 
 #include "ballast/core/dtype.h"
 
-#include "src/device/cuda/cublaslt.h"
+#include "src/device/cuda/libraries.h"
 #include "tests/support/fake_cuda.h"
 #include "tests/support/fake_memory.h"
 #include "tests/support/fake_stream.h"

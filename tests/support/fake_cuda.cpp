@@ -16,7 +16,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "src/device/cuda/driver_files.h"
+#include "src/device/cuda/runtime.h"
 #include "tests/support/fake_memory.h"
 #include "tests/support/fake_stream.h"
 

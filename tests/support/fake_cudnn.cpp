@@ -13,7 +13,6 @@
 #include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
 
-#include "src/model/cuda/cudnn/attention_graph.h"
 #include "src/model/cuda/cudnn/cudnn.h"
 #include "tests/support/fake_cuda.h"
 #include "tests/support/fake_memory.h"

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "ballast/engine/engine.h"
-#include "ballast/engine/weight_source.h"
+#include "ballast/engine/run_states.h"
 
 namespace ballast::test {
 

@@ -2,7 +2,7 @@
 
 #include <sys/mman.h>
 
-#include "ballast/core/mapping.h"
+#include "ballast/core/memory.h"
 
 namespace ballast::test {
 

@@ -12,10 +12,10 @@
 
 #include <fmt/format.h>
 
-#include "ballast/step/build.h"
+#include "ballast/step/labels.h"
+#include "ballast/step/plans.h"
 
-#include "src/model/spec/program_shape.h"
-#include "src/step/plan_types.h"
+#include "src/model/spec/program_draft.h"
 
 namespace ballast::step {
 

@@ -13,7 +13,7 @@
 
 #include "ballast/comm/communicator.h"
 #include "ballast/core/error.h"
-#include "ballast/device/host_stream.h"
+#include "ballast/device/streams.h"
 
 #include "src/comm/sum.h"
 

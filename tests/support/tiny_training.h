@@ -13,9 +13,9 @@
 #include "ballast/core/random.h"
 #include "ballast/data/loader.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
-#include "src/train/loss_scaler.h"
+#include "src/train/step_rules.h"
 #include "tests/support/documents.h"
 #if defined(BALLAST_EMULATED_GPU)
 #include "tests/support/fake_cuda.h"

@@ -15,19 +15,16 @@
 
 #include <fmt/format.h>
 
-#include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
+#include "ballast/core/machine.h"
 #include "ballast/core/random.h"
-#include "ballast/cpu_adam/reference.h"
-#include "ballast/memory/budget.h"
-#include "ballast/memory/topology.h"
+#include "ballast/cpu_adam/updater.h"
+#include "ballast/memory/machine.h"
 #include "ballast/text/json.h"
 
 #include "tools/bench/adam_data.h"
 #include "tools/bench/bench.h"
-#include "tools/bench/page.h"
 #include "tools/command_line.h"
-#include "tools/commands.h"
 #include "tools/process.h"
 #include "tools/quantile.h"
 

@@ -11,7 +11,6 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
-#include "ballast/core/suggest.h"
 
 namespace ballast::tools {
 namespace {

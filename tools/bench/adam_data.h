@@ -5,10 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "ballast/core/mapping.h"
+#include "ballast/core/memory.h"
 #include "ballast/cpu_adam/optimizer.h"
-#include "ballast/cpu_adam/shard.h"
-#include "ballast/cpu_adam/traffic.h"
 #include "ballast/cpu_adam/updater.h"
 
 namespace ballast::tools {

@@ -13,7 +13,6 @@
 
 #include "tools/bench/bench.h"
 #include "tools/command_line.h"
-#include "tools/commands.h"
 #include "tools/process.h"
 #include "tools/quantile.h"
 

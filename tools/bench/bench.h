@@ -2,8 +2,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "ballast/text/json.h"
 
 namespace ballast::tools {
 
@@ -32,5 +36,54 @@ double seconds_of(const auto& work) {
   work();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
+
+class Command;
+
+struct PageFile {
+  std::filesystem::path path;  ///< empty: no page
+  bool overwrite = false;      ///< whether to replace a file that is not a page
+};
+
+/// The page of `ballast bench NAME --html`, with the figures of earlier runs on this machine. They
+/// are kept in $XDG_CACHE_HOME/ballast/bench-NAME-HASH.json (calibrate/machine_files.h), where HASH
+/// identifies host and processor: the latest runs, at most 50 and less than 1 MiB.
+class BenchPage {
+ public:
+  /// Adds --html and --overwrite to `command`.
+  static void add_options(Command command, PageFile& file);
+
+  /// Throws like text::check_output().
+  BenchPage(std::string bench, PageFile file);
+  /// Writes the page of `rows`, an array of figures (--json), and keeps them. If they cannot be
+  /// kept, prints a warning. `announce`: prints where the page is. Throws like text::OutputFile.
+  void write(const text::Json& rows, bool announce) const;
+
+ private:
+  std::string bench_;
+  PageFile file_;
+};
+
+/// Options of `ballast bench io`.
+struct BenchIoArguments {
+  std::vector<std::string> paths;
+  std::vector<std::string> patterns = {"read", "write", "mixed"};
+  std::vector<std::string> blocks = {"1MiB"};
+  std::vector<unsigned> depths = {32};
+  std::vector<std::string> backends = {"auto"};
+  std::string size = "2GiB";
+  std::optional<double> seconds;
+  bool sqpoll = false;
+  bool iopoll = false;
+  bool buffered = false;
+  bool check = false;
+  bool list_backends = false;
+  bool json = false;
+  std::string job;
+  PageFile html;
+};
+
+/// Measures all combinations and returns a JSON array with one object per combination. Prints a
+/// table unless `arguments.json`. Throws Error.
+text::Json bench_io(const BenchIoArguments& arguments);
 
 }  // namespace ballast::tools

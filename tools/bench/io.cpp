@@ -1,5 +1,3 @@
-#include "tools/bench/io.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -12,15 +10,12 @@
 
 #include "ballast/aio/queue.h"
 #include "ballast/core/error.h"
-#include "ballast/memory/budget.h"
+#include "ballast/memory/machine.h"
 #include "ballast/text/json.h"
 
-#include "tools/bench/page.h"
+#include "tools/bench/bench.h"
 #include "tools/command_line.h"
-#include "tools/commands.h"
-#include "tools/io/job_file.h"
 #include "tools/io/load.h"
-#include "tools/io/paths.h"
 #include "tools/process.h"
 
 namespace ballast::tools {

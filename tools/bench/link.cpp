@@ -10,15 +10,12 @@
 
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
-#include "ballast/device/plain_copies.h"
-#include "ballast/memory/budget.h"
-#include "ballast/memory/topology.h"
+#include "ballast/memory/machine.h"
 #include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
 #include "tools/bench/link_copies.h"
 #include "tools/command_line.h"
-#include "tools/commands.h"
 #include "tools/process.h"
 #include "tools/quantile.h"
 

@@ -13,8 +13,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
 #include "ballast/device/device.h"
-#include "ballast/device/plain_copies.h"
-#include "ballast/memory/host_pool.h"
+#include "ballast/memory/ledger.h"
 
 namespace ballast::tools {
 

@@ -9,22 +9,19 @@
 #include <fmt/format.h>
 
 #include "ballast/config/config.h"
+#include "ballast/core/clocks.h"
 #include "ballast/core/error.h"
-#include "ballast/core/kernel_times.h"
 #include "ballast/device/device.h"
 #include "ballast/engine/engine.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/model/compute.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 #include "ballast/planner/run_plan.h"
 #include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
-#include "tools/bench/page.h"
-#include "tools/bench/step_breakdown.h"
-#include "tools/bench/step_products.h"
+#include "tools/bench/step_times.h"
 #include "tools/command_line.h"
-#include "tools/commands.h"
 #include "tools/process.h"
 
 namespace ballast::tools {

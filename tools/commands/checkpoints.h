@@ -31,4 +31,8 @@ void print_checkpoints(const std::vector<checkpoint::CheckpointReport>& reports,
 void refuse_damage(const std::filesystem::path& path,
                    const std::vector<checkpoint::CheckpointReport>& reports);
 
+/// Lists the swap files in `directory`, as JSON if `json`. Removes those that no run owns first if
+/// `remove`. Throws Error(io).
+void inspect_swap(const std::filesystem::path& directory, bool remove, bool json);
+
 }  // namespace ballast::tools

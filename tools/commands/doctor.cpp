@@ -10,21 +10,19 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
-#include "ballast/aio/file_system.h"
+#include "ballast/aio/file.h"
 #include "ballast/aio/queue.h"
 #include "ballast/comm/communicator.h"
-#include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
+#include "ballast/core/machine.h"
 #include "ballast/core/units.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/memory/budget.h"
-#include "ballast/memory/topology.h"
+#include "ballast/memory/machine.h"
 #include "ballast/model/compute.h"
 #include "ballast/model/cuda_libraries.h"
 
 #include "tools/command_line.h"
-#include "tools/commands.h"
-#include "tools/commands/request.h"
+#include "tools/commands/requests.h"
 #include "tools/process.h"
 
 namespace ballast::tools {

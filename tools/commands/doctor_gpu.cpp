@@ -14,7 +14,7 @@
 #include "ballast/model/attention.h"
 #include "ballast/model/compute.h"
 
-#include "src/model/compute/attention_shapes.h"
+#include "src/model/compute/layer_memory.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/link_copies.h"
 #include "tools/commands/doctor.h"

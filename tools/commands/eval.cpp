@@ -9,16 +9,13 @@
 #include <unistd.h>
 
 #include "ballast/config/config.h"
-#include "ballast/core/log.h"
+#include "ballast/core/error.h"
 #include "ballast/core/units.h"
 #include "ballast/text/json.h"
-#include "ballast/train/model_evaluation.h"
+#include "ballast/train/trainer.h"
 
 #include "tools/command_line.h"
-#include "tools/commands.h"
-#include "tools/commands/request.h"
-#include "tools/commands/run_directory.h"
-#include "tools/console/ending_notice.h"
+#include "tools/commands/requests.h"
 #include "tools/console/terminal.h"
 #include "tools/process.h"
 

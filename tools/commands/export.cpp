@@ -12,10 +12,8 @@
 #include "ballast/core/units.h"
 
 #include "tools/command_line.h"
-#include "tools/commands.h"
-#include "tools/console/ending_notice.h"
 #include "tools/console/terminal.h"
-#include "tools/io/paths.h"
+#include "tools/io/load.h"
 #include "tools/process.h"
 
 namespace ballast::tools {

@@ -20,12 +20,10 @@
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/text/json.h"
 
-#include "src/formats/passing_tensors.h"
-#include "src/train/used_directory.h"
+#include "src/formats/folder_layout.h"
+#include "src/train/run_directory.h"
 #include "tools/command_line.h"
-#include "tools/commands.h"
 #include "tools/commands/checkpoints.h"
-#include "tools/commands/inspect_swap.h"
 
 namespace ballast::tools {
 namespace {

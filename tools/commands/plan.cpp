@@ -1,5 +1,3 @@
-#include "tools/commands/plan.h"
-
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -9,31 +7,27 @@
 #include <fmt/format.h>
 
 #include "ballast/calibrate/machine_rates.h"
-#include "ballast/calibrate/rates_file.h"
-#include "ballast/comm/launch.h"
+#include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
 #include "ballast/device/device.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/formats/weight_files.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/plan/simulator.h"
 #include "ballast/planner/forecast.h"
-#include "ballast/planner/saved_plan.h"
+#include "ballast/planner/run_plan.h"
 #include "ballast/text/output_file.h"
 #include "ballast/train/trace.h"
 #include "ballast/train/trainer.h"
 
-#include "src/calibrate/exchange_estimate.h"
 #include "src/calibrate/machine_share.h"
-#include "src/formats/passing_tensors.h"
+#include "src/formats/folder_layout.h"
 #include "tools/command_line.h"
-#include "tools/commands.h"
-#include "tools/commands/run_directory.h"
-#include "tools/console/ending_notice.h"
+#include "tools/commands/requests.h"
+#include "tools/console/terminal.h"
 #include "tools/process.h"
-#include "tools/ranks.h"
+#include "tools/program.h"
 #include "tools/report/page.h"
 
 namespace ballast::tools {

@@ -1,5 +1,3 @@
-#include "ballast/data/tokenize.h"
-
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -8,10 +6,10 @@
 #include <fmt/format.h>
 
 #include "ballast/core/units.h"
+#include "ballast/data/tokens.h"
 
 #include "tools/command_line.h"
-#include "tools/commands.h"
-#include "tools/console/ending_notice.h"
+#include "tools/console/terminal.h"
 #include "tools/process.h"
 
 namespace ballast::tools {

@@ -7,14 +7,13 @@
 
 #include "ballast/aio/queue.h"
 #include "ballast/comm/communicator.h"
-#include "ballast/core/build_info.h"
-#include "ballast/core/cpu.h"
+#include "ballast/core/machine.h"
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/device.h"
-#include "ballast/memory/topology.h"
+#include "ballast/memory/machine.h"
 #include "ballast/model/cuda_libraries.h"
 
-#include "tools/commands.h"
+#include "tools/command_line.h"
 
 namespace ballast::tools {
 namespace {

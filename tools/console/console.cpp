@@ -12,10 +12,10 @@
 #include <fmt/format.h>
 
 #include "ballast/config/config.h"
-#include "ballast/core/log.h"
+#include "ballast/core/error.h"
 #include "ballast/core/units.h"
 
-#include "tools/console/ending_notice.h"
+#include "tools/console/terminal.h"
 #include "tools/process.h"
 
 namespace ballast::tools {

@@ -1,19 +1,96 @@
 #include "tools/console/terminal.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <sstream>
 #include <string_view>
 #include <system_error>
+#include <thread>
 
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#include "tools/console/output.h"
+#include "ballast/core/memory.h"
+
+#include "tools/process.h"
 
 namespace ballast::tools {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kLongestPause = std::chrono::seconds(1);
+constexpr auto kPause = std::chrono::milliseconds(5);
+
+/// Whether a stream has not taken anything after a signal.
+std::atomic<bool>& is_stuck(int stream) {
+  static std::array<std::atomic<bool>, 3> stuck = {};
+  return stuck.at(static_cast<std::size_t>(stream));
+}
+
+/// Opens a pipe or terminal once more, for writes that do not wait. The mode belongs to this open
+/// file, so other users of the stream do not notice.
+Descriptor open_again(int stream) {
+  struct stat status = {};
+  const bool may_wait =
+      isatty(stream) == 1 || (fstat(stream, &status) == 0 && S_ISFIFO(status.st_mode));
+  if (!may_wait) return {};
+  const std::string path = fmt::format("/proc/self/fd/{}", stream);
+  return Descriptor(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+}
+
+/// The descriptor for writes after a signal.
+int patient_descriptor(int stream) {
+  static const std::array<Descriptor, 3> opened = {Descriptor(), open_again(STDOUT_FILENO),
+                                                   open_again(STDERR_FILENO)};
+  const Descriptor& found = opened.at(static_cast<std::size_t>(stream));
+  return found.is_open() ? found.number() : stream;
+}
+
+}  // namespace
+
+int write_output(int stream, std::string_view text) {
+  if (is_stuck(stream)) return ETIMEDOUT;
+  if (stream == STDOUT_FILENO && std::fflush(stdout) != 0) return errno;
+  auto last_taken = Clock::now();
+  while (!text.empty()) {
+    const bool patient = interrupted();
+    const ssize_t done =
+        ::write(patient ? patient_descriptor(stream) : stream, text.data(), text.size());
+    if (done > 0) {
+      text.remove_prefix(static_cast<std::size_t>(done));
+      last_taken = Clock::now();
+    } else if (done < 0 && errno == EAGAIN) {
+      if (patient && Clock::now() - last_taken > kLongestPause) {
+        is_stuck(stream) = true;
+        return ETIMEDOUT;
+      }
+      std::this_thread::sleep_for(kPause);
+    } else if (done < 0 && errno != EINTR) {
+      return errno;
+    }
+  }
+  return 0;
+}
+
+void print_error(std::string_view message) {
+  write_output(STDERR_FILENO, fmt::format("ballast: error: {}\n", message));
+}
+
 namespace {
 
 constexpr std::size_t kWidth = 80;
@@ -136,6 +213,52 @@ void Terminal::live(const std::string& line) const {
   // In the last column some terminals break the line.
   print(line.substr(0, width() - 1));
   live_line() = true;
+}
+
+namespace {
+
+std::atomic<const char*>& ending_words() {
+  static std::atomic<const char*> words = nullptr;
+  return words;
+}
+
+/// Writes what the stream takes without a wait, because the work cannot continue before.
+void write_all(int descriptor, std::string_view text) {
+  pollfd file = {.fd = descriptor, .events = POLLOUT, .revents = 0};
+  while (!text.empty() && poll(&file, 1, 0) > 0) {
+    const ssize_t done = write(descriptor, text.data(), text.size());
+    if (done <= 0) return;
+    text.remove_prefix(static_cast<std::size_t>(done));
+  }
+}
+
+/// Runs in the signal handler: no allocation, no lock, no stream.
+void say_ending(int number) {
+  const char* const words = ending_words().load();
+  if (words == nullptr || view_fills_terminal()) return;
+  const int before = errno;
+  std::array<char, 512> line{};
+  std::size_t length = 0;
+  const auto add = [&](std::string_view text) {
+    const std::size_t count = std::min(text.size(), line.size() - length);
+    std::memcpy(line.data() + length, text.data(), count);
+    length += count;
+  };
+  if (forget_live_line()) write_all(STDOUT_FILENO, kEraseLine);
+  add("ballast: ");
+  add(number == SIGINT ? "SIGINT: " : number == SIGHUP ? "SIGHUP: " : "SIGTERM: ");
+  add(words);
+  static_assert(kSignalGrace == std::chrono::seconds(2));
+  add("; a second signal after 2 seconds ends it at once\n");
+  write_all(STDERR_FILENO, {line.data(), length});
+  errno = before;
+}
+
+}  // namespace
+
+void announce_ending(const char* ending) {
+  ending_words().store(ending);
+  at_first_signal(say_ending);
 }
 
 }  // namespace ballast::tools

@@ -8,6 +8,16 @@
 
 namespace ballast::tools {
 
+/// Writes `text` to a standard stream: STDOUT_FILENO, after what stdio has buffered for it, or
+/// STDERR_FILENO. Never throws, since a message must not end the work that it is about. Returns 0,
+/// or the error number of the system: EPIPE for a pipe whose reader has ended, EIO for a terminal
+/// that was closed. After a signal (interrupted()), a stream that takes nothing for a second is
+/// given up, and this and all later calls return ETIMEDOUT.
+int write_output(int stream, std::string_view text);
+
+/// Writes the line "ballast: error: MESSAGE" to standard error, if possible.
+void print_error(std::string_view message);
+
 /// Receives lines instead of the terminal.
 class LineTaker {
  public:
@@ -64,5 +74,11 @@ void erase_live_line();
 
 /// Breaks `text` into lines of at most `width` columns, each starting with `indent`.
 std::string wrap(const std::string& text, std::size_t width, const std::string& indent);
+
+/// Makes the first SIGINT, SIGTERM or SIGHUP print at once, on standard error, how the work ends:
+/// "ballast: SIGTERM: the run ends after this step; a second signal after 2 seconds ends it at
+/// once". `ending` must live as long as the program; nullptr prints nothing. A view that fills the
+/// terminal (set_line_taker()) shows this itself.
+void announce_ending(const char* ending);
 
 }  // namespace ballast::tools

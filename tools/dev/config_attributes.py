@@ -152,7 +152,7 @@ def row(name, keys):
 
 HEAD = """// Made by tools/dev/config_attributes.py from transformers {version}. Do not edit.
 
-#include "src/config/read_attributes.h"
+#include "ballast/config/stored_model.h"
 
 #include <array>
 #include <utility>

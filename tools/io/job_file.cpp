@@ -1,5 +1,3 @@
-#include "tools/io/job_file.h"
-
 #include <algorithm>
 #include <fstream>
 #include <string>
@@ -9,9 +7,9 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/suggest.h"
 
 #include "tools/command_line.h"
+#include "tools/io/load.h"
 
 namespace ballast::tools {
 namespace {

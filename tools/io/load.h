@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <span>
@@ -9,11 +10,52 @@
 #include <vector>
 
 #include "ballast/aio/file.h"
+#include "ballast/core/memory.h"
 #include "ballast/core/units.h"
 
-#include "tools/io/content.h"
-
 namespace ballast::tools {
+
+/// Content of a measured file: each 8-byte word is an invertible hash of (file, offset, pass), so
+/// that it does not compress and identifies the write. A pass counts the writes of a page.
+class IoContent {
+ public:
+  static constexpr Bytes kLargestFile = Bytes{1} << 45;
+  static constexpr unsigned kMostFiles = 64;
+
+  /// `file`: number of the file, below kMostFiles. `size`: at most kLargestFile, in whole pages.
+  IoContent(unsigned file, Bytes size);
+
+  /// Fills whole pages with the next content of [offset, offset + block.size()). From now on this
+  /// content is expected there.
+  void fill_next(HostBytes block, Bytes offset);
+  /// Fills with the expected content.
+  void fill(HostBytes block, Bytes offset) const;
+  /// Returns "" if the block has the expected content of `offset`, otherwise the difference:
+  /// "offset=4096: ...".
+  [[nodiscard]] std::string mistake(HostBytes block, Bytes offset) const;
+
+  /// Memory for the pass counters of a file.
+  static Bytes bytes_needed(Bytes size) { return size / kPage * sizeof(std::uint16_t); }
+
+ private:
+  [[nodiscard]] std::uint64_t tag(Bytes offset) const;
+  [[nodiscard]] std::string explain(Bytes offset, std::uint64_t found) const;
+
+  std::uint64_t file_;
+  Bytes size_;
+  std::vector<std::uint16_t> passes_;
+};
+
+/// The absolute folders to measure. Throws Error(usage) for duplicate or too many folders,
+/// Error(io) for a path that is not a directory.
+std::vector<std::filesystem::path> measured_paths(const std::vector<std::string>& given,
+                                                  std::string_view task);
+
+/// Returns "/data: ext4, 71.9 GiB free", followed by the reasons if it is unsuited for swapping.
+std::string describe_path(const std::filesystem::path& path);
+
+/// Like parse_bytes, with `option` in its error.
+Bytes read_size(const std::string& text, std::string_view option);
 
 /// `read` and `write` access the file in order. `mixed` reads a block and writes the buffer back to
 /// the same place, as an optimizer step does. `copy` writes it to a new file, as an export does:
@@ -90,5 +132,12 @@ void fill_regions(std::span<IoRegion> regions, const std::string& backend, std::
 /// Reads and compares all regions. Throws Error(io).
 void verify_regions(const IoLoad& load, std::span<IoRegion> regions, std::string_view task,
                     const std::atomic<bool>& interrupted);
+
+class Command;
+
+/// Reads options of `command` from an INI or TOML file without sections. The keys are the long
+/// options, and a value may be a list. The command line overrides the file. A `path` is relative to
+/// the file. Throws Error(usage) that names file and key.
+void read_job_file(Command command, const std::filesystem::path& file);
 
 }  // namespace ballast::tools

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ballast/aio/queue.h"
-#include "ballast/core/mapping.h"
+#include "ballast/core/memory.h"
 
 #include "tools/io/load.h"
 

@@ -1,11 +1,11 @@
-#include "tools/io/search.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
 
 #include "ballast/core/error.h"
+
+#include "tools/io/tune.h"
 
 namespace ballast::tools {
 namespace {

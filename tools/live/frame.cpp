@@ -1,5 +1,3 @@
-#include "tools/live/frame.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -9,6 +7,8 @@
 #include <fmt/format.h>
 
 #include "ballast/core/units.h"
+
+#include "tools/live/view.h"
 
 namespace ballast::tools {
 namespace {

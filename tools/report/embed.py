@@ -4,7 +4,7 @@
     embed.py OUT FILE...
 
 A file page.css becomes `const std::string_view kPageCss` in namespace ballast::tools::assets, which
-assets.h declares.
+page.h declares.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ END = "BALLAST"
 
 def main() -> None:
     out, *files = map(pathlib.Path, sys.argv[1:])
-    lines = ['#include "tools/report/assets.h"', "", "namespace ballast::tools::assets {", ""]
+    lines = ['#include "tools/report/page.h"', "", "namespace ballast::tools::assets {", ""]
     for file in files:
         text = file.read_text(encoding="utf-8")
         assert f"){END}\"" not in text, f"{file} has the end of a raw string"

@@ -12,20 +12,18 @@
 
 #include <fmt/format.h>
 
-#include "ballast/comm/collective_try.h"
+#include "ballast/comm/agreement.h"
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
 #include "ballast/text/json.h"
 #include "ballast/text/output_file.h"
 
 #include "tools/command_line.h"
-#include "tools/commands.h"
-#include "tools/console/ending_notice.h"
+#include "tools/console/terminal.h"
 #include "tools/process.h"
 #include "tools/report/metrics_log.h"
 #include "tools/report/page.h"
 #include "tools/report/run_data.h"
-#include "tools/report/server.h"
 
 namespace ballast::tools {
 namespace {

@@ -14,18 +14,18 @@
 
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/checkpoint/checkpoints.h"
-#include "ballast/comm/collective_try.h"
+#include "ballast/comm/agreement.h"
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
-#include "ballast/core/tier.h"
+#include "ballast/core/places.h"
+#include "ballast/plan/lane_times.h"
 #include "ballast/plan/simulator.h"
-#include "ballast/plan/timeline.h"
-#include "ballast/planner/draw_blueprint.h"
 #include "ballast/planner/forecast.h"
+#include "ballast/planner/planner.h"
 #include "ballast/text/files.h"
-#include "ballast/text/words.h"
+#include "ballast/text/json.h"
 
-#include "tools/report/series.h"
+#include "tools/report/metrics_log.h"
 
 namespace ballast::tools {
 namespace {

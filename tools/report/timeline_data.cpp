@@ -1,5 +1,3 @@
-#include "tools/report/timeline_data.h"
-
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -15,6 +13,8 @@
 #include "ballast/core/error.h"
 #include "ballast/text/files.h"
 #include "ballast/train/trace.h"
+
+#include "tools/report/run_data.h"
 
 namespace ballast::tools {
 namespace {

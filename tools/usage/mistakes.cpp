@@ -1,16 +1,283 @@
 #include <algorithm>
 #include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <span>
 #include <string_view>
+#include <system_error>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "ballast/core/suggest.h"
+#include "ballast/config/checkpoint_config.h"
+#include "ballast/config/key_effects.h"
+#include "ballast/core/error.h"
+#include "ballast/text/json.h"
 
-#include "tools/usage/hints.h"
 #include "tools/usage/words.h"
 
 namespace ballast::tools {
+
+namespace {
+
+/// Advice on words, which are separated by spaces.
+struct Advice {
+  std::string_view advice;
+  std::string_view words;
+};
+
+constexpr auto kCommands = std::to_array<Advice>({
+    {"to train a model: ballast train CONFIG",
+     "run start fit finetune fine-tune launch resume sft dpo lora"},
+    {"to compute a loss: ballast eval PATH",
+     "evaluate evaluation test validate perplexity ppl loss"},
+    {"to list the content of a model or a run: ballast inspect PATH",
+     "info show ls list verify checkpoints cat"},
+    {"to predict memory and speed: ballast plan CONFIG",
+     "predict estimate simulate memory dry-run dryrun fits"},
+    {"to write the model of a run: ballast export RUN --out DIR", "convert save merge push upload"},
+    {"to draw a run: ballast report RUN", "watch plot html dashboard draw compare"},
+    {"to measure this machine: ballast bench", "benchmark measure speed"},
+    {"tools/prepare.py makes documents from conversations, ballast tokenize token files from plain "
+     "text",
+     "prepare preprocess data dataset tokenise"},
+    {"a model that `ballast export` has written runs in other programs, such as transformers; "
+     "Ballast only trains and evaluates",
+     "generate chat serve infer inference predict-text"},
+    {"ballast --version", "version"},
+});
+
+constexpr std::string_view kOneConfig = "give only the DeepSpeed config: ballast train CONFIG";
+constexpr std::string_view kRanks =
+    "one process trains on one device; for several: mpirun -n N --bind-to none ballast train "
+    "CONFIG";
+
+/// Options of DeepSpeed's, torch's and accelerate's launchers, without dashes.
+constexpr auto kLaunchers = std::to_array<Advice>({
+    {kOneConfig, "deepspeed deepspeed_config ds_config config config_file cfg c"},
+    {kRanks,
+     "num_gpus num_nodes nproc_per_node nproc nnodes node_rank local_rank local_world_size "
+     "world_size rank master_addr master_port hostfile include exclude launcher num_processes "
+     "num_machines machine_rank gpus gpu_ids multi_gpu rdzv_backend rdzv_endpoint rdzv_id "
+     "standalone max_restarts use_deepspeed zero_stage main_process_port main_process_ip np ranks"},
+});
+
+/// Keys of the config, and the names that Trainer, TRL or common usage have for them.
+constexpr auto kNames = std::to_array<Advice>({
+    {"optimizer.params.lr", "learning_rate"},
+    {"train_micro_batch_size_per_gpu", "per_device_train_batch_size micro_batch_size micro_batch"},
+    {"train_batch_size", "batch_size global_batch_size"},
+    {"ballast.steps", "epochs num_train_epochs"},
+    {"data.sequence_length", "max_length max_seq_length"},
+    {"model.path", "model model_name_or_path"},
+    {"data.documents", "data dataset train_file"},
+    {"gradient_clipping", "max_grad_norm grad_clip"},
+    {"scheduler.params.warmup_num_steps", "warmup_steps warmup"},
+    {"zero_optimization.offload_optimizer.nvme_path", "nvme_path"},
+    {"zero_optimization.offload_optimizer.device", "offload"},
+    {"bf16.enabled", "bf16"},
+    {"fp16.enabled", "fp16"},
+    {"zero_optimization.stage", "zero"},
+    {"optimizer.type", "optim"},
+    {"scheduler.type", "lr_scheduler_type"},
+    {"ballast.adapters", "lora"},
+});
+
+/// `name` without leading dashes, and with '_' between its words as in configs.
+std::string plain_word(const std::string& name) {
+  std::string text = name.substr(std::min(name.find_first_not_of('-'), name.size()));
+  std::replace(text.begin(), text.end(), '-', '_');
+  return text;
+}
+
+/// The advice on `word`, which has no spaces; "" if there is none.
+std::string_view advice_for(std::span<const Advice> table, const std::string& word) {
+  for (const auto& [advice, words] : table) {
+    if (text::has_word(words, word)) return advice;
+  }
+  return "";
+}
+
+bool has_settings(const CommandInfo& command) {
+  return std::any_of(command.options.begin(), command.options.end(),
+                     [](const OptionInfo& option) { return option.takes == Names::setting; });
+}
+
+/// Keys that `name` may stand for: a whole path, the last part of one, or another program's name.
+std::vector<std::string> keys_called(const std::string& name) {
+  if (const auto key = advice_for(kNames, name); !key.empty()) return {std::string(key)};
+  std::vector<std::string> found;
+  for (const config::KeyInfo& key : config::key_list()) {
+    if (key.path == name) return {key.path};
+    const auto& others = key.other_names;
+    const bool other = std::find(others.begin(), others.end(), name) != others.end();
+    if (other || key.path.ends_with("." + name)) found.push_back(key.path);
+  }
+  return found;
+}
+
+std::string key_hint(const std::string& name) {
+  constexpr std::size_t kMost = 3;
+  const std::vector<std::string> keys = keys_called(name);
+  if (keys.empty() || keys.size() > kMost) return "";
+  return fmt::format("it is a key of the config: --set {}=VALUE",
+                     fmt::join(keys, "=VALUE or --set "));
+}
+
+void add_owners(const CommandInfo& command, const std::string& name,
+                std::vector<std::string>& owners) {
+  if (command.option(name) != nullptr) owners.push_back(command.path);
+  for (const CommandInfo& one : command.commands) add_owners(one, name, owners);
+}
+
+}  // namespace
+
+std::string command_hint(const std::string& word) {
+  std::error_code ignored;
+  const std::filesystem::path path(word);
+  if (path.extension() == ".json") return fmt::format("; to train: ballast train {}", word);
+  if (std::filesystem::is_directory(path, ignored)) {
+    return fmt::format("; to list the content of a folder: ballast inspect {}", word);
+  }
+  std::string lower = word;
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const std::string_view advice = advice_for(kCommands, lower);
+  return advice.empty() ? "" : fmt::format("; {}", advice);
+}
+
+std::string option_hint(const CommandInfo& program, const CommandInfo& command,
+                        const std::string& name) {
+  const std::string word = plain_word(name);
+  if (const auto advice = advice_for(kLaunchers, word); !advice.empty()) {
+    return std::string(advice);
+  }
+  constexpr std::string_view kData =
+      "data.documents data.text data.tokens documents text tokens dataset train_file";
+  if (command.option("--data") != nullptr && text::has_word(kData, word)) {
+    return "give the file with --data FILE";
+  }
+  if (has_settings(command)) {
+    if (const std::string hint = key_hint(word); !hint.empty()) return hint;
+  }
+  std::vector<std::string> owners;
+  add_owners(program, name, owners);
+  constexpr std::size_t kMost = 3;
+  if (owners.empty()) return "";
+  if (owners.size() > kMost) return "only other commands have it";
+  return fmt::format("it is an option of {}", fmt::join(owners, ", "));
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+bool there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+/// Returns " (did you mean 'config.json'?)" with a name similar to the missing one, or "".
+std::string similar_name(const fs::path& missing) {
+  constexpr std::size_t kMost = 4096;
+  const fs::path folder = missing.has_parent_path() ? missing.parent_path() : ".";
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), none;
+       !error && entry != none && names.size() < kMost; entry.increment(error)) {
+    names.push_back((missing.parent_path() / entry->path().filename()).string());
+  }
+  const std::string near = nearest(missing.string(), names);
+  return near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near);
+}
+
+std::string missing_path(Names takes, const std::string& text) {
+  const fs::path path(text);
+  if (const char* home = std::getenv("HOME"); home != nullptr && text.starts_with("~/")) {
+    const fs::path expanded = fs::path(home) / text.substr(2);
+    if (there(expanded)) {
+      return fmt::format("{}: the shell does not expand ~ in quotes; give {}", text,
+                         expanded.string());
+    }
+  }
+  for (fs::path part = path.parent_path(); !part.empty() && part != part.root_path();
+       part = part.parent_path()) {
+    std::error_code ignored;
+    if (there(part) && !fs::is_directory(part, ignored)) {
+      return fmt::format("{}: {} is a file, not a folder", text, part.string());
+    }
+  }
+  const char* const kind = takes == Names::file     ? "file"
+                           : takes == Names::folder ? "directory"
+                                                    : "file or folder";
+  const std::string near = similar_name(path);
+  const std::string hint =
+      takes == Names::model && near.empty() ? config::download_hint(text) : std::string();
+  return fmt::format("{}: no such {}{}{}", text, kind, near, hint.empty() ? "" : ". " + hint);
+}
+
+std::string folder_for_file(const std::string& text) {
+  const fs::path folder(text);
+  if (there(folder / "run.json") && there(folder / "config.json")) {
+    return fmt::format("{} is the directory of a run, not a file; its config is {}", text,
+                       (folder / "config.json").string());
+  }
+  if (there(folder / "config.json")) {
+    return fmt::format("{} is the folder of a model, not a file; a config names it as model.path",
+                       text);
+  }
+  return fmt::format("{} is a directory; give a file", text);
+}
+
+std::string file_for_folder(const std::string& text) {
+  const fs::path folder = fs::path(text).parent_path();
+  const bool of_run = there(folder / "run.json");
+  return fmt::format("{} is not a directory; give {}", text, of_run ? folder.string() : "one");
+}
+
+/// Missing folders are made, or refused by the command.
+std::string mistake_in_new(Names takes, const fs::path& path) {
+  std::error_code error;
+  if (takes == Names::new_folder && there(path) && !fs::is_directory(path, error)) {
+    return fmt::format("{} is a file, not a folder; choose another", path.string());
+  }
+  for (fs::path place = path.parent_path(); !place.empty(); place = place.parent_path()) {
+    const fs::file_status status = fs::status(place, error);
+    if (fs::is_directory(status) || status.type() == fs::file_type::none) return "";
+    if (fs::exists(status)) {
+      return fmt::format("{}: {} is a file, not a folder", path.string(), place.string());
+    }
+  }
+  return "";
+}
+
+std::string mistake(Names takes, const std::string& path) {
+  if (takes == Names::new_path || takes == Names::new_folder) return mistake_in_new(takes, path);
+  const bool reads = takes == Names::file || takes == Names::folder || takes == Names::path ||
+                     takes == Names::model;
+  if (!reads || path.empty() || path.find_first_of("*?[") != std::string::npos) return "";
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (status.type() == fs::file_type::not_found) {
+    // Throws if the working directory was deleted, which main_program() reports.
+    if (fs::path(path).is_relative()) static_cast<void>(fs::current_path());
+    return missing_path(takes, path);
+  }
+  // If the permission to look at it is missing, the reader reports that.
+  if (status.type() == fs::file_type::none) return "";
+  const bool folder = fs::is_directory(status);
+  if (takes == Names::file && folder) return folder_for_file(path);
+  return takes == Names::folder && !folder ? file_for_folder(path) : "";
+}
+
+}  // namespace
+
+std::string path_mistake(Names takes, const std::string& path) {
+  constexpr std::size_t kLongest = 8192;
+  return text::printable(mistake(takes, path), kLongest);
+}
+
 namespace {
 
 std::vector<std::string> long_names(const CommandInfo& command) {

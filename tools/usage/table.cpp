@@ -7,7 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "tools/console/terminal.h"
-#include "tools/usage/exit_status.h"
+#include "tools/process.h"
 
 namespace ballast::tools {
 namespace {

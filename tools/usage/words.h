@@ -53,4 +53,20 @@ std::vector<std::string> normalised(const CommandInfo& program,
 /// none.
 std::string mistake_in(const CommandInfo& program, const ReadWords& read);
 
+/// Advice on words that other programs would understand. Each function returns "" if it has none.
+
+/// For a word given as a command: "; to evaluate a model: ballast eval".
+std::string command_hint(const std::string& word);
+
+/// For an option that `command` lacks, by name without its value: an option of DeepSpeed's or
+/// torch's launchers, a key of the config, or an option of another command of `program`.
+std::string option_hint(const CommandInfo& program, const CommandInfo& command,
+                        const std::string& name);
+
+/// Describes a mistake in a path of the command line. One that is read does not exist, or is a
+/// folder instead of a file or the reverse. The folder of one that is written is a file. Returns ""
+/// if there is none, for globs, and if `takes` is not a path. Files with other content are refused
+/// by their readers.
+std::string path_mistake(Names takes, const std::string& path);
+
 }  // namespace ballast::tools

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ballast/aio/file.h"
-#include "ballast/core/view.h"
+#include "ballast/core/memory.h"
 
 namespace ballast::aio {
 

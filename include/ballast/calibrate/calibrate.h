@@ -57,7 +57,7 @@ void copy_part(CalibrationPart part, const plan::Rates& from, plan::Rates& to);
 /// aio.paths. Takes a few seconds and memory for one layer, its workspace and half a GiB more;
 /// leaves no files. Long sequences are shortened for the measurement. A measurement that other work
 /// disturbs, or whose rates contradict each other, is repeated once with corrections for a busy
-/// machine (src/calibrate/slices.h). The speed of compute during copies and transfers is only
+/// machine (src/calibrate/calibration.h). The speed of compute during copies and transfers is only
 /// measured on a quiet machine and otherwise 0. `interrupted` (may be null) stops it with
 /// Error(interrupted). Throws Error like a run. Unusable swap paths are an Error if the config
 /// places anything on NVMe; otherwise they cause a warning and rates of 0.

@@ -1,14 +1,68 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "ballast/config/config.h"
-#include "ballast/model/product_check.h"
+#include "ballast/device/device.h"
+#include "ballast/model/compute.h"
+#include "ballast/model/cuda_libraries.h"
+#include "ballast/model/step_program.h"
 
 namespace ballast::calibrate {
+
+/// Returns the architecture of `config` with the fewest layers that have all kinds of passes.
+model::Architecture few_layers(const config::Config& config);
+
+/// A training step of one micro-batch on one device, pass by pass, where every value, weight and
+/// gradient sum has its own device memory. Weights and the batch are the same for every device.
+class StepPasses {
+ public:
+  /// `options.budget` is replaced by the memory that the passes need.
+  StepPasses(const model::Architecture& model, DType type, model::MicroBatchShape shape,
+             bool packed, device::DeviceOptions options, const model::KernelOptions& kernels);
+
+  [[nodiscard]] const model::StepProgram& program() const { return program_; }
+  /// The passes of the step, in order.
+  [[nodiscard]] const std::vector<model::PassId>& order() const { return order_; }
+  /// "backward of layer 0"
+  [[nodiscard]] std::string name_of(model::PassId pass) const;
+  /// Runs a pass and waits for it.
+  void run(model::PassId pass);
+  /// Device memory of an operand; empty for the workspace.
+  [[nodiscard]] DeviceBytes memory_of(const model::Operand& operand) const;
+  void fetch(HostBytes to, ConstDeviceBytes from);
+  void put(DeviceBytes to, ConstHostBytes from);
+
+ private:
+  [[nodiscard]] Bytes bytes_of_weights(std::size_t block) const;
+  [[nodiscard]] Bytes needed() const;
+  DeviceBytes allocate(Bytes bytes);
+  void fill_weights();
+  void fill_batch();
+  void fill_tensor(DeviceBytes to, const model::TensorSpec& tensor);
+  [[nodiscard]] model::PassArguments arguments_of(const model::Pass& pass);
+
+  model::Architecture model_;
+  DType type_;
+  model::MicroBatchShape shape_;
+  bool packed_;
+  model::StepProgram program_;
+  std::vector<model::PassId> order_;
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<device::Stream> stream_;
+  std::unique_ptr<model::Compute> compute_;
+  std::vector<DeviceBytes> weights_;        ///< by block
+  std::vector<DeviceBytes> row_gradients_;  ///< by block
+  std::vector<DeviceBytes> values_;
+  std::vector<DeviceBytes> sums_;
+  std::vector<std::int32_t> counts_;  ///< row counts for the running pass
+};
 
 /// Comparison of the result of one kernel, or of one pass of a block, with a reference.
 struct KernelComparison {

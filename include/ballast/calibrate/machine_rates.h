@@ -15,8 +15,40 @@
 #include "ballast/model/architecture.h"
 #include "ballast/plan/rates.h"
 #include "ballast/plan/simulator.h"
+#include "ballast/text/json.h"
 
 namespace ballast::calibrate {
+
+/// Reads a rates file: JSON with comments, keys as in configs/rates/README.md, units in the names
+/// of the keys. Throws Error(config): one line with the file, the key and the problem.
+plan::Rates load_rates(const std::filesystem::path& file);
+
+/// Returns load_rates() of a file that a user names, with rates for what it lacks
+/// (plan::complete()).
+plan::Rates given_rates(const std::filesystem::path& file);
+
+/// Reads rates in the form of a rates file from a JSON value of the file `name`. Throws like
+/// load_rates().
+plan::Rates read_rates_json(const text::Json& object, const std::string& name);
+text::Json rates_json(const plan::Rates& rates);
+
+/// Writes `rates` so that load_rates() returns equal ones. Replaces the file atomically. Throws
+/// Error(io).
+void save_rates(const std::filesystem::path& file, const plan::Rates& rates);
+
+/// Returns the cached rates with that key, named "this machine". Empty if there are none; logs a
+/// warning if the file cannot be used.
+std::optional<plan::Rates> read_rates(const std::string& key);
+
+/// Writes the cache file of `key`. Returns whether it succeeded; otherwise logs a warning.
+bool keep_rates(plan::Rates rates, const std::string& key);
+
+/// Returns whether `fresh` rates are better than `kept` ones (nullptr: none): they were measured
+/// without much other work, or with no more of it than the cached ones.
+bool replaces(const plan::Rates& fresh, const plan::Rates* kept);
+
+/// Returns "40 s", "3 minutes", "5 hours" or "12 days".
+std::string describe_age(double seconds);
 
 /// Number of this process's CPUs that other work keeps busy, observed for 60 ms.
 double others_cpus_now();

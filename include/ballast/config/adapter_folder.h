@@ -60,7 +60,7 @@ MergeSettings read_merge_settings(const std::filesystem::path& folder);
 /// `prefix`: see module_prefix(). Modules are listed one by one if other modules of the class may
 /// have the same last names: in a model of text and images, and in dense layers of a model with
 /// experts. Where PEFT 0.21 would take the latter for experts, target_parameters names their
-/// weights (src/config/adapter_targets.h).
+/// weights (src/config/adapter_config.h).
 text::Json make_adapter_config(const model::Architecture& model, const std::filesystem::path& base,
                                const std::string& prefix = kModulePrefix);
 

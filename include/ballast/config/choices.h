@@ -6,11 +6,9 @@
 #include <optional>
 #include <string_view>
 
-#include "ballast/core/cpu.h"
+#include "ballast/core/machine.h"
 #include "ballast/cpu_adam/optimizer.h"
-#include "ballast/cpu_adam/shard.h"
-#include "ballast/model/attention_backend.h"
-#include "ballast/model/kernel_choice.h"
+#include "ballast/model/kernels.h"
 #include "ballast/step/options.h"
 
 namespace ballast::config {

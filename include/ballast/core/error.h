@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -45,5 +47,27 @@ class Error : public std::runtime_error {
 /// Throws Error(state) with `what` if `condition`, a precondition between modules, is false.
 /// Enabled in every build.
 void expects(bool condition, std::string_view what);
+
+enum class LogLevel { debug, info, warning };
+
+/// Receives every log line of the libraries, which never print themselves.
+using LogSink = std::function<void(LogLevel, std::string_view)>;
+
+/// Installs `sink` for the process and returns the former one (thread-safe; an empty sink drops all
+/// lines, the default).
+LogSink set_log_sink(LogSink sink);
+
+/// Passes one line, without newline, to the sink. Thread-safe.
+void log(LogLevel level, std::string_view line);
+
+/// Returns the candidate nearest to `word` by Damerau-Levenshtein distance, ignoring case; "" if
+/// every distance is above max(2, a third of the word's length) or above half of the longer word.
+std::string nearest(std::string_view word, std::span<const std::string> candidates);
+
+/// Returns " (did you mean 'x'?)" or "".
+std::string did_you_mean(std::string_view word, std::span<const std::string> candidates);
+
+/// Returns "a, b, c".
+std::string listed(std::span<const std::string> words);
 
 }  // namespace ballast

@@ -55,4 +55,20 @@ std::string format_rate(double per_second, std::string_view unit);
 /// Formats seconds as "1h02m", "3m20s", "12.3s" or "45ms".
 std::string format_seconds(double seconds);
 
+/// The elements [first, end) of an array.
+struct ElementRange {
+  Elems first = 0;
+  Elems end = 0;
+  [[nodiscard]] Elems count() const { return end - first; }
+};
+
+// Host memory of a run in addition to its budgets, whose ledger lists all buffers of steps.
+
+/// Program, libraries and one thread of the host device, without CUDA, as measured (resident).
+inline constexpr Bytes kProgramMemory = 25 * kMiB;
+/// More than that for a rank of several: the MPI library.
+inline constexpr Bytes kMpiMemory = 8 * kMiB;
+/// Buffers of files that are written behind, for checkpoints and saved weights.
+inline constexpr Bytes kWriteBuffers = 64 * kMiB;
+
 }  // namespace ballast

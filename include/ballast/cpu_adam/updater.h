@@ -5,15 +5,47 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
-#include "ballast/core/cpu.h"
-#include "ballast/core/gradient_stats.h"
-#include "ballast/core/mapping.h"
+#include "ballast/core/dtype.h"
+#include "ballast/core/machine.h"
+#include "ballast/core/memory.h"
 #include "ballast/cpu_adam/optimizer.h"
-#include "ballast/cpu_adam/shard.h"
 
 namespace ballast::cpu_adam {
+
+/// The memory traffic of one update, per element. Not counted: the shared exponents of Codes (1/256
+/// byte per moment; Updater::touch omits them too) and lines that a cache reads before it
+/// overwrites them.
+struct Traffic {
+  struct Array {
+    /// "w" weight or fp32 master, "r" its remainder, "c" a write-only copy, "m" first
+    /// moment, "v" second moment or sum of squares, "g" gradient.
+    std::string_view name;
+    Bytes bytes = 0;  ///< size of one element
+    bool read = false;
+    bool written = false;
+  };
+
+  std::vector<Array> arrays;  ///< arrays that the update uses, in the order of their kernel
+  Bytes first_moment = 0;     ///< size of one element; 0 if the update has none
+  Bytes second_moment = 0;    ///< size of one element; 0 if the update has none
+
+  /// Bytes of one element of the array called `name`; 0 when the update has none.
+  [[nodiscard]] Bytes bytes_of(std::string_view name) const;
+  /// Bytes read plus bytes written.
+  [[nodiscard]] Bytes bytes_per_element() const;
+  /// Bytes of memory that the arrays take, per element.
+  [[nodiscard]] Bytes stored_per_element() const;
+  /// "read w2 r2 m4 v4 g2 + write w2 r2 m4 v4 = 26 bytes/parameter".
+  [[nodiscard]] std::string formula() const;
+};
+
+/// The traffic of an update with these formats: the same arrays that Updater::step walks through.
+Traffic traffic(Optimizer optimizer, Weights::Format weights, DType gradient,
+                Moments::Format moments);
 
 /// Instruction sets compiled in and supported by this CPU, slowest first. The environment variable
 /// BALLAST_ISA_MASK (a name) hides all faster ones.
@@ -115,5 +147,37 @@ class Updater {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// One element of a shard, decoded to float. A moment that is not kept is 0.
+struct Element {
+  float weight = 0.0F;  ///< the fp32 master
+  float first = 0.0F;
+  float second = 0.0F;
+  float gradient = 0.0F;
+  /// With Codes, the smallest magnitude above 0 that the element's block can hold; otherwise 0.
+  float first_smallest = 0.0F;
+  float second_smallest = 0.0F;
+};
+
+/// Decodes element `index` (< size) of a shard, for checks and inspection; slow. This second
+/// implementation of the formats shares no code with the kernels.
+Element read_element(Optimizer optimizer, const Shard& shard, Elems index);
+
+/// Copies the moments of a shard to floats, each span `size` long. A span that is empty, or whose
+/// moment is not kept, is not changed. Throws Error(state) for another length.
+void read_moments(Optimizer optimizer, const Shard& shard, std::span<float> first,
+                  std::span<float> second);
+
+/// Sets the moments of a shard from floats, the inverse of read_moments(). Values that a format
+/// cannot hold are rounded to nearest; a second moment that is not zero does not become zero.
+void write_moments(Optimizer optimizer, const Shard& shard, std::span<const float> first,
+                   std::span<const float> second);
+
+/// The error of one update against the same update computed in double: the largest distance of the
+/// weight and of the moments, each divided by its bound in README.md. 1 or less is correct. NaN
+/// where only one of the two is finite, or neither is and they differ. `before` and `after`
+/// are the element before and after Updater::step(hyper, shard) with moments in that format.
+double reference_error(const Hyper& hyper, Moments::Format moments, const Element& before,
+                       const Element& after);
 
 }  // namespace ballast::cpu_adam

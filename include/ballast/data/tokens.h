@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -9,9 +11,26 @@
 #include <vector>
 
 #include "ballast/config/config.h"
-#include "ballast/data/token_table.h"
+#include "ballast/text/output_file.h"
 
 namespace ballast::data {
+
+/// A matrix of the model of which a token reads one row, and the config key of its size.
+struct TokenTable {
+  std::string key = "model.vocab_size";
+  std::uint64_t rows = 0;
+};
+
+/// Returns the matrix that limits token ids: `table` if it has fewer rows than the vocabulary, else
+/// the embedding, with at most 2^31 rows.
+inline TokenTable limit_of_ids(std::uint64_t vocab_size, const std::optional<TokenTable>& table) {
+  if (table && table->rows < vocab_size) return *table;
+  return {.rows = std::min<std::uint64_t>(vocab_size, std::uint64_t{1} << 31U)};
+}
+
+/// Reason of a refusal of an id that is below model.vocab_size.
+inline constexpr const char* kNoRow =
+    "the tables that the layers read have no row for it; leave such tokens out of the data";
 
 /// Token ids [first, first + size) of a TokenSource.
 struct TokenRange {
@@ -75,5 +94,21 @@ inline constexpr std::uint64_t kLargestByteVocabulary = 272;
 /// whole tokens. A share of fewer than `length` + 1 tokens is used for training instead. Throws
 /// Error(data) if the training part has fewer than `length` + 1 tokens.
 TokenSplit split_tokens(std::uint64_t total, double held_out, std::uint64_t length);
+
+/// Writes every token of `source` to `path` as 16-bit little-endian ids, atomically. `interrupted`
+/// (may be null) stops it with Error(interrupted). Throws like text::OutputFile; Error(data) for an
+/// id above 65,535.
+void write_tokens(const TokenSource& source, const std::filesystem::path& path,
+                  const text::OutputRule& rule, const std::atomic<bool>* interrupted = nullptr);
+
+/// Summary of a run's training data.
+struct DataSummary {
+  std::uint64_t files = 0;
+  std::uint64_t training_tokens = 0;
+  std::uint64_t evaluation_tokens = 0;
+  std::uint64_t documents = 0;  ///< training documents; 0 if the data have none
+  std::uint64_t sequences = 0;  ///< sequences that they are packed into
+  double padding = 0.0;         ///< share of padding in the tokens of these sequences
+};
 
 }  // namespace ballast::data

@@ -1,14 +1,15 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 
 #include "ballast/core/dtype.h"
+#include "ballast/core/memory.h"
 #include "ballast/core/units.h"
-#include "ballast/core/view.h"
 
 namespace ballast::device {
 
@@ -167,5 +168,40 @@ Bytes own_memory(const DeviceOptions& options);
 
 /// Returns name and memory of the GPU; "" for the host device. Throws like make_device().
 std::string gpu_name(const DeviceOptions& options);
+
+class Device;
+
+/// Direction of copies: to the device, from it, or both at once.
+enum class CopyWay { up, down, both };
+
+/// Plain copies of one size between device and host memory: the baseline for the device's copies.
+class PlainCopies {
+ public:
+  virtual ~PlainCopies() = default;
+  PlainCopies() = default;
+  PlainCopies(const PlainCopies&) = delete;
+  PlainCopies& operator=(const PlainCopies&) = delete;
+
+  /// Makes `count` copies in each direction of `way` and waits for them. Throws Error(device).
+  virtual void run(CopyWay way, std::size_t count) = 0;
+};
+
+/// Makes copies of `bytes`. Host device: memcpy by one thread per direction. CUDA device:
+/// cudaMemcpyAsync with memory of cudaMallocHost. They allocate 2 * `bytes` on either side, outside
+/// the device budget. `device` must outlive them. Throws Error(memory) or Error(device).
+std::unique_ptr<PlainCopies> make_plain_copies(Device& device, Bytes bytes);
+
+/// A named range of this thread's time in NVIDIA's profilers (NVTX), during the object's lifetime.
+/// Costs next to nothing without a profiler. Ranges of a thread are nested.
+class ProfilerRange {
+ public:
+  explicit ProfilerRange(const std::string& name);
+  ~ProfilerRange();
+  ProfilerRange(const ProfilerRange&) = delete;
+  ProfilerRange& operator=(const ProfilerRange&) = delete;
+};
+
+/// Returns why this program has no ranges, in one line, or "".
+std::string profiler_refusal();
 
 }  // namespace ballast::device

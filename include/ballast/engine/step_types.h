@@ -4,7 +4,9 @@
 #include <span>
 #include <vector>
 
-#include "ballast/model/preference.h"
+#include "ballast/core/memory.h"
+#include "ballast/engine/blueprint.h"
+#include "ballast/model/kernels.h"
 
 namespace ballast::engine {
 
@@ -48,5 +50,13 @@ struct StepResult {
   /// The step was clipped or skipped, so its speculative updates were undone and repeated.
   bool rolled_back = false;
 };
+
+/// Returns how many parts of `size` targets have a counted one.
+[[nodiscard]] std::uint64_t count_losses(std::span<const std::int32_t> targets, std::size_t size);
+
+/// Copies the micro-batches to their host `buffers`: tokens, targets, slots, positions. Throws
+/// Error(data) for positions that violate TokenBatch.
+void copy_batch(const Blueprint& blueprint, const TokenBatch& batch, std::uint32_t micro_batches,
+                std::span<const HostBytes> buffers);
 
 }  // namespace ballast::engine

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "ballast/core/descriptor.h"
 #include "ballast/core/dtype.h"
+#include "ballast/core/memory.h"
 #include "ballast/core/units.h"
-#include "ballast/formats/stored_tensor.h"
+#include "ballast/formats/safetensors_header.h"
 
 namespace ballast::formats {
 

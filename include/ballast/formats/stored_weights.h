@@ -19,7 +19,7 @@ struct WeightPlace {
   /// The quantised form from which the tensor is dequantised, if the files store it quantised.
   /// `tensor` is then the result, in a type of weights, and nowhere in the file.
   const QuantizedWeights* quantized = nullptr;
-  /// The stored tensor of which `tensor` is a part (src/formats/stacked_experts.h); nullptr if it
+  /// The stored tensor of which `tensor` is a part (ballast/formats/weight_files.h); nullptr if it
   /// is stored separately.
   const WeightPlace* stack = nullptr;
 
@@ -32,10 +32,10 @@ struct WeightPlace {
 /// Tensors of the files that together store a quantised tensor.
 struct QuantizedWeights {
   enum class Format : std::uint8_t {
-    mxfp4,  ///< a stack of matrices (src/formats/mxfp4.h)
-    nf4,    ///< a matrix (src/formats/bitsandbytes.h)
+    mxfp4,  ///< a stack of matrices (src/formats/quantized_matrices.h)
+    nf4,    ///< a matrix (src/formats/quantized_matrices.h)
     int8,   ///< a matrix (also there)
-    fp8     ///< a matrix (src/formats/fp8.h)
+    fp8     ///< a matrix (src/formats/quantized_matrices.h)
   };
   Format format = Format::mxfp4;
   WeightPlace codes;
@@ -58,5 +58,20 @@ void read_stored(const WeightPlace& place, Bytes first, std::span<std::byte> out
 
 /// Throws Error(data) naming file and tensor if the dtype is not one of weights.
 DType type_of(const WeightPlace& place);
+
+}  // namespace ballast::formats
+
+// Why files of weights do not have the tensors of the model, for messages. Texts begin with ", " or
+// ": " and are empty if no cause is known.
+
+namespace ballast::formats {
+
+/// The reason why a model whose tensors are `tensors` has no tensor `name`: a prefix of
+/// torch.compile, DDP or FSDP, a PEFT model that is not merged, a model of text and images, or
+/// quantised weights.
+std::string cause_of_missing(std::span<const WeightPlace> tensors, const std::string& name);
+
+/// The owner of a tensor that the model does not use.
+std::string cause_of_unused(const std::string& name);
 
 }  // namespace ballast::formats

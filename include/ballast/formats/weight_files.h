@@ -11,10 +11,18 @@
 
 #include "ballast/core/units.h"
 #include "ballast/formats/safetensors.h"
-#include "ballast/formats/stored_tensor.h"
+#include "ballast/formats/safetensors_header.h"
 #include "ballast/formats/stored_weights.h"
 
 namespace ballast::formats {
+
+/// The matrices of separate experts in a tensor that stacks those of all experts of a layer, under
+/// the names that they have in folders with a tensor per expert. PREFIX.experts.gate_up_proj
+/// [E, 2 I, H] has PREFIX.experts.NUMBER.gate_proj.weight [I, H] and then up_proj.weight, for one
+/// expert after the other; PREFIX.experts.down_proj [E, H, I] has down_proj.weight [H, I]. Empty
+/// for every other tensor. Offsets are those in the file. Source: the classes of transformers 5,
+/// whose mapping "qwen2_moe" stacks such matrices when it loads a model.
+std::vector<StoredTensor> matrices_of_experts(const StoredTensor& tensor);
 
 /// The safetensors files with the weights of one model, in one file or sharded. Const members may
 /// be called from several threads at a time.

@@ -7,11 +7,11 @@
 
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
-#include "ballast/core/mesh.h"
+#include "ballast/core/places.h"
 #include "ballast/device/device.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/engine/engine.h"
-#include "ballast/memory/budget.h"
+#include "ballast/memory/machine.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/compute.h"
 

@@ -5,9 +5,10 @@
 #include <string_view>
 #include <vector>
 
-#include "ballast/core/tier.h"
+#include "ballast/core/memory.h"
+#include "ballast/core/places.h"
 #include "ballast/core/units.h"
-#include "ballast/memory/budget.h"
+#include "ballast/memory/machine.h"
 
 namespace ballast::memory {
 
@@ -61,6 +62,30 @@ class Ledger {
   [[nodiscard]] bool has_equal_devices() const;
 
   std::vector<LedgerLine> lines_;
+};
+
+/// Host memory of a run: one mapping of exact size (huge pages where the kernel grants them), cut
+/// into page-aligned pieces that live as long as the pool. Not thread-safe while pieces are cut.
+class HostPool {
+ public:
+  /// Reserves address space for `bytes`; pages become resident when first written. Throws
+  /// Error(memory) if the mapping is refused.
+  explicit HostPool(Bytes bytes);
+  HostPool(const HostPool&) = delete;
+  HostPool& operator=(const HostPool&) = delete;
+
+  /// Returns the next piece, zeroed and aligned to 4 KiB. Throws Error(memory) with `what` if too
+  /// little is left.
+  HostBytes allocate(Bytes bytes, std::string_view what);
+
+  /// The whole mapping.
+  [[nodiscard]] HostBytes memory() const { return mapping_.bytes(); }
+  [[nodiscard]] Bytes capacity() const { return mapping_.bytes().size(); }
+  [[nodiscard]] Bytes allocated() const { return allocated_; }
+
+ private:
+  Mapping mapping_;
+  Bytes allocated_ = 0;
 };
 
 }  // namespace ballast::memory

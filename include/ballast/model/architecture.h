@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -10,8 +11,7 @@
 #include <vector>
 
 #include "ballast/core/units.h"
-#include "ballast/model/adapters.h"
-#include "ballast/model/quantization.h"
+#include "ballast/model/lora.h"
 #include "ballast/text/json.h"
 
 namespace ballast::model {
@@ -405,5 +405,14 @@ TensorRun run_in_memory(const TensorSpec& tensor, Elems at);
 void split_into_addends(const TensorSpec& tensor, Elems first, std::span<float> values);
 /// Returns the values of a tensor with addends as files have them.
 std::vector<float> sum_of_addends(const TensorSpec& tensor, std::span<const float> elements);
+
+/// Returns the tensor of a router that is added to the scores of experts for the choice, with
+/// StoredRows::addends; nullptr for other blocks.
+inline const TensorSpec* correction_biases(const BlockSpec& block) {
+  if (block.part != LayerPart::router) return nullptr;
+  const auto found = std::ranges::find_if(
+      block.tensors, [](const TensorSpec& tensor) { return tensor.stored.addends > 1; });
+  return found == block.tensors.end() ? nullptr : &*found;
+}
 
 }  // namespace ballast::model

@@ -11,7 +11,7 @@
 #include "ballast/core/dtype.h"
 #include "ballast/core/units.h"
 #include "ballast/model/architecture.h"
-#include "ballast/model/kernel_sizes.h"
+#include "ballast/model/kernels.h"
 
 namespace ballast::model {
 

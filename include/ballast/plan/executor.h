@@ -8,8 +8,8 @@
 #include <optional>
 #include <string>
 
+#include "ballast/plan/lane_times.h"
 #include "ballast/plan/plan.h"
-#include "ballast/plan/timeline.h"
 
 namespace ballast::plan {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "ballast/core/attention_class.h"
-#include "ballast/core/tier.h"
+#include "ballast/core/places.h"
 #include "ballast/core/units.h"
 
 namespace ballast::plan {

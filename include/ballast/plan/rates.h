@@ -7,6 +7,7 @@
 #include "ballast/core/attention_class.h"
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
+#include "ballast/plan/plan.h"
 
 namespace ballast::plan {
 
@@ -132,5 +133,23 @@ class MissingRate : public Error {
 /// Throws MissingRate with the key if `rates` omits what every run of `ranks` ranks needs: the
 /// speed of the exchange between them.
 void require_exchange_rates(const Rates& rates, std::uint64_t ranks);
+
+/// Seconds of an operation if nothing else runs.
+struct Cost {
+  double lead = 0.0;  ///< launch and latency, before it uses a shared resource
+  double work = 0.0;  ///< at full speed
+  [[nodiscard]] double seconds() const { return lead + work; }
+  /// Seconds if `lane` is never idle.
+  [[nodiscard]] double seconds_in_turn(Lane lane) const {
+    return is_queued(lane) ? work : seconds();
+  }
+};
+
+/// Returns the cost of `operation`, one of `schedule`. Throws Error(config) with a rate that it
+/// needs and `rates` omits.
+Cost cost_of(const Operation& operation, const Schedule& schedule, const Rates& rates);
+
+/// Throws Error(config) if `rates` omits how the lanes of `schedule` share disk and cores.
+void check_sharing(const Schedule& schedule, const Rates& rates);
 
 }  // namespace ballast::plan

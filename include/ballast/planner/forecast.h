@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ballast/config/config.h"
-#include "ballast/memory/budget.h"
+#include "ballast/memory/machine.h"
 #include "ballast/plan/rates.h"
 #include "ballast/planner/planner.h"
 

@@ -5,11 +5,17 @@
 
 #include "ballast/config/config.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/memory/budget.h"
-#include "ballast/step/placement.h"
+#include "ballast/memory/machine.h"
+#include "ballast/plan/simulator.h"
+#include "ballast/step/problem.h"
 #include "ballast/text/json.h"
 
 namespace ballast::planner {
+
+/// Returns whether `config` leaves choices that need rates: tiers of weights or optimizer states,
+/// the micro-batch size or the number of devices. If these are set, a rule decides everything else
+/// that is open (activations, gradients, the order, intermediates), and no measurement is needed.
+bool leaves_choices(const config::Config& config);
 
 /// Choices of a planner for a config. With them each rank draws its blueprint without a search or a
 /// rule. Rank 0 sends them to the others, and saved plans contain them.
@@ -52,5 +58,11 @@ PlanChoices read_choices(const text::Json& json);
 
 /// {"weights": TIER, "optimizer": TIER, ..., "recompute": false, "speculates": false}.
 text::Json block_json(const step::BlockPlacement& block);
+
+/// Returns the description of a plan for `ballast plan --json` and run.json: `ledger` (a list of
+/// `tier`, `kind`, `bytes`, and with several devices `device`), `budgets`, `peak_bytes` (of the
+/// fullest device), `devices`, sizes of the batch, `placement` of each block, `buffers`; with
+/// `prediction` (may be null) also `predicted_step_seconds`, `lanes` and `bounds`.
+text::Json plan_json(const engine::Blueprint& blueprint, const plan::Prediction* prediction);
 
 }  // namespace ballast::planner

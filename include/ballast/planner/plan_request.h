@@ -10,9 +10,9 @@
 #include <string>
 
 #include "ballast/config/config.h"
-#include "ballast/core/mesh.h"
+#include "ballast/core/places.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/memory/budget.h"
+#include "ballast/memory/machine.h"
 #include "ballast/plan/rates.h"
 #include "ballast/plan/simulator.h"
 

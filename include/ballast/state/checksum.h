@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "ballast/core/view.h"
+#include "ballast/core/memory.h"
 
 namespace ballast::state {
 

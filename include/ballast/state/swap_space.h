@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "ballast/aio/queue.h"
-#include "ballast/core/view.h"
-#include "ballast/state/stripe.h"
+#include "ballast/core/memory.h"
 #include "ballast/state/swap_plan.h"
 
 namespace ballast::state {

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "ballast/core/descriptor.h"
 #include "ballast/core/error.h"
+#include "ballast/core/memory.h"
 #include "ballast/core/units.h"
 
 namespace ballast::text {

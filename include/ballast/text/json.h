@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -141,5 +142,26 @@ double scaled_number(std::string_view digits, int power);
 
 /// The shortest number that scaled_number(..., `power`) reads as `value` (finite), bit for bit.
 Json scaled_json(double value, int power);
+
+/// The words of a list that is written with single spaces between them: "model.* data.text".
+inline std::vector<std::string_view> words_of(std::string_view list) {
+  std::vector<std::string_view> words;
+  for (std::size_t at = 0; at < list.size();) {
+    const std::size_t end = std::min(list.find(' ', at), list.size());
+    words.push_back(list.substr(at, end - at));
+    at = end + 1;
+  }
+  return words;
+}
+
+/// Whether `word` is in such a list.
+inline bool has_word(std::string_view list, std::string_view word) {
+  const auto words = words_of(list);
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+/// The correct spelling of the token at byte `at`, at which a parser of JSON stopped; "" if it is
+/// not known.
+std::string advice_on_mistake(std::string_view text, std::size_t at);
 
 }  // namespace ballast::text

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ballast/core/descriptor.h"
+#include "ballast/core/memory.h"
 #include "ballast/text/files.h"
 
 namespace ballast::text {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "ballast/core/units.h"
-#include "ballast/data/data_summary.h"
+#include "ballast/data/tokens.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/engine/engine.h"
 #include "ballast/planner/forecast.h"

@@ -3,7 +3,6 @@
 #include <memory>
 
 #include "ballast/cpu_adam/optimizer.h"
-#include "ballast/cpu_adam/shard.h"
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/device.h"
 
@@ -29,5 +28,8 @@ class DeviceUpdate {
 /// the object. Throws Error(device).
 std::unique_ptr<DeviceUpdate> make_device_update(device::Device& device,
                                                  const cpu_adam::Updater& updater);
+
+/// Makes updates by kernels on a CUDA device. Throws Error(device).
+std::unique_ptr<DeviceUpdate> make_cuda_update(device::Device& device);
 
 }  // namespace ballast::update

@@ -1,7 +1,6 @@
 // Loads the installed cuBLASLt. Tests without a GPU link another definition of these functions.
 #include "ballast/core/error.h"
 
-#include "src/device/cuda/cublaslt.h"
 #include "src/device/cuda/libraries.h"
 
 namespace ballast::device {

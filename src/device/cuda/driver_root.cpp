@@ -1,5 +1,5 @@
 // The files of the installed driver. Tests without a GPU link another definition.
-#include "src/device/cuda/driver_files.h"
+#include "src/device/cuda/runtime.h"
 
 namespace ballast::device {
 

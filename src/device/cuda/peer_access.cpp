@@ -1,5 +1,3 @@
-#include "src/device/cuda/peer_access.h"
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -12,10 +10,9 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
-#include "ballast/core/log.h"
+#include "ballast/core/error.h"
 
-#include "src/device/cuda/errors.h"
-#include "src/device/cuda/stream.h"
+#include "src/device/cuda/runtime.h"
 
 namespace ballast::device {
 namespace {

@@ -1,5 +1,3 @@
-#include "src/device/cuda/pin.h"
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -9,11 +7,9 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
 
-#include "src/device/cuda/errors.h"
-#include "src/device/cuda/stream.h"
-#include "src/device/host_pages.h"
+#include "src/device/cuda/runtime.h"
+#include "src/device/implementations.h"
 
 namespace ballast::device {
 namespace {

@@ -1,6 +1,6 @@
-#include "src/device/profiler_range.h"
-
 #include <nvtx3/nvToolsExt.h>
+
+#include "ballast/device/device.h"
 
 namespace ballast::device {
 

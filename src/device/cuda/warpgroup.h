@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "src/device/cuda/kernel_language.h"
-#include "src/device/cuda/panels.h"
+#include "src/device/cuda/shared_memory.h"
 
 namespace ballast::device {
 
@@ -16,7 +16,7 @@ namespace ballast::device {
 //
 // A result has 64 rows; warp w of the warpgroup has the rows 16 w to 16 w + 15, in the fragments of
 // tensor_core.h: d[n] are the columns 8 n to 8 n + 7. Matrices in shared memory are cut into panels
-// (panels.h).
+// (shared_memory.h).
 
 /// True if the current device can run the products, and this program has the code for it.
 inline bool has_warpgroup_products() {

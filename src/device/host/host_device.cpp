@@ -3,19 +3,109 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include <fmt/format.h>
 #include <omp.h>
+#include <pthread.h>
 
-#include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
-#include "ballast/core/mapping.h"
-#include "ballast/device/host_stream.h"
+#include "ballast/core/machine.h"
+#include "ballast/core/memory.h"
+#include "ballast/device/device.h"
+#include "ballast/device/streams.h"
 
-#include "src/device/device_memory.h"
-#include "src/device/factories.h"
+#include "src/device/implementations.h"
 
 namespace ballast::device {
+
+HostStream::HostStream(const std::string& name, int compute_threads)
+    : thread_([this, compute_threads] { run(compute_threads); }) {
+  pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
+}
+
+HostStream::~HostStream() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stopping_ = true;
+  }
+  added_.notify_one();
+  thread_.join();
+}
+
+void HostStream::enqueue(std::function<void()> work) {
+  if (std::this_thread::get_id() == thread_.get_id()) return work();
+  {
+    const std::scoped_lock lock(mutex_);
+    work_.push_back(std::move(work));
+    ++enqueued_;
+  }
+  added_.notify_one();
+}
+
+void HostStream::synchronize() {
+  wait_until(enqueued());
+  std::exception_ptr failure;
+  {
+    const std::scoped_lock lock(mutex_);
+    failure = std::exchange(failure_, nullptr);
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+std::uint64_t HostStream::enqueued() const {
+  const std::scoped_lock lock(mutex_);
+  return enqueued_;
+}
+
+void HostStream::wait_until(std::uint64_t count) const {
+  std::unique_lock lock(mutex_);
+  ended_.wait(lock, [&] { return finished_ >= count; });
+}
+
+void HostStream::throw_failure_within(std::uint64_t count) const {
+  const std::scoped_lock lock(mutex_);
+  if (failure_ && failed_ <= count) std::rethrow_exception(failure_);
+}
+
+void HostStream::run(int compute_threads) {
+  omp_set_dynamic(0);
+  omp_set_num_threads(std::max(1, compute_threads));
+  std::unique_lock lock(mutex_);
+  while (true) {
+    added_.wait(lock, [&] { return stopping_ || !work_.empty(); });
+    if (work_.empty()) return;
+    auto work = std::move(work_.front());
+    work_.pop_front();
+    const bool skip = failure_ != nullptr;
+    lock.unlock();
+    std::exception_ptr failure;
+    if (!skip) {
+      try {
+        work();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }
+    work = nullptr;
+    lock.lock();
+    ++finished_;
+    if (failure) {
+      failure_ = failure;
+      failed_ = finished_;
+    }
+    lock.unlock();
+    ended_.notify_all();
+    lock.lock();
+  }
+}
+
+HostStream& as_host(Stream& stream) {
+  auto* host = dynamic_cast<HostStream*>(&stream);
+  expects(host != nullptr, "the host device was given a stream of another device");
+  return *host;
+}
+
 namespace {
 
 class HostEvent final : public Event {
@@ -128,6 +218,53 @@ int default_compute_threads() {
 
 std::unique_ptr<Device> make_host_device(const DeviceOptions& options) {
   return std::make_unique<HostDevice>(options);
+}
+
+namespace {
+
+/// Copies between two buffers, because the memory of the host device is ordinary memory.
+class Memcpy {
+ public:
+  explicit Memcpy(Bytes bytes)
+      : bytes_(bytes), from_(bytes, "plain copies"), to_(bytes, "plain copies") {
+    // Unwritten pages would all be read from one page of zeros.
+    std::fill(from_.bytes().begin(), from_.bytes().end(), std::byte{1});
+    std::fill(to_.bytes().begin(), to_.bytes().end(), std::byte{2});
+  }
+
+  void run(std::size_t count) const {
+    for (std::size_t i = 0; i < count; ++i) {
+      std::memcpy(to_.bytes().data(), from_.bytes().data(), bytes_);
+    }
+  }
+
+ private:
+  Bytes bytes_;
+  Mapping from_;
+  Mapping to_;
+};
+
+class HostPlainCopies final : public PlainCopies {
+ public:
+  explicit HostPlainCopies(Bytes bytes) : up_(bytes), down_(bytes) {}
+
+  void run(CopyWay way, std::size_t count) override {
+    if (way == CopyWay::up) return up_.run(count);
+    if (way == CopyWay::down) return down_.run(count);
+    std::thread other([&] { down_.run(count); });
+    up_.run(count);
+    other.join();
+  }
+
+ private:
+  Memcpy up_;
+  Memcpy down_;
+};
+
+}  // namespace
+
+std::unique_ptr<PlainCopies> make_host_plain_copies(Bytes bytes) {
+  return std::make_unique<HostPlainCopies>(bytes);
 }
 
 }  // namespace ballast::device

@@ -5,13 +5,12 @@
 #include <type_traits>
 #include <vector>
 
-#include "ballast/core/bump.h"
 #include "ballast/core/error.h"
+#include "ballast/core/memory.h"
 #include "ballast/model/architecture.h"
 
-#include "src/model/compute/dropout.h"
+#include "src/model/compute/kernel_arguments.h"
 #include "src/model/compute/layer.h"
-#include "src/model/compute/magnitudes.h"
 
 namespace ballast::model {
 

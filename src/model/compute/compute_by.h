@@ -11,20 +11,18 @@
 #include <utility>
 #include <vector>
 
+#include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
-#include "ballast/core/weight_codes.h"
+#include "ballast/model/block_layout.h"
 #include "ballast/model/compute.h"
-#include "ballast/model/slots.h"
 
-#include "src/model/compute/cleared.h"
-#include "src/model/compute/embedding_tables.h"
 #include "src/model/compute/expert_exchange.h"
 #include "src/model/compute/experts.h"
 #include "src/model/compute/head.h"
-#include "src/model/compute/head_kernels.h"
 #include "src/model/compute/layer_makers.h"
-#include "src/model/compute/pass_check.h"
+#include "src/model/compute/pass_rules.h"
 #include "src/model/compute/pass_views.h"
+#include "src/model/compute/vocabulary_kernels.h"
 
 namespace ballast::model {
 

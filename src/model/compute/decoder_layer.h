@@ -11,8 +11,7 @@
 #include "src/model/compute/delta_net.h"
 #include "src/model/compute/latent_attention.h"
 #include "src/model/compute/layer.h"
-#include "src/model/compute/layer_rotation.h"
-#include "src/model/compute/value_norms.h"
+#include "src/model/compute/layer_qkv.h"
 #include "src/model/spec/families/decoder.h"
 
 namespace ballast::model {

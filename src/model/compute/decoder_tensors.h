@@ -10,14 +10,11 @@
 #include "ballast/core/error.h"
 #include "ballast/model/architecture.h"
 
-#include "src/model/compute/delta_tensors.h"
-#include "src/model/compute/head_norms.h"
-#include "src/model/compute/latent_tensors.h"
+#include "src/model/compute/delta_net.h"
+#include "src/model/compute/latent_attention.h"
 #include "src/model/compute/layer_experts.h"
-#include "src/model/compute/layer_inputs.h"
 #include "src/model/compute/layer_memory.h"
-#include "src/model/compute/mlp_rule.h"
-#include "src/model/compute/shared_keys.h"
+#include "src/model/compute/shared_values.h"
 #include "src/model/compute/tensor_offsets.h"
 #include "src/model/spec/families/decoder.h"
 

@@ -7,15 +7,15 @@
 #include <string>
 #include <vector>
 
-#include "ballast/core/view.h"
+#include "ballast/core/memory.h"
 #include "ballast/model/compute.h"
 
 #include "src/model/compute/formulas.h"
+#include "src/model/compute/head.h"
 #include "src/model/compute/layer.h"
 #include "src/model/compute/routing.h"
-#include "src/model/compute/tile_sums.h"
 #include "src/model/spec/families/decoder.h"
-#include "src/model/spec/families/experts.h"
+#include "src/model/spec/families/families.h"
 
 namespace ballast::model {
 

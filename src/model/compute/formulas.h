@@ -1,14 +1,17 @@
 #pragma once
 
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "ballast/model/kernels.h"
+
+namespace ballast::model {
+
 // Elementwise formulas of the models, shared by all devices. `T` is a number or a vector of numbers
 // that converts from double. Other types bring their exp, erf and sqrt, which argument-dependent
 // lookup finds. The functions are constexpr, because nvcc lets a GPU run such functions.
-
-#include <cmath>
-
-#include "src/model/spec/activation.h"
-
-namespace ballast::model {
 
 /// The gating function of an MLP: f(gate) * up. With a limit: g sigmoid(slope g) (1 + u), where g =
 /// min(gate, limit) and u is up clamped to [-limit, limit]. Clamped values have no gradient.
@@ -137,3 +140,109 @@ constexpr T soft_cap_derivative(const T& y, const T& cap) {
 }
 
 }  // namespace ballast::model::formulas
+
+namespace ballast::model {
+
+/// Softmax state of a row of logits, or of a vocabulary tile of it: cross-entropy = log(total) +
+/// largest - wanted. The default is the state of no logits. Its largest logit is finite, because
+/// the difference of two infinities would be NaN.
+template <class A>
+struct RowSum {
+  A largest = std::numeric_limits<A>::lowest();
+  A wanted = std::numeric_limits<A>::quiet_NaN();  ///< logit of the target
+  double total = 0.0;                              ///< sum of exp(logit - largest)
+};
+
+static_assert(sizeof(RowSum<float>) == kRowSumBytes);
+
+/// Returns the state of two parts of a row together. The total of the part with the smaller largest
+/// logit is rescaled (Milakov & Gimelshein 2018, arXiv 1805.02867). A total of NaN stays NaN.
+/// Products are fused explicitly, so that all kernels of a device compute the same bits.
+template <class A>
+constexpr RowSum<A> merged(const RowSum<A>& a, const RowSum<A>& b) {
+  const double distance = static_cast<double>(a.largest) - static_cast<double>(b.largest);
+  const A wanted = b.wanted == b.wanted ? b.wanted : a.wanted;  // NaN: in neither
+  if (b.largest > a.largest) {
+    return {b.largest, wanted, std::fma(a.total, formulas::exp(distance), b.total)};
+  }
+  return {a.largest, wanted, std::fma(b.total, formulas::exp(-distance), a.total)};
+}
+
+/// Row sums of all vocabulary tiles, ordered by place (tensor parallelism), tile and row.
+struct RowSumsOfTiles {
+  const RowSum<float>* sums = nullptr;
+  std::size_t places = 0;
+  std::size_t tiles = 0;  ///< per place
+  std::size_t rows = 0;
+  std::size_t step = 0;  ///< RowSums between the first ones of two places
+
+  /// Returns the state of a row: that of all tiles, merged in ascending order.
+  [[nodiscard]] constexpr RowSum<float> merged_row(std::size_t row) const {
+    RowSum<float> all = sums[row];
+    for (std::size_t i = 1; i < places * tiles; ++i) {
+      all = merged(all, sums[i / tiles * step + i % tiles * rows + row]);
+    }
+    return all;
+  }
+};
+
+/// Logits of some rows for a vocabulary tile. Their gradients, in the training type, overwrite
+/// them, starting at the start of each row.
+struct LogitTile {
+  float* logits = nullptr;
+  std::size_t rows = 0;
+  std::size_t stride = 0;  ///< floats between rows, a multiple of 4
+  std::size_t first = 0;   ///< token of the first column
+  std::size_t width = 0;   ///< number of tokens
+  float cap = 0.0F;        ///< soft cap of the logits, see Family::logit_cap(); 0: none
+};
+
+/// The rows of a micro-batch of preference pairs.
+struct PairRows {
+  const double* losses = nullptr;         ///< [N] cross-entropy of each row
+  const std::int32_t* targets = nullptr;  ///< [N]
+  std::size_t length = 0;                 ///< tokens per sequence
+  std::size_t pairs = 0;
+  const double* reference = nullptr;  ///< [2 pairs], loss sums of the reference model by sequence
+  float* weights = nullptr;           ///< [N], output: derivatives of the pairs' losses
+};
+
+/// Cross-entropy of a completion, summed over its tokens, in nats.
+struct CompletionLosses {
+  double trained = 0.0;
+  double reference = 0.0;
+};
+
+struct WeighedPair {
+  PairResult result;
+  /// Derivative of the loss with respect to the cross-entropy of the chosen completion. The
+  /// rejected completion has the negative.
+  float weight = 0.0F;
+};
+
+namespace formulas {
+
+/// -log sigmoid(x), finite even if sigmoid(x) underflows to 0.
+constexpr double negative_log_sigmoid(double x) {
+  return log1p(exp(x < 0.0 ? x : -x)) - (x < 0.0 ? x : 0.0);
+}
+
+}  // namespace formulas
+
+/// The loss of a pair: with z = beta ((log pi(c) - log ref(c)) - (log pi(r) - log ref(r))) and the
+/// label smoothing e, (1 - e) (-log sigmoid(z)) + e (-log sigmoid(-z)). Its derivative with respect
+/// to z is sigmoid(z) - (1 - e). Source: Rafailov et al., 2023, arXiv 2305.18290, equations 3 and 7
+/// and the conservative form of Mitchell, "A note on DPO with noisy preferences", 2023.
+constexpr WeighedPair weigh_pair(const Preference& how, const CompletionLosses& chosen,
+                                 const CompletionLosses& rejected) {
+  const double first = how.beta * (chosen.reference - chosen.trained);
+  const double second = how.beta * (rejected.reference - rejected.trained);
+  const double z = first - second;
+  const double e = how.label_smoothing;
+  const double loss =
+      (1.0 - e) * formulas::negative_log_sigmoid(z) + e * formulas::negative_log_sigmoid(-z);
+  return {{loss, first, second, first > second ? 1.0 : 0.0},
+          static_cast<float>(how.beta * (1.0 - e - formulas::sigmoid(z)))};
+}
+
+}  // namespace ballast::model

@@ -4,13 +4,12 @@
 #include <cstddef>
 #include <vector>
 
-#include "ballast/core/bump.h"
 #include "ballast/core/error.h"
-#include "ballast/core/view.h"
+#include "ballast/core/memory.h"
 #include "ballast/model/attention.h"
-#include "ballast/model/pass_arguments.h"
+#include "ballast/model/compute.h"
 
-#include "src/model/compute/regrouping.h"
+#include "src/model/compute/kernel_arguments.h"
 
 namespace ballast::model {
 

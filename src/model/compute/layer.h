@@ -6,21 +6,18 @@
 #include <optional>
 #include <vector>
 
-#include "ballast/core/bump.h"
 #include "ballast/core/error.h"
+#include "ballast/core/memory.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/attention.h"
 #include "ballast/model/compute.h"
 #include "ballast/model/family.h"
 
-#include "src/model/compute/attention_shapes.h"
-#include "src/model/compute/embedding.h"
+#include "src/model/compute/formulas.h"
 #include "src/model/compute/head_exchange.h"
-#include "src/model/compute/head_norms.h"
+#include "src/model/compute/kernel_arguments.h"
 #include "src/model/compute/layer_memory.h"
 #include "src/model/compute/matrix.h"
-#include "src/model/compute/mlp_rule.h"
-#include "src/model/compute/row_sum.h"
 #include "src/model/compute/tensor_offsets.h"
 
 namespace ballast::model {

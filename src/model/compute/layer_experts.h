@@ -7,8 +7,8 @@
 #include <optional>
 #include <span>
 
-#include "ballast/core/bump.h"
-#include "ballast/core/gradient_stats.h"
+#include "ballast/core/dtype.h"
+#include "ballast/core/memory.h"
 
 #include "src/model/compute/adapted_maps.h"
 #include "src/model/compute/formulas.h"

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,11 +12,77 @@
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 
-#include "src/model/compute/decoder_tiles.h"
+#include "src/model/compute/decoder_layer.h"
 #include "src/model/compute/layer.h"
 #include "src/model/spec/families/decoder.h"
 
+// The members of DecoderLayer for layers that are cut into tiles.
+
 namespace ballast::model {
+
+template <class Ops>
+void DecoderLayer<Ops>::append_head_norms(const BlockWeights<T>& block, T* normed) {
+  T* const to = this->head_norms_.weights(normed);
+  const auto copy = [&](const NormAt& at, std::size_t place, std::size_t width) {
+    this->ops_.copy_bytes(reinterpret_cast<const std::byte*>(block[at].weight),
+                          reinterpret_cast<std::byte*>(to + place), width * sizeof(T));
+  };
+  for_head_norms(bound_[block.layer], copy);
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::add_head_norm_gradients(const BlockWeights<T>& block, const float* sums) {
+  const Bound& b = bound_[block.layer];
+  for (std::size_t tile = 0; tile < b.attention_tiles; ++tile) {
+    const float* const slice = this->head_norms_.slice(sums, tile);
+    for_head_norms(b, [&](const NormAt& at, std::size_t place, std::size_t width) {
+      float* const gradient = block[at].weight_gradient;
+      if (gradient != nullptr) this->ops_.accumulate(slice + place, gradient, width);
+    });
+  }
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::mix_tile(const BlockWeights<T>& block, const T* x) {
+  const Bound& b = bound_[block.layer];
+  project_qkv(block, x);
+  if (!b.delta) return this->attend(b.window);
+  delta_.convolve(block, *b.delta, this->sequences_.documents, this->memory_);
+  delta_.recur(block, *b.delta, this->sequences_.documents, this->memory_);
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::compute_tile(const BlockWeights<T>& block, const T* x, float* part) {
+  const Bound& b = bound_[block.layer];
+  if (b.part == LayerPart::attention) {
+    mix_tile(block, x);
+    this->ops_.linear_part(block[b.attention_out], attention_results(block, x), part, this->rows_);
+    return;
+  }
+  this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
+    compute_mlp(block, chunk, x);
+    this->ops_.linear_part(block[b.mlp_out], chunk.activated, part + chunk.first * this->width_,
+                           chunk.rows);
+  });
+}
+
+template <class Ops>
+void DecoderLayer<Ops>::differentiate_tile(const BlockWeights<T>& block, const T* x, const T* dy,
+                                           float* part) {
+  const Bound& b = bound_[block.layer];
+  if (b.part == LayerPart::attention) {
+    mix_tile(block, x);
+    if (b.query_norm || b.delta) this->ops_.zero(this->head_gradient_, this->head_norms_.size());
+    attention_backward(block, x, dy, part, false);
+    return;
+  }
+  BlockWeights<T> weights = block;
+  this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
+    compute_mlp(weights, chunk, x);
+    mlp_backward(weights, chunk, x, dy + chunk.first * this->width_, part, false);
+    weights.accumulation = Accumulation::later;
+  });
+}
 
 // Makers of the families' layers. A DecoderFamily has DecoderLayers; every other family has a
 // template F::LayerOf<Ops>.

@@ -3,10 +3,10 @@
 #include <cstddef>
 #include <vector>
 
-#include "ballast/core/view.h"
+#include "ballast/core/memory.h"
 #include "ballast/model/architecture.h"
-#include "ballast/model/kernel_sizes.h"
-#include "ballast/model/pass_arguments.h"
+#include "ballast/model/compute.h"
+#include "ballast/model/kernels.h"
 
 #include "src/model/compute/head.h"
 #include "src/model/compute/layer.h"

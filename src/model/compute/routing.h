@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
-#include "ballast/core/bump.h"
+#include "ballast/core/memory.h"
 #include "ballast/model/architecture.h"
-#include "ballast/model/targets.h"
+#include "ballast/model/kernels.h"
 
 namespace ballast::model {
 

@@ -6,14 +6,17 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/model/cuda_libraries.h"
 
-#include "src/device/cuda/errors.h"
+#include "src/device/cuda/libraries.h"
+#include "src/device/cuda/runtime.h"
 #include "src/model/compute/compute_by.h"
+#include "src/model/compute/factories.h"
 #include "src/model/cuda/attention/attention.h"
-#include "src/model/cuda/factories.h"
 #include "src/model/cuda/ops.h"
 
 namespace ballast::model::cuda {
+
 namespace {
 
 /// bf16 elements per memory access.
@@ -136,3 +139,16 @@ std::unique_ptr<Compute> make_cuda_compute(const Architecture& model, DType type
 }
 
 }  // namespace ballast::model::cuda
+
+namespace ballast::model {
+
+std::vector<CudaLibrary> cuda_libraries() {
+  return {{.name = "cuBLASLt",
+           .file = std::string(device::cublaslt_file()),
+           .refusal = std::string(device::cublaslt_refusal())},
+          {.name = "cuDNN",
+           .file = std::string(cuda::fused_attention_file()),
+           .refusal = std::string(cuda::fused_attention_refusal())}};
+}
+
+}  // namespace ballast::model

@@ -6,17 +6,15 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
 
-#include "src/device/cuda/cublaslt.h"
-#include "src/device/cuda/gpu_facts.h"
-#include "src/model/compute/delta_tensors.h"
+#include "src/device/cuda/libraries.h"
+#include "src/device/cuda/runtime.h"
+#include "src/model/compute/delta_net.h"
 #include "src/model/cuda/attention/attention.h"
 #include "src/model/cuda/experts/experts.h"
-#include "src/model/cuda/rows/base_codes.h"
-#include "src/model/cuda/rows/gradients.h"
+#include "src/model/cuda/rows/rows.h"
 #include "src/model/cuda/tokens/tokens.h"
-#include "src/model/spec/families/experts.h"
+#include "src/model/spec/families/families.h"
 
 namespace ballast::model::cuda {
 namespace {

@@ -12,23 +12,20 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ballast/device/cuda_stream.h"
+#include "ballast/device/streams.h"
 #include "ballast/model/compute.h"
-#include "ballast/model/quantized_values.h"
+#include "ballast/model/packed_values.h"
 
 #include "src/model/compute/formulas.h"
 #include "src/model/compute/layer.h"
 #include "src/model/compute/routing.h"
-#include "src/model/cuda/cudnn/fused_attention.h"
-#include "src/model/cuda/links/link_ops.h"
-#include "src/model/cuda/mixers/mixer_ops.h"
+#include "src/model/cuda/attention/attention.h"
+#include "src/model/cuda/layer_ops.h"
 #include "src/model/cuda/products/products.h"
-#include "src/model/cuda/products/whole_eights.h"
 #include "src/model/cuda/rows/rows.h"
-#include "src/model/cuda/tokens/token_check.h"
 #include "src/model/cuda/tokens/tokens.h"
 #include "src/model/cuda/work_check.h"
-#include "src/model/spec/families/rotary.h"
+#include "src/model/spec/families/decoder.h"
 
 namespace ballast::model::cuda {
 

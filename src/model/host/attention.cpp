@@ -4,9 +4,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "ballast/core/bump.h"
+#include "ballast/core/memory.h"
 
-#include "src/model/host/bf16_products.h"
+#include "src/model/host/products.h"
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {
@@ -38,7 +38,7 @@ struct Attention<T>::Scratch {
   float* dvalues;    ///< [length, sum_row]
   T* probabilities;  ///< [kTileRows, score_row]
   T* dproducts;      ///< [kTileRows, score_row], gradient of Q K^T
-  // Operands of own products (bf16_products.h).
+  // Operands of own products (products.h).
   Bf16* keys;             ///< [length, head_dim], by keys or, in forward(), the values
   Bf16* flipped_keys;     ///< [head_dim, length]
   Bf16* flipped_values;   ///< [head_dim, length]

@@ -4,10 +4,9 @@
 #include <deque>
 #include <vector>
 
-#include "ballast/core/bump.h"
+#include "ballast/core/memory.h"
 #include "ballast/model/attention.h"
 
-#include "src/model/host/bf16_products.h"
 #include "src/model/host/kernel_tables.h"
 #include "src/model/host/products.h"
 
@@ -75,7 +74,7 @@ class Attention {
   float cap_;  ///< AttentionShape::cap
   std::size_t score_row_;
   std::size_t sum_row_;                 ///< stride of fp32 rows of head_dim elements
-  bool is_own_;                         ///< whether bf16_products.h computes the products
+  bool is_own_;                         ///< whether products.h computes the products
   const T* sinks_ = nullptr;            ///< logits of the sinks in the current call
   std::vector<double> sink_gradients_;  ///< [sequences, heads], of the current call
   Products products_;

@@ -1,16 +1,14 @@
-#include "src/model/host/bf16_products.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
-#include "ballast/core/bump.h"
+#include "ballast/core/memory.h"
 #include "ballast/core/units.h"
 
 #include "src/model/host/bf16_kernels.h"
-#include "src/model/host/product_grid.h"
+#include "src/model/host/products.h"
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {

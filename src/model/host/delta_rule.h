@@ -3,9 +3,9 @@
 #include <cstddef>
 #include <vector>
 
-#include "ballast/core/bump.h"
+#include "ballast/core/memory.h"
 
-#include "src/model/compute/delta_shape.h"
+#include "src/model/compute/kernel_arguments.h"
 #include "src/model/host/kernel_tables.h"
 #include "src/model/host/products.h"
 

@@ -1,6 +1,6 @@
 #include "src/model/host/kernel_tables.h"
 
-#include "ballast/core/isa_mask.h"
+#include "ballast/core/machine.h"
 
 // BALLAST_KERNEL_ISAS(X) applies X to the name of each instruction set that is compiled in, slowest
 // first (src/model/meson.build).

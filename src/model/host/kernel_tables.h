@@ -5,14 +5,13 @@
 #include <type_traits>
 #include <vector>
 
-#include "ballast/core/cpu.h"
 #include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
-#include "ballast/core/weight_codes.h"
+#include "ballast/core/machine.h"
 #include "ballast/model/attention.h"
 
-#include "src/model/compute/delta_shape.h"
-#include "src/model/compute/row_sum.h"
+#include "src/model/compute/formulas.h"
+#include "src/model/compute/kernel_arguments.h"
 
 namespace ballast::model::host {
 

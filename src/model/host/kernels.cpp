@@ -1,10 +1,8 @@
 // Compiled once per instruction set; BALLAST_KERNEL_ISA is its name.
-#include "src/model/host/code_kernels.h"
 #include "src/model/host/elementwise_kernels.h"
 #include "src/model/host/mixer_kernels.h"
-#include "src/model/host/norm_kernels.h"
-#include "src/model/host/normal_kernels.h"
-#include "src/model/host/softmax_kernels.h"
+#include "src/model/host/reduction_kernels.h"
+#include "src/model/host/weight_kernels.h"
 
 namespace ballast::model::host::BALLAST_KERNEL_ISA {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "src/model/compute/formulas.h"
-#include "src/model/host/norm_kernels.h"
+#include "src/model/host/reduction_kernels.h"
 #include "src/model/host/simd.h"
 
 namespace ballast::model::host::BALLAST_KERNEL_ISA {

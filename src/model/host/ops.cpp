@@ -12,15 +12,13 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
-#include "ballast/device/host_stream.h"
+#include "ballast/device/streams.h"
 
-#include "src/model/compute/delta_tensors.h"
-#include "src/model/host/angle_rows.h"
-#include "src/model/host/base_codes.h"
-#include "src/model/host/gradient_packing.h"
-#include "src/model/host/group_rows.h"
+#include "src/model/compute/delta_net.h"
+#include "src/model/host/layer_ops.h"
+#include "src/model/host/row_ops.h"
 #include "src/model/host/team.h"
-#include "src/model/spec/families/experts.h"
+#include "src/model/spec/families/families.h"
 
 namespace ballast::model::host {
 namespace {

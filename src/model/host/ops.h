@@ -10,25 +10,20 @@
 #include <string>
 #include <vector>
 
-#include "ballast/core/kernel_times.h"
+#include "ballast/core/clocks.h"
 #include "ballast/device/device.h"
-#include "ballast/model/quantized_values.h"
+#include "ballast/model/packed_values.h"
 
-#include "src/model/compute/dropout.h"
+#include "src/model/compute/factories.h"
 #include "src/model/compute/formulas.h"
+#include "src/model/compute/kernel_arguments.h"
 #include "src/model/compute/layer.h"
-#include "src/model/compute/magnitudes.h"
-#include "src/model/compute/preference.h"
-#include "src/model/compute/regrouping.h"
 #include "src/model/compute/routing.h"
 #include "src/model/host/attention.h"
-#include "src/model/host/factories.h"
 #include "src/model/host/kernel_tables.h"
-#include "src/model/host/link_ops.h"
-#include "src/model/host/mixer_ops.h"
+#include "src/model/host/layer_ops.h"
 #include "src/model/host/products.h"
-#include "src/model/host/router.h"
-#include "src/model/spec/families/rotary.h"
+#include "src/model/spec/families/decoder.h"
 
 namespace ballast::model::host {
 

@@ -15,9 +15,7 @@
 #include "ballast/core/error.h"
 
 #include "src/model/host/bf16_kernels.h"
-#include "src/model/host/bf16_products.h"
 #include "src/model/host/kernel_tables.h"
-#include "src/model/host/product_grid.h"
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {

@@ -1,9 +1,9 @@
-#include "ballast/model/scatter_rows.h"
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
+
+#include "ballast/model/packed_values.h"
 
 #include "src/model/host/kernel_tables.h"
 

@@ -6,10 +6,8 @@
 #include <fnmatch.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/suggest.h"
 #include "ballast/model/architecture.h"
-
-#include "src/model/spec/block_steps.h"
+#include "ballast/model/block_layout.h"
 
 namespace ballast::model {
 namespace {

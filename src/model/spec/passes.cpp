@@ -1,6 +1,6 @@
-#include "src/model/spec/passes.h"
-
 #include <utility>
+
+#include "src/model/spec/program_draft.h"
 
 namespace ballast::model {
 namespace {

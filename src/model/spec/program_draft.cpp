@@ -1,10 +1,10 @@
+#include "src/model/spec/program_draft.h"
+
 #include <algorithm>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-
-#include "src/model/spec/passes.h"
 
 namespace ballast::model::passes {
 

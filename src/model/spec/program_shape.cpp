@@ -1,13 +1,13 @@
-#include "src/model/spec/program_shape.h"
-
 #include <algorithm>
 #include <map>
 #include <tuple>
 
 #include "ballast/core/error.h"
+#include "ballast/model/block_layout.h"
 #include "ballast/model/family.h"
-#include "ballast/model/preference.h"
-#include "ballast/model/slots.h"
+#include "ballast/model/kernels.h"
+
+#include "src/model/spec/program_draft.h"
 
 namespace ballast::model {
 namespace {

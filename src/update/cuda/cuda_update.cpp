@@ -1,13 +1,12 @@
 #include <string>
 
-#include "ballast/device/cuda_stream.h"
+#include "ballast/device/streams.h"
+#include "ballast/update/device_update.h"
 
-#include "cpu_adam/coefficients.h"
-#include "cpu_adam/floating_point.h"
-#include "cpu_adam/pieces.h"
-#include "src/device/cuda/errors.h"
+#include "cpu_adam/arguments.h"
+#include "cpu_adam/workers.h"
+#include "src/device/cuda/runtime.h"
 #include "src/update/cuda/kernels.h"
-#include "src/update/factories.h"
 
 namespace ballast::update {
 namespace {

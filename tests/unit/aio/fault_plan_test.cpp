@@ -1,5 +1,3 @@
-#include "aio/faults/fault_plan.h"
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
@@ -10,6 +8,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+
+#include "aio/faults/faulty_transport.h"
 
 namespace ballast::aio::fault_plan_test {
 namespace {

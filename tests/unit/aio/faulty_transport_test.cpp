@@ -15,7 +15,6 @@
 
 #include "ballast/aio/file.h"
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
 
 #include "tests/support/aligned_bytes.h"
 #include "tests/support/gate_transport.h"

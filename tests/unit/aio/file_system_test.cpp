@@ -1,11 +1,10 @@
-#include "ballast/aio/file_system.h"
-
 #include <fstream>
 #include <string>
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include "ballast/aio/file.h"
 #include "ballast/core/error.h"
 
 #include "tests/support/temp_dir.h"

@@ -20,7 +20,7 @@
 
 #include "ballast/core/error.h"
 
-#include "aio/allocate.h"
+#include "aio/anonymous_file.h"
 #include "tests/support/direct_io.h"
 #include "tests/support/temp_dir.h"
 

@@ -12,9 +12,9 @@
 #include <unistd.h>
 
 #include "ballast/aio/file.h"
-#include "ballast/core/log.h"
+#include "ballast/core/error.h"
 
-#include "aio/nameless.h"
+#include "aio/anonymous_file.h"
 #include "tests/support/temp_dir.h"
 
 namespace ballast::aio::leftovers_test {

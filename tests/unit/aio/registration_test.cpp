@@ -9,7 +9,7 @@
 
 #include "ballast/aio/queue.h"
 #include "ballast/core/error.h"
-#include "ballast/core/mapping.h"
+#include "ballast/core/memory.h"
 
 #include "tests/support/aligned_bytes.h"
 #include "tests/support/captured_log.h"

@@ -6,8 +6,8 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/core/cpu.h"
 #include "ballast/core/error.h"
+#include "ballast/core/machine.h"
 #include "ballast/inputs/engine_inputs.h"
 
 #include "src/calibrate/calibration.h"

@@ -11,13 +11,12 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "ballast/calibrate/kernel_comparison.h"
 #include "ballast/core/error.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/model/family.h"
 
-#include "src/calibrate/bound_pass.h"
 #include "src/calibrate/calibration.h"
-#include "src/calibrate/step_passes.h"
 #include "src/calibrate/timed_passes.h"
 #include "tests/support/fixtures.h"
 #include "tests/support/temp_dir.h"

@@ -1,5 +1,3 @@
-#include "ballast/calibrate/kept_choices.h"
-
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -11,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/calibrate/machine_files.h"
 #include "ballast/core/error.h"
 
 #include "tests/support/captured_log.h"

@@ -8,11 +8,9 @@
 #include <gtest/gtest.h>
 
 #include "ballast/calibrate/calibrate.h"
-#include "ballast/calibrate/rates_file.h"
-#include "ballast/core/cpu.h"
-#include "ballast/planner/draw_blueprint.h"
+#include "ballast/core/machine.h"
+#include "ballast/planner/planner.h"
 
-#include "src/calibrate/kept_rates.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"

@@ -1,5 +1,3 @@
-#include "ballast/calibrate/rates_file.h"
-
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -8,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/calibrate/machine_rates.h"
 #include "ballast/plan/simulator.h"
 #include "ballast/text/json.h"
 

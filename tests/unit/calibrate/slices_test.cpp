@@ -1,5 +1,3 @@
-#include "src/calibrate/slices.h"
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -7,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/random.h"
+
+#include "src/calibrate/calibration.h"
 
 namespace ballast::calibrate::slices_test {
 namespace {

@@ -14,12 +14,12 @@
 
 #include "ballast/checkpoint/checkpoints.h"
 #include "ballast/core/random.h"
-#include "ballast/engine/saved_states.h"
+#include "ballast/engine/run_states.h"
 #include "ballast/state/checksum.h"
 #include "ballast/text/json.h"
 
 #include "src/checkpoint/format.h"
-#include "src/checkpoint/states_writer.h"
+#include "src/checkpoint/writer.h"
 
 namespace ballast::test {
 

@@ -14,10 +14,10 @@
 #include "ballast/formats/safetensors.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 #include "ballast/state/checksum.h"
 
-#include "src/checkpoint/portable.h"
+#include "src/checkpoint/format.h"
 #include "src/checkpoint/swap.h"
 #include "src/checkpoint/writer.h"
 #include "tests/support/damaged_json.h"

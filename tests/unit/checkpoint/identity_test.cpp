@@ -1,5 +1,3 @@
-#include "src/checkpoint/identity.h"
-
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -8,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/checkpoint/checkpoints.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "src/checkpoint/format.h"
 #include "src/checkpoint/writer.h"

@@ -1,5 +1,3 @@
-#include "src/checkpoint/swap_owner.h"
-
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -9,6 +7,7 @@
 #include "ballast/checkpoint/swap_files.h"
 
 #include "src/checkpoint/checkpoint.h"
+#include "src/checkpoint/owner.h"
 #include "src/checkpoint/swap.h"
 #include "tests/support/temp_dir.h"
 

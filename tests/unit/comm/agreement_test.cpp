@@ -6,8 +6,6 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/comm/collective_try.h"
-
 #include "tests/support/thread_ranks.h"
 
 namespace ballast::comm::agreement_test {

@@ -1,11 +1,11 @@
-#include "ballast/comm/collective_try.h"
-
 #include <functional>
 #include <new>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "ballast/comm/agreement.h"
 
 #include "tests/support/thread_ranks.h"
 

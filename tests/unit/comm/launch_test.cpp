@@ -1,13 +1,12 @@
-#include "ballast/comm/launch.h"
-
 #include <cstdlib>
 #include <map>
 #include <string>
 
 #include <gtest/gtest.h>
 
+#include "ballast/comm/communicator.h"
 #include "ballast/core/error.h"
-#include "ballast/text/words.h"
+#include "ballast/text/json.h"
 
 namespace ballast::comm::launch_test {
 namespace {

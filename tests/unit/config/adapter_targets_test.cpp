@@ -1,7 +1,5 @@
 // Names of adapted maps in the adapter_config.json of models with experts, where PEFT has special
 // rules.
-#include "src/config/adapter_targets.h"
-
 #include <algorithm>
 #include <set>
 #include <string>
@@ -15,6 +13,7 @@
 #include "ballast/formats/safetensors.h"
 #include "ballast/model/family.h"
 
+#include "src/config/adapter_config.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
 

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/config/key_list.h"
+#include "ballast/config/key_effects.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/unit/config/samples.h"

@@ -1,5 +1,3 @@
-#include "ballast/config/edit.h"
-
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -9,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sys/stat.h>
 
+#include "ballast/config/config.h"
 #include "ballast/core/error.h"
 
 #include "tests/support/temp_dir.h"

@@ -11,13 +11,11 @@
 
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/config/config.h"
+#include "ballast/config/stored_model.h"
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 #include "ballast/text/json.h"
-#include "ballast/text/words.h"
 
-#include "src/config/checkpoint_unknown_keys.h"
-#include "src/config/read_attributes.h"
 #include "tests/support/fixtures.h"
 #include "tests/support/fuzz_inputs.h"
 #include "tests/support/temp_dir.h"

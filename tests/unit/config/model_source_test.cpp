@@ -1,8 +1,8 @@
-#include "ballast/config/model_source.h"
-
 #include <string>
 
 #include <gtest/gtest.h>
+
+#include "ballast/config/checkpoint_config.h"
 
 #include "tests/support/temp_dir.h"
 

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "ballast/text/words.h"
+#include "ballast/text/json.h"
 
 #include "tests/unit/config/samples.h"
 

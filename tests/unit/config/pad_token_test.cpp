@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "ballast/config/config.h"
-#include "ballast/config/resumption.h"
-#include "ballast/model/slots.h"
+#include "ballast/config/key_effects.h"
+#include "ballast/model/block_layout.h"
 
 #include "tests/support/temp_dir.h"
 

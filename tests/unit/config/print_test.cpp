@@ -11,11 +11,11 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "ballast/config/resumption.h"
+#include "ballast/config/key_effects.h"
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 
-#include "src/model/spec/families/unused_keys.h"
+#include "src/model/spec/families/families.h"
 #include "tests/unit/config/samples.h"
 
 namespace ballast::config::print_test {

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/config/resumption.h"
+#include "ballast/config/key_effects.h"
 
 #include "tests/unit/config/samples.h"
 

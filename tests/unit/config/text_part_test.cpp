@@ -1,5 +1,3 @@
-#include "src/config/text_part.h"
-
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -10,10 +8,10 @@
 
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/config/config.h"
+#include "ballast/config/stored_model.h"
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 
-#include "src/config/stored_names.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
 

@@ -1,7 +1,5 @@
 // A key of the config has an effect, or a message names it.
 
-#include "src/model/spec/families/unused_keys.h"
-
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -14,11 +12,11 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "ballast/config/key_list.h"
+#include "ballast/config/key_effects.h"
 #include "ballast/model/family.h"
 
 #include "src/model/spec/families/decoder.h"
-#include "src/model/spec/families/experts.h"
+#include "src/model/spec/families/families.h"
 #include "tests/support/fuzz_inputs.h"
 #include "tests/unit/config/samples.h"
 

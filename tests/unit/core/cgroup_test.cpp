@@ -1,8 +1,8 @@
-#include "ballast/core/cgroup.h"
-
 #include <cmath>
 
 #include <gtest/gtest.h>
+
+#include "ballast/core/machine.h"
 
 #include "tests/support/temp_dir.h"
 
@@ -14,7 +14,7 @@ constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
 class Cgroup : public ::testing::Test {
  protected:
   void write(const std::string& file, const std::string& text) { dir_.write(file, text + "\n"); }
-  [[nodiscard]] CgroupLimits limits() const { return read_cgroup_limits(dir_.path()); }
+  [[nodiscard]] CgroupLimits limits() const { return read_cgroup_limits(dir_.path().native()); }
 
  private:
   test::TempDir dir_;

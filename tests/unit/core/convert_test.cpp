@@ -1,5 +1,3 @@
-#include "ballast/core/convert.h"
-
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -8,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/memory.h"
 
 namespace ballast::convert_test {
 namespace {

@@ -1,5 +1,3 @@
-#include "ballast/core/cpu.h"
-
 #include <chrono>
 #include <thread>
 #include <vector>
@@ -9,6 +7,7 @@
 #include <unistd.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/machine.h"
 
 namespace ballast::cpu_test {
 namespace {

@@ -1,10 +1,10 @@
-#include "ballast/core/mesh.h"
-
 #include <algorithm>
 #include <map>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "ballast/core/places.h"
 
 namespace ballast::mesh_test {
 namespace {

@@ -1,9 +1,9 @@
-#include "ballast/core/polling.h"
-
 #include <chrono>
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+
+#include "ballast/core/threads.h"
 
 namespace ballast::polling_test {
 namespace {

@@ -1,8 +1,8 @@
-#include "ballast/core/suggest.h"
-
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "ballast/core/error.h"
 
 namespace ballast::suggest_test {
 namespace {

@@ -13,7 +13,6 @@
 
 #include "ballast/core/dtype.h"
 #include "ballast/core/random.h"
-#include "ballast/cpu_adam/reference.h"
 #include "ballast/cpu_adam/updater.h"
 
 namespace ballast::cpu_adam::test {

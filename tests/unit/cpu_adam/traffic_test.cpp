@@ -1,11 +1,11 @@
-#include "ballast/cpu_adam/traffic.h"
-
 #include <array>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "cpu_adam/pieces.h"
+#include "ballast/cpu_adam/updater.h"
+
+#include "cpu_adam/arguments.h"
 
 namespace ballast::cpu_adam::traffic_test {
 namespace {

@@ -1,9 +1,9 @@
-#include "ballast/cpu_adam/weight_checks.h"
-
 #include <set>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "ballast/cpu_adam/optimizer.h"
 
 namespace ballast::cpu_adam::weight_checks_test {
 namespace {

@@ -14,12 +14,12 @@
 #include <gtest/gtest.h>
 
 #include "ballast/config/config.h"
-#include "ballast/core/log.h"
+#include "ballast/core/error.h"
 #include "ballast/data/loader.h"
 #include "ballast/model/family.h"
 #include "ballast/text/json.h"
 
-#include "src/formats/sha256.h"
+#include "src/formats/data_files.h"
 #include "tests/support/damaged.h"
 #include "tests/support/documents_file.h"
 #include "tests/support/expect_error.h"

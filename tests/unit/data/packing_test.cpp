@@ -1,5 +1,3 @@
-#include "src/data/packing.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
@@ -9,6 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+
+#include "src/data/documents.h"
 
 namespace ballast::data::packing_test {
 namespace {

@@ -10,9 +10,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/data/tokens.h"
+#include "ballast/formats/file_formats.h"
 
-#include "src/formats/event_file.h"
-#include "src/formats/format_advice.h"
 #include "tests/support/damaged.h"
 #include "tests/support/documents_file.h"
 #include "tests/support/expect_error.h"

@@ -12,9 +12,8 @@
 #include <unistd.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
 
-#include "src/data/id_check.h"
+#include "src/data/training_data.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
 

@@ -1,6 +1,4 @@
 // The loading of cuBLASLt. Needs no GPU; tests that need the library are skipped without it.
-#include "src/device/cuda/cublaslt.h"
-
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -11,7 +9,8 @@
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 
-#include "src/device/factories.h"
+#include "src/device/cuda/libraries.h"
+#include "src/device/implementations.h"
 #include "src/model/cuda/products/products.h"
 
 namespace ballast::device::cublaslt_test {

@@ -11,9 +11,7 @@
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 
-#include "src/device/cuda/connections.h"
-#include "src/device/cuda/driver_files.h"
-#include "src/device/cuda/machine_code.h"
+#include "src/device/cuda/runtime.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/fake_cuda.h"

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/device/cuda/errors.h"
+#include "src/device/cuda/runtime.h"
 
 namespace ballast::device::cuda_errors_test {
 namespace {

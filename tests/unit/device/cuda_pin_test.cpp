@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/mapping.h"
+#include "ballast/core/memory.h"
 #include "ballast/device/device.h"
 
 #include "tests/support/captured_log.h"

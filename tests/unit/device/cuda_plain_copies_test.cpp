@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include "ballast/device/device.h"
-#include "ballast/device/plain_copies.h"
 
 #include "tests/support/fake_cuda.h"
 

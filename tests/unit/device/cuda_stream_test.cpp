@@ -1,6 +1,4 @@
 // Streams of the CUDA device, on a fake of the CUDA runtime.
-#include "ballast/device/cuda_stream.h"
-
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -10,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/device/streams.h"
 
 #include "tests/support/fake_cuda.h"
 

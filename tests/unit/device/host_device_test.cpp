@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/device/host_stream.h"
+#include "ballast/device/streams.h"
 
 namespace ballast::device::host_device_test {
 namespace {

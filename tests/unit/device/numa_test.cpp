@@ -7,9 +7,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "ballast/core/mapping.h"
+#include "ballast/core/memory.h"
 
-#include "src/device/host_pages.h"
+#include "src/device/implementations.h"
 #include "tests/support/temp_dir.h"
 
 namespace ballast::device::numa_test {

@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include "ballast/core/mapping.h"
+#include "ballast/core/memory.h"
 
-#include "src/device/host_pages.h"
+#include "src/device/implementations.h"
 #include "tests/support/page_making.h"
 
 namespace ballast::device::resident_test {

@@ -14,7 +14,7 @@
 
 #include "ballast/core/error.h"
 
-#include "src/device/cuda/cublaslt.h"
+#include "src/device/cuda/libraries.h"
 #include "src/model/cuda/products/products.h"
 #include "tests/support/device_array.h"
 #include "tests/support/fake_cuda.h"

@@ -1,5 +1,3 @@
-#include "ballast/engine/background_save.h"
-
 #include <atomic>
 #include <future>
 #include <string>
@@ -8,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/engine/snapshot.h"
 
 namespace ballast::engine::background_save_test {
 namespace {

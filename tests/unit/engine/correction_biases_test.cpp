@@ -1,5 +1,3 @@
-#include "ballast/model/correction_biases.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -11,10 +9,11 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
+#include "ballast/engine/run_states.h"
+#include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
-#include "src/engine/correction_biases.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"

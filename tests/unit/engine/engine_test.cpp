@@ -15,10 +15,9 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/planner/draw_blueprint.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/engine/blueprint.h"
+#include "ballast/planner/planner.h"
 
-#include "src/engine/state_layout.h"
 #include "tests/support/documents.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/function_weights.h"

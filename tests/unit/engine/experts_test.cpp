@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
-#include "ballast/model/targets.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/model/kernels.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"

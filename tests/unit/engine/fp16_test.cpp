@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/support/expect_error.h"
 #include "tests/support/function_weights.h"

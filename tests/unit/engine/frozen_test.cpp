@@ -5,14 +5,13 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/engine/blueprint.h"
 #include "ballast/engine/engine.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/draw_blueprint.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 #include "ballast/step/labels.h"
-#include "ballast/step/rank_sizes.h"
+#include "ballast/step/problem.h"
 
-#include "src/engine/state_layout.h"
 #include "tests/unit/engine/tiny_engine.h"
 
 // Work that a run omits for tensors that are not trained.

@@ -11,10 +11,10 @@
 #include <gtest/gtest.h>
 
 #include "ballast/calibrate/kernel_comparison.h"
-#include "ballast/calibrate/rates_file.h"
+#include "ballast/calibrate/machine_rates.h"
 #include "ballast/core/error.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "src/calibrate/calibration.h"
 #include "tests/support/captured_log.h"

@@ -8,10 +8,10 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/engine/weight_source.h"
+#include "ballast/engine/run_states.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/model/initialize.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/model/compute.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/support/captured_log.h"
 #include "tests/support/expect_error.h"

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/calibrate/kept_choices.h"
+#include "ballast/calibrate/machine_files.h"
 
 #include "tests/support/captured_log.h"
 #include "tests/support/fake_cublaslt.h"

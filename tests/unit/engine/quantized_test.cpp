@@ -10,7 +10,7 @@
 
 #include "ballast/core/dtype.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/support/function_weights.h"
 #include "tests/unit/engine/tiny_engine.h"

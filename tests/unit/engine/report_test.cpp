@@ -1,10 +1,10 @@
-#include "src/engine/report.h"
-
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "src/engine/handlers.h"
 
 namespace ballast::engine::report_test {
 namespace {

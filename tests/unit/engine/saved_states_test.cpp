@@ -1,5 +1,3 @@
-#include "ballast/engine/saved_states.h"
-
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -13,7 +11,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/engine/run_states.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/unit/engine/tiny_engine.h"

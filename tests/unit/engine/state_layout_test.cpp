@@ -1,5 +1,3 @@
-#include "src/engine/state_layout.h"
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -9,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/engine/blueprint.h"
 #include "ballast/model/family.h"
 
 namespace ballast::engine::state_layout_test {

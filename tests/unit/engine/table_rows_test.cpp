@@ -8,8 +8,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planner/draw_blueprint.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"

@@ -18,7 +18,6 @@
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
 
-#include "src/formats/merged_adapters.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/fixtures.h"
 #include "tests/support/temp_dir.h"

@@ -1,5 +1,3 @@
-#include "src/formats/bitsandbytes.h"
-
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -18,10 +16,11 @@
 #include "ballast/formats/export.h"
 #include "ballast/formats/model_folder.h"
 #include "ballast/formats/weight_files.h"
-#include "ballast/model/quantization.h"
-#include "ballast/model/quantized_values.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/model/lora.h"
+#include "ballast/model/packed_values.h"
+#include "ballast/planner/planner.h"
 
+#include "src/formats/quantized_matrices.h"
 #include "src/train/initial_weights.h"
 #include "tests/support/damaged.h"
 #include "tests/support/expect_error.h"

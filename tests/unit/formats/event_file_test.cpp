@@ -1,5 +1,3 @@
-#include "src/formats/event_file.h"
-
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -7,6 +5,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "ballast/formats/file_formats.h"
 
 #include "tests/support/fixtures.h"
 

@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <sys/file.h>
 
-#include "ballast/core/descriptor.h"
+#include "ballast/core/memory.h"
 #include "ballast/formats/model_folder.h"
 #include "ballast/formats/weight_files.h"
 

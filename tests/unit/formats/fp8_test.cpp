@@ -1,5 +1,3 @@
-#include "src/formats/fp8.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -22,6 +20,7 @@
 #include "ballast/formats/model_folder.h"
 #include "ballast/formats/weight_files.h"
 
+#include "src/formats/quantized_matrices.h"
 #include "src/formats/weight_reader.h"
 #include "src/train/initial_weights.h"
 #include "tests/support/expect_error.h"

@@ -1,5 +1,3 @@
-#include "src/formats/mxfp4.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -21,6 +19,7 @@
 #include "ballast/formats/model_folder.h"
 #include "ballast/formats/weight_files.h"
 
+#include "src/formats/quantized_matrices.h"
 #include "src/train/initial_weights.h"
 #include "src/train/saved_weights.h"
 #include "tests/support/expect_error.h"

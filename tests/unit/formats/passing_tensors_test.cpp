@@ -1,5 +1,3 @@
-#include "src/formats/passing_tensors.h"
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -19,6 +17,7 @@
 #include "ballast/formats/model_folder.h"
 #include "ballast/formats/weight_files.h"
 
+#include "src/formats/folder_layout.h"
 #include "src/train/initial_weights.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/fixtures.h"

@@ -16,12 +16,12 @@
 
 #include "ballast/config/checkpoint_config.h"
 #include "ballast/config/config.h"
-#include "ballast/core/convert.h"
+#include "ballast/core/memory.h"
 #include "ballast/engine/engine.h"
 #include "ballast/formats/export.h"
 #include "ballast/formats/model_folder.h"
 #include "ballast/formats/weight_files.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "src/train/initial_weights.h"
 #include "src/train/saved_weights.h"

@@ -17,8 +17,8 @@
 #include "ballast/formats/model_folder.h"
 #include "ballast/formats/weight_files.h"
 #include "ballast/model/architecture.h"
+#include "ballast/model/compute.h"
 #include "ballast/model/family.h"
-#include "ballast/model/initialize.h"
 
 #include "src/formats/read_ahead.h"
 #include "src/train/initial_weights.h"

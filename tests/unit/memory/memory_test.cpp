@@ -4,9 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/memory/host_pool.h"
 #include "ballast/memory/ledger.h"
-#include "ballast/memory/topology.h"
+#include "ballast/memory/machine.h"
 
 namespace ballast::memory::memory_test {
 namespace {

@@ -12,11 +12,11 @@
 
 #include "ballast/core/error.h"
 #include "ballast/model/architecture.h"
+#include "ballast/model/compute.h"
 #include "ballast/model/family.h"
-#include "ballast/model/initialize.h"
 #include "ballast/text/json.h"
 
-#include "src/model/host/factories.h"
+#include "src/model/compute/factories.h"
 #include "tests/support/expect_error.h"
 #include "tests/unit/model/fixture.h"
 

@@ -11,8 +11,8 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
+#include "ballast/model/compute.h"
 #include "ballast/model/family.h"
-#include "ballast/model/initialize.h"
 
 #include "src/model/host/kernel_tables.h"
 #include "tests/unit/model/fixture.h"

@@ -6,8 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
-#include "ballast/core/weight_codes.h"
 
 #include "tests/unit/model/fixture.h"
 

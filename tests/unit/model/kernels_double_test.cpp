@@ -10,8 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "src/model/host/elementwise_kernels.h"
-#include "src/model/host/norm_kernels.h"
-#include "src/model/host/softmax_kernels.h"
+#include "src/model/host/reduction_kernels.h"
 #include "tests/unit/model/numbers.h"
 
 namespace ballast::model::host::kernels_double_test {

@@ -12,8 +12,8 @@
 #include "ballast/model/attention.h"
 #include "ballast/model/family.h"
 
-#include "src/model/compute/attention_shapes.h"
-#include "src/model/spec/families/experts.h"
+#include "src/model/compute/layer_memory.h"
+#include "src/model/spec/families/families.h"
 
 namespace ballast::model::latent_test {
 namespace {

@@ -10,11 +10,11 @@
 
 #include "ballast/core/error.h"
 #include "ballast/model/architecture.h"
+#include "ballast/model/block_layout.h"
 #include "ballast/model/compute.h"
 #include "ballast/model/family.h"
 #include "ballast/text/json.h"
 
-#include "src/model/spec/tiles.h"
 #include "tests/unit/model/fixture.h"
 #include "tests/unit/model/layers_run.h"
 

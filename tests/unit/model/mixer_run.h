@@ -7,7 +7,7 @@
 
 #include "ballast/core/units.h"
 
-#include "src/model/host/mixer_ops.h"
+#include "src/model/host/layer_ops.h"
 #include "tests/unit/model/numbers.h"
 
 namespace ballast::test {

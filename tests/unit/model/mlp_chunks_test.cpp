@@ -7,7 +7,7 @@
 
 #include "ballast/model/family.h"
 
-#include "src/model/host/factories.h"
+#include "src/model/compute/factories.h"
 #include "tests/unit/model/fixture.h"
 #include "tests/unit/model/layers_run.h"
 

@@ -1,5 +1,3 @@
-#include "ballast/model/quantization.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -14,7 +12,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/dtype.h"
-#include "ballast/model/quantized_values.h"
+#include "ballast/model/lora.h"
+#include "ballast/model/packed_values.h"
 
 #include "tests/support/fixtures.h"
 

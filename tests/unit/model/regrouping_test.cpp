@@ -1,11 +1,10 @@
-#include "src/model/compute/regrouping.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "src/model/compute/kernel_arguments.h"
 #include "tests/unit/model/cuda/host_ops.h"
 
 namespace ballast::model::regrouping_test {

@@ -1,5 +1,3 @@
-#include "src/model/spec/families/rotary.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -12,6 +10,7 @@
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
+#include "src/model/spec/families/decoder.h"
 #include "tests/support/fixtures.h"
 
 namespace ballast::model::rotary_test {

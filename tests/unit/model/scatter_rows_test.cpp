@@ -1,7 +1,5 @@
 // The gradient of a table is packed from those of the rows that tokens have selected.
 
-#include "ballast/model/scatter_rows.h"
-
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -10,8 +8,9 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/core/convert.h"
 #include "ballast/core/dtype.h"
+#include "ballast/core/memory.h"
+#include "ballast/model/packed_values.h"
 
 namespace ballast::model::scatter_rows_test {
 namespace {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include "ballast/core/cpu.h"
+#include "ballast/core/machine.h"
 
 #include "src/model/host/team.h"
 

@@ -1,11 +1,10 @@
-#include "ballast/model/slots.h"
-
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "ballast/model/block_layout.h"
 #include "ballast/model/compute.h"
 
 #include "tests/support/expanded_sums.h"

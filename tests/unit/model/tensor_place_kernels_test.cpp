@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 
 #include "ballast/model/architecture.h"
+#include "ballast/model/block_layout.h"
 #include "ballast/model/compute.h"
 #include "ballast/model/family.h"
-#include "ballast/model/slots.h"
 #include "ballast/model/step_program.h"
 
 #include "tests/support/expanded_sums.h"

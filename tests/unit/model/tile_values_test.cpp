@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/model/architecture.h"
+#include "ballast/model/compute.h"
 #include "ballast/model/family.h"
-#include "ballast/model/initialize.h"
 
 // Layers in tiles: the parts of a tensor are those of the whole one, in values and in files.
 

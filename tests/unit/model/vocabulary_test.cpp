@@ -8,7 +8,6 @@
 
 #include "ballast/model/architecture.h"
 #include "ballast/model/compute.h"
-#include "ballast/model/initialize.h"
 
 #include "tests/unit/model/fixture.h"
 

@@ -10,12 +10,11 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
-#include "ballast/cpu_adam/reference.h"
-#include "ballast/cpu_adam/weight_checks.h"
+#include "ballast/cpu_adam/optimizer.h"
+#include "ballast/cpu_adam/updater.h"
 
 #include "src/offload/optimizer.h"
-#include "src/offload/state_file.h"
-#include "src/offload/state_values.h"
+#include "src/offload/states.h"
 
 namespace ballast::offload {
 namespace {

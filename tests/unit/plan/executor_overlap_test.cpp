@@ -12,7 +12,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/plan/executor.h"
-#include "ballast/step/names.h"
+#include "ballast/step/plans.h"
 
 #include "tests/support/random_problem.h"
 #include "tests/unit/step/fake_run.h"

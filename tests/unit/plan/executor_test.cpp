@@ -17,7 +17,7 @@
 
 #include "ballast/core/error.h"
 
-#include "src/plan/turns.h"
+#include "src/plan/ordering.h"
 #include "tests/support/random_problem.h"
 #include "tests/unit/plan/streams.h"
 #include "tests/unit/step/fake_run.h"

@@ -1,8 +1,7 @@
-#include "ballast/plan/hiding.h"
-
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/plan/simulator.h"
 
 namespace ballast::plan::hiding_test {
 namespace {

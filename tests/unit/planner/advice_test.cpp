@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/plan/bottleneck.h"
+#include "ballast/plan/lane_times.h"
 #include "ballast/planner/planner.h"
 #include "ballast/planner/run_plan.h"
 

@@ -5,7 +5,6 @@
 
 #include "ballast/calibrate/calibrate.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/draw_blueprint.h"
 #include "ballast/planner/planner.h"
 
 #include "tests/unit/planner/asked.h"

@@ -1,7 +1,5 @@
 // Blueprints of configs with and without "auto", without rates.
 
-#include "ballast/planner/draw_blueprint.h"
-
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -10,6 +8,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/inputs/engine_inputs.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"

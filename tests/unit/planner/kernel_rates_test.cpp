@@ -13,10 +13,10 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "ballast/calibrate/rates_file.h"
+#include "ballast/calibrate/machine_rates.h"
 #include "ballast/config/config.h"
 #include "ballast/plan/simulator.h"
-#include "ballast/planner/draw_blueprint.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/support/fixtures.h"
 #include "tests/support/temp_dir.h"

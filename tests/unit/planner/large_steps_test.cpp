@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/calibrate/rates_file.h"
+#include "ballast/calibrate/machine_rates.h"
 #include "ballast/config/config.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/planner/planner.h"

@@ -5,10 +5,9 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/calibrate/rates_file.h"
+#include "ballast/calibrate/machine_rates.h"
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
-#include "ballast/planner/draw_blueprint.h"
 #include "ballast/planner/planner.h"
 #include "ballast/planner/run_plan.h"
 #include "ballast/text/json.h"

@@ -7,8 +7,6 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
-#include "ballast/planner/draw_blueprint.h"
-#include "ballast/planner/make_engine.h"
 #include "ballast/planner/planner.h"
 
 #include "tests/support/temp_dir.h"

@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ballast/calibrate/rates_file.h"
+#include "ballast/calibrate/machine_rates.h"
 #include "ballast/config/config.h"
 #include "ballast/planner/forecast.h"
 

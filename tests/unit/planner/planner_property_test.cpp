@@ -17,10 +17,9 @@
 
 #include "ballast/core/error.h"
 #include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/draw_blueprint.h"
 #include "ballast/planner/planner.h"
 
-#include "src/planner/constraints.h"
+#include "src/planner/filling.h"
 #include "src/planner/search.h"
 #include "tests/support/random_run.h"
 #include "tests/support/sanitizers.h"

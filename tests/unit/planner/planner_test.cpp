@@ -13,10 +13,9 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
-#include "ballast/cpu_adam/shard.h"
+#include "ballast/cpu_adam/optimizer.h"
 #include "ballast/inputs/engine_inputs.h"
 #include "ballast/memory/ledger.h"
-#include "ballast/planner/draw_blueprint.h"
 
 #include "src/planner/search.h"
 #include "tests/support/zero_memory.h"

@@ -7,9 +7,9 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/planner/draw_blueprint.h"
 #include "ballast/planner/forecast.h"
 #include "ballast/planner/plan_choices.h"
+#include "ballast/planner/planner.h"
 #include "ballast/text/json.h"
 
 #include "tests/unit/planner/asked.h"

@@ -1,12 +1,10 @@
-#include "ballast/planner/saved_plan.h"
-
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "ballast/calibrate/rates_file.h"
+#include "ballast/calibrate/machine_rates.h"
 #include "ballast/core/error.h"
 #include "ballast/planner/forecast.h"
 #include "ballast/planner/run_plan.h"

@@ -7,10 +7,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "ballast/calibrate/rates_file.h"
+#include "ballast/calibrate/machine_rates.h"
 #include "ballast/core/error.h"
-#include "ballast/planner/draw_blueprint.h"
 #include "ballast/planner/forecast.h"
+#include "ballast/planner/planner.h"
 
 #include "src/planner/search.h"
 #include "tests/support/sanitizers.h"

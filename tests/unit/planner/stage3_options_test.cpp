@@ -6,10 +6,10 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/planner/draw_blueprint.h"
-#include "ballast/step/rank_sizes.h"
+#include "ballast/engine/blueprint.h"
+#include "ballast/planner/planner.h"
+#include "ballast/step/problem.h"
 
-#include "src/engine/state_layout.h"
 #include "tests/support/tiny_config.h"
 
 namespace ballast::planner::stage3_options_test {

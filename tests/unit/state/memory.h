@@ -6,9 +6,9 @@
 #include <cstring>
 #include <new>
 
+#include "ballast/core/memory.h"
 #include "ballast/core/random.h"
 #include "ballast/core/units.h"
-#include "ballast/core/view.h"
 
 namespace ballast::test {
 

@@ -1,5 +1,3 @@
-#include "src/state/slots.h"
-
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -10,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/state/store.h"
 
 namespace ballast::state::slots_test {
 namespace {

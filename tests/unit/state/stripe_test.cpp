@@ -1,5 +1,3 @@
-#include "ballast/state/stripe.h"
-
 #include <cmath>
 #include <map>
 #include <random>
@@ -8,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/state/swap_plan.h"
 
 namespace ballast::state::stripe_test {
 namespace {

@@ -8,9 +8,8 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "ballast/aio/file_system.h"
+#include "ballast/aio/file.h"
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
 
 #include "tests/support/temp_dir.h"
 

@@ -9,7 +9,6 @@
 #include "ballast/core/error.h"
 #include "ballast/step/labels.h"
 
-#include "src/step/plan_types.h"
 #include "tests/support/random_problem.h"
 
 namespace ballast::step::builder_test {

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "src/step/plan_types.h"
+#include "ballast/step/labels.h"
 
 namespace ballast::step {
 

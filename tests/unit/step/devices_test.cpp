@@ -1,5 +1,7 @@
 // Several devices in one plan: the blocks of each device, and the time that a step takes.
 
+#include "src/step/devices.h"
+
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -10,10 +12,9 @@
 #include <gtest/gtest.h>
 
 #include "ballast/plan/simulator.h"
-#include "ballast/step/deal.h"
+#include "ballast/step/labels.h"
 
-#include "src/model/spec/program_shape.h"
-#include "src/step/plan_types.h"
+#include "src/model/spec/program_draft.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/random_problem.h"
 #include "tests/unit/plan/unit_rates.h"

@@ -6,7 +6,8 @@
 
 #include <fmt/format.h>
 
-#include "src/step/plan_types.h"
+#include "ballast/step/labels.h"
+
 #include "tests/support/random_problem.h"
 
 namespace ballast::step {

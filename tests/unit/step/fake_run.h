@@ -5,10 +5,9 @@
 #include <vector>
 
 #include "ballast/plan/executor.h"
+#include "ballast/plan/lane_times.h"
 #include "ballast/plan/plan.h"
-#include "ballast/plan/timeline.h"
-
-#include "src/step/plan_types.h"
+#include "ballast/step/labels.h"
 
 namespace ballast::step {
 

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "ballast/step/deal.h"
 #include "ballast/step/labels.h"
-#include "ballast/step/names.h"
-#include "ballast/step/rank_sizes.h"
+#include "ballast/step/plans.h"
+#include "ballast/step/problem.h"
 
+#include "src/step/devices.h"
 #include "tests/unit/step/device_faults.h"
 #include "tests/unit/step/drawn_rows.h"
 #include "tests/unit/step/moved_content.h"

@@ -4,9 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "ballast/step/build.h"
-
-#include "src/step/plan_types.h"
+#include "ballast/step/labels.h"
+#include "ballast/step/plans.h"
 
 namespace ballast::step {
 

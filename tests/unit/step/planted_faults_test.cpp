@@ -10,10 +10,9 @@
 #include <gtest/gtest.h>
 
 #include "ballast/step/labels.h"
-#include "ballast/step/names.h"
-#include "ballast/step/rank_sizes.h"
+#include "ballast/step/plans.h"
+#include "ballast/step/problem.h"
 
-#include "src/step/plan_types.h"
 #include "tests/support/random_problem.h"
 #include "tests/unit/step/interpreter.h"
 

@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
+#include "ballast/step/labels.h"
 
-#include "src/step/plan_types.h"
 #include "tests/support/random_problem.h"
 #include "tests/unit/step/fake_run.h"
 #include "tests/unit/step/interpreter.h"

@@ -4,9 +4,6 @@
 
 #include "ballast/step/labels.h"
 #include "ballast/step/problem.h"
-#include "ballast/step/rank_sizes.h"
-
-#include "src/step/plan_types.h"
 
 namespace ballast::step {
 

@@ -1,13 +1,12 @@
-#include "ballast/step/rank_sizes.h"
-
 #include <set>
 
 #include <gtest/gtest.h>
 
 #include "ballast/plan/rates.h"
 #include "ballast/plan/simulator.h"
+#include "ballast/step/labels.h"
+#include "ballast/step/problem.h"
 
-#include "src/step/plan_types.h"
 #include "tests/unit/plan/unit_rates.h"
 
 namespace ballast::step::rank_sizes_test {

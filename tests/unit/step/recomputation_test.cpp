@@ -1,8 +1,6 @@
-#include "src/step/recomputation.h"
-
 #include <gtest/gtest.h>
 
-#include "ballast/step/lives.h"
+#include "ballast/step/program_table.h"
 
 namespace ballast::step {
 namespace {

@@ -11,10 +11,9 @@
 
 #include "ballast/model/step_program.h"
 #include "ballast/plan/plan.h"
-#include "ballast/step/deal.h"
-#include "ballast/step/placement.h"
 #include "ballast/step/problem.h"
-#include "ballast/step/rank_sizes.h"
+
+#include "src/step/devices.h"
 
 namespace ballast::step {
 

@@ -4,7 +4,7 @@
 #include <set>
 #include <vector>
 
-#include "ballast/step/lives.h"
+#include "ballast/step/program_table.h"
 
 namespace ballast::step {
 

@@ -5,11 +5,10 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/step/deal.h"
-#include "ballast/step/lives.h"
+#include "ballast/step/labels.h"
+#include "ballast/step/program_table.h"
 
-#include "src/step/plan_types.h"
-#include "src/step/recomputation.h"
+#include "src/step/devices.h"
 #include "tests/support/random_problem.h"
 #include "tests/unit/step/misses.h"
 #include "tests/unit/step/value_devices.h"

@@ -1,5 +1,3 @@
-#include "tools/usage/config_keys.h"
-
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
@@ -13,12 +11,12 @@
 #include <gtest/gtest.h>
 
 #include "ballast/config/config.h"
-#include "ballast/config/key_list.h"
+#include "ballast/config/key_effects.h"
 #include "ballast/core/error.h"
 #include "ballast/text/json.h"
-#include "ballast/text/words.h"
 
 #include "tests/unit/config/samples.h"
+#include "tools/usage/manual.h"
 
 namespace ballast::tools::config_keys_test {
 namespace {

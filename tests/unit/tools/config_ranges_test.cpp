@@ -21,7 +21,7 @@
 
 #include "tests/support/fixtures.h"
 #include "tests/unit/config/samples.h"
-#include "tools/usage/config_keys.h"
+#include "tools/usage/manual.h"
 
 namespace ballast::tools::config_ranges_test {
 namespace {

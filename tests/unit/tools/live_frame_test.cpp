@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tools/live/frame.h"
+#include "tools/live/view.h"
 
 namespace ballast::tools::live_frame_test {
 namespace {

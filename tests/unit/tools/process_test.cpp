@@ -11,7 +11,6 @@
 #include "ballast/core/error.h"
 
 #include "tests/support/expect_error.h"
-#include "tools/usage/exit_status.h"
 
 namespace ballast::tools::process_test {
 namespace {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "tools/report/server.h"
+#include "tools/report/page.h"
 
 namespace ballast::tools::report_server_test {
 namespace {

@@ -1,11 +1,11 @@
-#include "tools/bench/step_breakdown.h"
-
 #include <chrono>
 #include <map>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "tools/bench/step_times.h"
 
 namespace ballast::tools::step_breakdown_test {
 namespace {

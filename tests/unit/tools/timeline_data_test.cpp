@@ -1,10 +1,10 @@
-#include "tools/report/timeline_data.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <string>
 
 #include <gtest/gtest.h>
+
+#include "tools/report/run_data.h"
 
 namespace ballast::tools::timeline_data_test {
 namespace {

@@ -1,5 +1,3 @@
-#include "src/train/finite_values.h"
-
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -13,9 +11,10 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/core/convert.h"
+#include "ballast/core/memory.h"
 #include "ballast/train/trainer.h"
 
+#include "src/train/initial_weights.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"

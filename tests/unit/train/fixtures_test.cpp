@@ -16,10 +16,10 @@
 #include "ballast/data/loader.h"
 #include "ballast/formats/safetensors.h"
 #include "ballast/formats/weight_files.h"
-#include "ballast/train/lr_schedule.h"
 #include "ballast/train/trainer.h"
 
 #include "src/train/initial_weights.h"
+#include "src/train/step_rules.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
 

@@ -1,5 +1,3 @@
-#include "src/train/loss_scaler.h"
-
 #include <fstream>
 #include <string>
 
@@ -8,6 +6,7 @@
 
 #include "ballast/core/error.h"
 
+#include "src/train/step_rules.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/fixtures.h"
 

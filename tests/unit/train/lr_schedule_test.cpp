@@ -1,10 +1,9 @@
-#include "ballast/train/lr_schedule.h"
-
 #include <cmath>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "src/train/step_rules.h"
 #include "tests/support/expect_error.h"
 
 namespace ballast::train::lr_schedule_test {

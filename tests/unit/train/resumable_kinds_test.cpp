@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/checkpoint/checkpoints.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "src/checkpoint/writer.h"
 #include "src/train/run_checkpoints.h"

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "src/train/initial_weights.h"
 #include "src/train/saved_weights.h"

@@ -1,5 +1,3 @@
-#include "src/train/run_doubts.h"
-
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -8,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include "src/train/run_inputs.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/documents_file.h"
 #include "tests/support/temp_dir.h"

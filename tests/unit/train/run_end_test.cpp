@@ -1,6 +1,6 @@
-#include "src/train/run_end.h"
-
 #include <gtest/gtest.h>
+
+#include "ballast/train/run_options.h"
 
 namespace ballast::train::run_end_test {
 namespace {

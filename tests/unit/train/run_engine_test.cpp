@@ -10,8 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/planner/draw_blueprint.h"
-#include "ballast/planner/make_engine.h"
+#include "ballast/planner/planner.h"
 
 #include "tests/support/thread_channels.h"
 #include "tests/support/thread_ranks.h"

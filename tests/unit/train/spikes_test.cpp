@@ -1,10 +1,10 @@
-#include "src/train/spikes.h"
-
 #include <cmath>
 #include <limits>
 #include <string>
 
 #include <gtest/gtest.h>
+
+#include "src/train/step_rules.h"
 
 namespace ballast::train::spikes_test {
 namespace {

@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 
 #include "src/checkpoint/checkpoint.h"
-#include "src/data/data_content.h"
-#include "src/train/proven_peak.h"
+#include "src/data/training_data.h"
+#include "src/train/run_measures.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"

@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/device/host_stream.h"
+#include "ballast/device/streams.h"
 
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"

@@ -2,7 +2,6 @@
 
 #include "src/model/cuda/attention/attention_tiles.h"
 #include "src/model/cuda/attention/gradient_tiles.h"
-#include "src/model/cuda/attention/warpgroup_attention.h"
 
 namespace ballast::model::cuda {
 namespace {

@@ -2,8 +2,6 @@
 #include <limits>
 
 #include "src/model/cuda/attention/attention_tiles.h"
-#include "src/model/cuda/attention/softmax_rows.h"
-#include "src/model/cuda/attention/warpgroup_attention.h"
 
 namespace ballast::model::cuda {
 namespace {

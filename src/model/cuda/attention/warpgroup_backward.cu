@@ -1,7 +1,7 @@
 #include <algorithm>
 
+#include "src/model/cuda/attention/attention_tiles.h"
 #include "src/model/cuda/attention/gradient_tiles.h"
-#include "src/model/cuda/attention/warpgroup_attention.h"
 #include "src/model/cuda/attention/warpgroup_tiles.h"
 
 namespace ballast::model::cuda {

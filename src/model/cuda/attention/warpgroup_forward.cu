@@ -1,8 +1,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "src/model/cuda/attention/softmax_rows.h"
-#include "src/model/cuda/attention/warpgroup_attention.h"
+#include "src/model/cuda/attention/attention_tiles.h"
 #include "src/model/cuda/attention/warpgroup_tiles.h"
 
 namespace ballast::model::cuda {

@@ -1,7 +1,7 @@
 // Used if the program is built without cuDNN's headers.
 #include "ballast/core/error.h"
 
-#include "src/model/cuda/cudnn/fused_attention.h"
+#include "src/model/cuda/attention/attention.h"
 
 namespace ballast::model::cuda {
 

@@ -1,8 +1,6 @@
 #include "src/device/cuda/eight.h"
 #include "src/model/cuda/experts/experts.h"
-#include "src/model/cuda/experts/row_groups.h"
-#include "src/model/cuda/rows/row_pieces.h"
-#include "src/model/cuda/rows/row_team.h"
+#include "src/model/cuda/rows/row_threads.h"
 
 namespace ballast::model::cuda {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ballast/core/bump.h"
+#include "ballast/core/memory.h"
 
-#include "src/model/compute/delta_shape.h"
+#include "src/model/compute/kernel_arguments.h"
 
 namespace ballast::model::cuda {
 

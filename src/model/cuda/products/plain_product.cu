@@ -1,6 +1,6 @@
 #include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
-#include "src/model/cuda/products/plain_product.h"
+#include "src/model/cuda/products/products.h"
 
 namespace ballast::model::cuda {
 namespace {

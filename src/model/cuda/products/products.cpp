@@ -13,13 +13,9 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/log.h"
 
-#include "src/device/cuda/cublaslt.h"
-#include "src/device/cuda/errors.h"
-#include "src/model/cuda/products/plain_product.h"
-#include "src/model/cuda/products/product_checks.h"
-#include "src/model/cuda/products/trials.h"
+#include "src/device/cuda/libraries.h"
+#include "src/device/cuda/runtime.h"
 
 namespace ballast::model::cuda {
 

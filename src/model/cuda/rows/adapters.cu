@@ -1,6 +1,6 @@
 #include "src/device/cuda/eight.h"
 #include "src/device/cuda/kernel_language.h"
-#include "src/model/cuda/rows/blocks.h"
+#include "src/model/cuda/rows/row_threads.h"
 #include "src/model/cuda/rows/rows.h"
 
 namespace ballast::model::cuda {

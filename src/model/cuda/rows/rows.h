@@ -5,10 +5,13 @@
 
 #include <cuda_runtime_api.h>
 
-#include "src/model/compute/dropout.h"
+#include "ballast/core/dtype.h"
+#include "ballast/model/kernels.h"
+#include "ballast/model/lora.h"
+#include "ballast/model/packed_values.h"
+
 #include "src/model/compute/formulas.h"
-#include "src/model/compute/magnitudes.h"
-#include "src/model/compute/regrouping.h"
+#include "src/model/compute/kernel_arguments.h"
 #include "src/model/spec/rotary_angles.h"
 
 namespace ballast::model::cuda {
@@ -179,5 +182,51 @@ cudaError_t sum_groups(cudaStream_t stream, const CopiedGroups& groups, const T*
 /// Copies rows of heads from one order to another. how.first and how.others are multiples of 8.
 template <class T>
 cudaError_t regroup(cudaStream_t stream, const Regrouping& how, const T* from, T* to);
+
+// Kernels for the calls of Compute with the same names, which document the arguments. Conventions:
+// rows.h, but sizes are arbitrary. `partial`: scratch memory, one GradientStats per kStatsChunk
+// values.
+
+/// Packs a gradient. Writes the statistics of the packed values to `stats` unless it is null; then
+/// `partial` is not used. The arrays must not overlap. If there is a table, its width is a multiple
+/// of 8, and so is its size.
+template <class T>
+cudaError_t pack_gradient(cudaStream_t stream, const UnpackedGradient& from, T* packed,
+                          std::size_t size, GradientStats* partial, GradientStats* stats);
+
+template <class T>
+cudaError_t measure_gradient(cudaStream_t stream, const T* packed, std::size_t size,
+                             GradientStats* partial, GradientStats* stats);
+
+/// The bits equal the host device's (ballast/core/dtype.h).
+template <class T>
+cudaError_t encode_weights(cudaStream_t stream, const T* weights, std::size_t blocks,
+                           std::int8_t* codes, float* scales);
+template <class T>
+cudaError_t decode_weights(cudaStream_t stream, const std::int8_t* codes, const float* scales,
+                           std::size_t blocks, T* weights);
+
+/// Dequantises all elements of `matrix` (device memory, aligned to 64 bytes like `out`). The bits
+/// equal the host device's (host/layer_ops.h), except payloads of NaN.
+template <class T>
+cudaError_t dequantize_base(cudaStream_t stream, const QuantizedMatrix& matrix, T* out);
+
+/// Copies `size` bytes, a multiple of 16, within device memory.
+cudaError_t copy_bytes(cudaStream_t stream, const std::byte* from, std::byte* to, std::size_t size);
+
+// Kernels of values that layers share besides the residual stream, documented at host::LinkOps.
+// Conventions: rows.h.
+
+template <class T>
+cudaError_t put_sums(cudaStream_t stream, const T* x, std::size_t step, Rows rows, bool adds,
+                     float* sums);
+template <class T>
+cudaError_t add_sums(cudaStream_t stream, const float* sums, Rows rows, T* x, std::size_t step);
+template <class T>
+cudaError_t mix_rows(cudaStream_t stream, const TokenRows<const T>& rows, const TokenMix& how,
+                     const T* x, std::size_t step, T* y);
+template <class T>
+cudaError_t mix_rows_backward(cudaStream_t stream, const TokenRows<const T>& dy,
+                              const TokenMix& how, float* of_rows, T* dx, std::size_t step);
 
 }  // namespace ballast::model::cuda

@@ -5,9 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "src/model/compute/embedding.h"
-#include "src/model/compute/preference.h"
-#include "src/model/compute/row_sum.h"
+#include "src/model/compute/formulas.h"
+#include "src/model/compute/kernel_arguments.h"
 
 namespace ballast::model::cuda {
 

@@ -6,9 +6,8 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-
-#include "src/model/spec/delta_chunk.h"
-#include "src/model/spec/tiles.h"
+#include "ballast/model/block_layout.h"
+#include "ballast/model/kernels.h"
 
 namespace ballast::model {
 namespace {

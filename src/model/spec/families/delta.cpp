@@ -1,5 +1,3 @@
-#include "src/model/spec/families/delta.h"
-
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -9,9 +7,10 @@
 
 #include <fmt/format.h>
 
-#include "src/model/spec/families/experts.h"
+#include "ballast/model/block_layout.h"
+
+#include "src/model/spec/families/families.h"
 #include "src/model/spec/families/llama.h"
-#include "src/model/spec/tiles.h"
 
 namespace ballast::model {
 namespace {

@@ -1,5 +1,3 @@
-#include "src/model/spec/families/experts.h"
-
 #include <algorithm>
 #include <iterator>
 #include <string_view>
@@ -7,7 +5,8 @@
 
 #include <fmt/format.h>
 
-#include "src/model/spec/families/llama_variants.h"
+#include "src/model/spec/families/families.h"
+#include "src/model/spec/families/llama.h"
 
 namespace ballast::model {
 

@@ -8,8 +8,8 @@
 
 #include <fmt/format.h>
 
+#include "src/model/spec/families/decoder.h"
 #include "src/model/spec/families/llama.h"
-#include "src/model/spec/families/rotary.h"
 
 namespace ballast::model {
 

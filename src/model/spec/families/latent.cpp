@@ -1,5 +1,3 @@
-#include "src/model/spec/families/latent.h"
-
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -9,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "src/model/spec/families/experts.h"
+#include "src/model/spec/families/families.h"
 #include "src/model/spec/families/llama.h"
 
 namespace ballast::model {

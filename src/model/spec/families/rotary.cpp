@@ -1,5 +1,3 @@
-#include "src/model/spec/families/rotary.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -11,8 +9,9 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/core/suggest.h"
 #include "ballast/text/json.h"
+
+#include "src/model/spec/families/decoder.h"
 
 namespace ballast::model {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "src/model/spec/families/experts.h"
+#include "src/model/spec/families/families.h"
 #include "src/model/spec/families/llama.h"
 
 namespace ballast::model {

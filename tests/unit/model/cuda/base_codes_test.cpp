@@ -1,15 +1,14 @@
 // Dequantises a base: a GPU's values have the same bits as the host's.
-#include "src/model/cuda/rows/base_codes.h"
-
 #include <cmath>
 #include <cstring>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-#include "ballast/model/quantized_values.h"
+#include "ballast/model/packed_values.h"
 
-#include "src/model/host/base_codes.h"
+#include "src/model/cuda/rows/rows.h"
+#include "src/model/host/layer_ops.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/values.h"

@@ -7,9 +7,9 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/core/weight_codes.h"
+#include "ballast/core/dtype.h"
 
-#include "src/model/cuda/rows/gradients.h"
+#include "src/model/cuda/rows/rows.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/values.h"

@@ -13,8 +13,7 @@
 
 #include "ballast/core/error.h"
 
-#include "src/model/cuda/cudnn/attention_graph.h"
-#include "src/model/cuda/cudnn/fused_attention.h"
+#include "src/model/cuda/attention/attention.h"
 
 namespace ballast::model::cuda::cudnn_test {
 namespace {

@@ -12,7 +12,6 @@
 
 #include "src/model/cuda/attention/attention.h"
 #include "src/model/cuda/cudnn/cudnn.h"
-#include "src/model/cuda/cudnn/fused_attention.h"
 #include "tests/support/captured_log.h"
 #include "tests/support/fake_cuda.h"
 #include "tests/support/fake_cudnn.h"

@@ -1,7 +1,5 @@
 // cuDNN's attention, compared with attention in double and with Ballast's kernels: on a GPU with
 // cuDNN itself, otherwise with its fake.
-#include "src/model/cuda/cudnn/fused_attention.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

@@ -2,7 +2,7 @@
 
 #include "ballast/core/error.h"
 
-#include "src/model/cuda/factories.h"
+#include "src/model/compute/factories.h"
 #include "tests/support/fake_cublaslt.h"
 #include "tests/support/fake_cuda.h"
 

@@ -1,12 +1,11 @@
 // Packing and measuring of gradients on a GPU.
-#include "src/model/cuda/rows/gradients.h"
-
 #include <limits>
 #include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "src/model/cuda/rows/rows.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/values.h"

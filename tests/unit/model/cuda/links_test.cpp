@@ -1,7 +1,5 @@
 // Kernels of values that layers share besides the residual stream, compared with the operations of
 // the host.
-#include "src/model/cuda/links/links.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <tuple>
@@ -9,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/model/cuda/rows/rows.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/host_ops.h"

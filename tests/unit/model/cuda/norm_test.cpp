@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "src/model/cuda/rows/rows.h"
-#include "src/model/host/norm_kernels.h"
+#include "src/model/host/reduction_kernels.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/values.h"

@@ -11,7 +11,7 @@
 
 #include "src/model/cuda/rows/rows.h"
 #include "src/model/host/elementwise_kernels.h"
-#include "src/model/spec/families/rotary.h"
+#include "src/model/spec/families/decoder.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/values.h"

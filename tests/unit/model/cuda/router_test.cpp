@@ -9,7 +9,6 @@
 #include <gtest/gtest.h>
 
 #include "src/model/cuda/experts/experts.h"
-#include "src/model/cuda/experts/row_groups.h"
 #include "src/model/cuda/rows/rows.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"

@@ -1,11 +1,11 @@
 // Slots of the rows of the embedding on a GPU.
-#include "ballast/model/slots.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "ballast/model/block_layout.h"
 
 #include "src/model/cuda/tokens/tokens.h"
 #include "tests/support/device_array.h"

@@ -1,6 +1,4 @@
 // The memory of checks of tokens, on a fake of the CUDA runtime.
-#include "src/model/cuda/tokens/token_check.h"
-
 #include <array>
 #include <cstdint>
 
@@ -9,6 +7,7 @@
 #include "ballast/core/error.h"
 #include "ballast/plan/executor.h"
 
+#include "src/model/cuda/work_check.h"
 #include "tests/support/fake_cuda.h"
 
 namespace ballast::model::cuda::token_check_test {

@@ -1,9 +1,9 @@
-#include "src/model/cuda/products/whole_eights.h"
-
 #include <cstddef>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "src/model/cuda/products/products.h"
 
 namespace ballast::model::cuda::whole_eights_test {
 namespace {

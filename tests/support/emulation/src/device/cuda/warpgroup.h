@@ -10,7 +10,7 @@
 
 #include "ballast/core/dtype.h"
 
-#include "src/device/cuda/panels.h"
+#include "src/device/cuda/shared_memory.h"
 #include "tests/support/emulation/src/device/cuda/kernel_language.h"
 #include "tests/support/emulation/src/device/cuda/tensor_core.h"
 

@@ -1,0 +1,107 @@
+#include "src/config/adapter_config.h"
+
+#include <algorithm>
+#include <system_error>
+
+#include <fmt/format.h>
+
+#include "ballast/core/error.h"
+#include "ballast/text/files.h"
+#include "ballast/text/json.h"
+
+namespace ballast::config {
+
+namespace {
+
+namespace fs = std::filesystem;
+using text::Json;
+
+/// Types of models with an entry "qwen2_moe" in PEFT's table of conversions, those that Ballast
+/// trains.
+constexpr std::string_view kConverted =
+    "deepseek_v3 deepseek_v32 glm4_moe glm4_moe_lite glm_moe_dsa olmoe qwen3_moe qwen3_next";
+/// Names that PEFT replaces.
+constexpr std::string_view kMapsOfExperts = "gate_proj up_proj down_proj";
+constexpr const char* kModelConfig = "config.json";
+constexpr std::string_view kWeight = ".weight";
+
+bool is_of_expert(std::string_view module) {
+  return module.find(".experts.") != std::string_view::npos;
+}
+
+}  // namespace
+
+std::string type_of_base(const fs::path& weights) {
+  std::error_code ignored;
+  const fs::path folder = fs::is_directory(weights, ignored) ? weights : weights.parent_path();
+  const fs::path file = folder / kModelConfig;
+  if (weights.empty() || !fs::exists(file, ignored)) return "";
+  try {
+    // The file may be a config of Ballast.
+    const Json json = text::parse_json(text::read_settings(file, "model"), file.string(),
+                                       {.comments = true, .non_finite = true});
+    const Json* const type = json.find("model_type");
+    return type != nullptr && type->is_string() ? type->text() : "";
+  } catch (const Error&) {
+    return "";
+  }
+}
+
+bool is_named_like_expert(std::string_view module) {
+  return text::has_word(kMapsOfExperts, module.substr(module.rfind('.') + 1));
+}
+
+bool needs_parameters(std::string_view type, const std::vector<std::string>& modules) {
+  return text::has_word(kConverted, type) && std::ranges::any_of(modules, is_named_like_expert) &&
+         std::ranges::none_of(modules, is_of_expert);
+}
+
+void set_targets(Json& settings, const std::vector<std::string>& modules) {
+  Json others = Json::array();
+  Json parameters = Json::array();
+  for (const std::string& module : modules) {
+    if (is_named_like_expert(module)) {
+      parameters.push_back(module + std::string(kWeight));
+    } else {
+      others.push_back(module);
+    }
+  }
+  settings["target_modules"] = std::move(others);
+  settings[kTargetParameters] = std::move(parameters);
+  settings["lora_dropout"] = 0.0;
+}
+
+std::vector<std::string> modules_of_parameters(const std::string& file, const Json& parameters) {
+  std::vector<std::string> modules;
+  for (const Json& parameter : parameters.elements()) {
+    const std::string& name = parameter.text();
+    if (parameter.is_string() && name.size() > kWeight.size() && name.ends_with(kWeight)) {
+      modules.push_back(name.substr(0, name.size() - kWeight.size()));
+      continue;
+    }
+    refuse_adapters(file, kTargetParameters, parameters,
+                    "Ballast has adapters only of weights of linear maps "
+                    "(\"model.layers.0.mlp.up_proj.weight\"), none of experts");
+  }
+  return modules;
+}
+
+std::string note_about_targets(std::string_view type, const std::vector<std::string>& modules,
+                               bool dora, double dropout) {
+  if (!needs_parameters(type, modules)) return "";
+  if (dora) {
+    return fmt::format(
+        "PEFT 0.21 with transformers 5 cannot load DoRA of gate_proj, up_proj and down_proj in the "
+        "dense layers of a {} model, since it takes them for maps of experts; export such adapters "
+        "with --merged",
+        type);
+  }
+  if (dropout == 0.0) return "";
+  return fmt::format(
+      "lora_dropout in adapter_config.json is 0 instead of {}: dense layers of a {} model must be "
+      "in "
+      "target_parameters, for which PEFT has no dropout",
+      dropout, type);
+}
+
+}  // namespace ballast::config

@@ -1,0 +1,136 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "ballast/core/error.h"
+#include "ballast/core/memory.h"
+#include "ballast/model/attention.h"
+
+#include "src/model/compute/layer.h"
+#include "src/model/compute/layer_memory.h"
+#include "src/model/spec/rotary_angles.h"
+
+namespace ballast::model {
+
+/// Rotary positions of one layer: indices into those of the model.
+struct RotaryAt {
+  std::size_t keys = 0;
+  std::size_t queries = 0;
+  std::size_t growth = 0;     ///< multiplies whole queries; 0: none
+  std::size_t plain = 0;      ///< values at the start of each head that do not rotate
+  bool without_keys = false;  ///< true: only queries rotate
+};
+
+/// Rotates queries and keys. Owns the tables of cosines and sines of all rotary positions of a
+/// model.
+template <class Ops>
+class LayerRotation {
+ public:
+  using T = typename Ops::Value;
+  LayerRotation(std::vector<Rotary> rotaries, const AttentionShape& shape, Ops& ops)
+      : rotaries_(std::move(rotaries)), angles_(rotaries_.size()), shape_(shape), ops_(ops) {}
+
+  /// Takes memory that lasts between calls.
+  void take_memory(Bump& bump) {
+    for (std::size_t i = 0; i < angles_.size(); ++i) {
+      const std::size_t half = rotaries_[i].frequencies.size();
+      const std::size_t length = shape_.whole_length();
+      const bool by_row = rotaries_[i].depends_on_documents(length);
+      expects(!by_row || shape_.parts == 1, "angles by document need whole sequences");
+      const std::size_t rows = by_row ? shape_.tokens() : length;
+      angles_[i] = {.cosine = bump.take<float>(rows * half),
+                    .sine = bump.take<float>(rows * half),
+                    .half = half,
+                    .interleaved = rotaries_[i].interleaved,
+                    .by_row = by_row};
+    }
+    filled_ = false;
+  }
+
+  /// Rotates by `positions`, see Ops::rotate(); `direction` -1 rotates back. `shape`: that of the
+  /// layer. Queries and keys of a row are rotated as one row of heads unless they have different
+  /// rotary positions.
+  void rotate(const AttentionShape& shape, const RotaryAt& at, T* qkv,
+              const std::int32_t* positions, float direction) {
+    for (std::size_t i = 0; i < angles_.size(); ++i) {
+      const bool used = i == at.keys || i == at.queries;
+      const bool stale = angles_[i].by_row ? used : !filled_;
+      if (stale) ops_.fill_angles(rotaries_[i], angles_[i], positions);
+    }
+    filled_ = true;
+    const std::size_t all = shape.heads + (at.without_keys ? 0 : shape.kv_heads);
+    const std::size_t apart = at.queries == at.keys ? 0 : shape.heads;
+    if (at.growth > 0) ops_.rotate(qkv, shape.heads, angles_[at.growth], positions, direction);
+    qkv += at.plain;
+    if (apart > 0) ops_.rotate(qkv, apart, angles_[at.queries], positions, direction);
+    ops_.rotate(qkv + apart * shape.head_dim, all - apart, angles_[at.keys], positions, direction);
+  }
+
+ private:
+  std::vector<Rotary> rotaries_;
+  std::vector<Angles> angles_;  ///< one element per rotary
+  bool filled_ = false;         ///< whether angles by position are filled; angles by row never are
+  AttentionShape shape_;
+  Ops& ops_;
+};
+
+/// Norms of heads of values, whose weights are 1. LayerMemory::projected has the values after
+/// queries and keys, or the keys are values.
+template <class Ops>
+class ValueNorms {
+ public:
+  using T = typename Ops::Value;
+
+  /// `shapes`: those of all layers.
+  ValueNorms(const std::vector<AttentionShape>& shapes, Ops& ops) : ops_(ops) {
+    for (const AttentionShape& shape : shapes) widest_ = std::max(widest_, shape.head_dim);
+  }
+
+  /// Takes memory that lasts between calls.
+  void take_memory(Bump& bump) {
+    zeros_ = bump.take<float>(widest_);
+    zeroed_ = false;
+  }
+  /// Writes the values in m.qkv.
+  void forward(const AttentionShape& shape, bool keys_are_values, const LayerMemory<T>& m) {
+    ops_.norm_groups(norm(), heads(shape), m.projected + before(shape, keys_are_values), row(shape),
+                     m.qkv + shape.width() + shape.kv_width(), shape.row());
+  }
+  /// Turns the gradient of the values in m.dqkv into that of the values before the norm, which is
+  /// added to the gradient of the keys before their norm if keys are values.
+  void backward(const AttentionShape& shape, bool keys_are_values, const LayerMemory<T>& m) {
+    T* const dkeys = m.dqkv + shape.width();
+    ops_.norm_groups_backward(norm(), heads(shape), m.projected + before(shape, keys_are_values),
+                              row(shape), dkeys + shape.kv_width(), shape.row());
+    if (!keys_are_values) return;
+    ops_.sum_groups({shape.tokens(), 2, shape.kv_width()}, dkeys, {shape.row(), shape.kv_width()},
+                    dkeys, shape.row());
+  }
+
+ private:
+  /// The weights are an offset of 1 plus zeros.
+  Norm<T> norm() {
+    if (!zeroed_) ops_.zero(zeros_, widest_);
+    zeroed_ = true;
+    return {.weight = reinterpret_cast<const T*>(zeros_), .offset = 1.0F};
+  }
+  [[nodiscard]] static Groups heads(const AttentionShape& shape) {
+    return {shape.tokens(), shape.kv_heads, shape.head_dim};
+  }
+  /// Row length of LayerMemory::projected, and the columns before the values.
+  [[nodiscard]] static std::size_t row(const AttentionShape& shape) { return shape.row(); }
+  [[nodiscard]] static std::size_t before(const AttentionShape& shape, bool keys_are_values) {
+    return shape.width() + (keys_are_values ? 0 : shape.kv_width());
+  }
+
+  Ops& ops_;
+  std::size_t widest_ = 0;  ///< width of the widest head
+  float* zeros_ = nullptr;  ///< [widest]
+  bool zeroed_ = false;
+};
+
+}  // namespace ballast::model

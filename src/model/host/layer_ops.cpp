@@ -1,0 +1,494 @@
+#include "src/model/host/layer_ops.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "ballast/core/dtype.h"
+#include "ballast/core/memory.h"
+#include "ballast/model/packed_values.h"
+
+#include "src/model/compute/formulas.h"
+#include "src/model/host/team.h"
+
+namespace ballast::model::host {
+
+namespace {
+
+/// Number of parts of a sum over rows.
+constexpr std::size_t kParts = 32;
+/// Channels per thread: multiples of a cache line of any type.
+constexpr std::size_t kChannels = 32;
+
+}  // namespace
+
+template <class T>
+MixerOps<T>::MixerOps(const DeltaShape& shape, const TypeKernels<T>& kernels, std::size_t threads,
+                      float epsilon)
+    : shape_(shape), kernels_(kernels.mixers), epsilon_(epsilon), rule_(shape, kernels, threads) {}
+
+template <class T>
+auto MixerOps<T>::take_scratch(Bump& bump) const -> Scratch {
+  const std::size_t taps = shape_.taps * shape_.channels();
+  return {bump.take<float>(taps), bump.take<float>(std::max(taps, kParts * shape_.value_width))};
+}
+
+template <class T>
+auto MixerOps<T>::scratch_of(std::byte* scratch) const -> Scratch {
+  Bump bump(scratch);
+  return take_scratch(bump);
+}
+
+template <class T>
+std::size_t MixerOps<T>::scratch_bytes() const {
+  Bump counting;
+  take_scratch(counting);
+  return std::max<std::size_t>(counting.used(), rule_.scratch_bytes());
+}
+
+template <class T>
+void MixerOps<T>::load_taps(const Convolution<T>& how, float* weights) const {
+  const std::size_t channels = shape_.channels();
+  split(channels, kChannels, [&](Range here) {
+    for (std::size_t c = here.begin; c < here.end; ++c) {
+      for (std::size_t tap = 0; tap < shape_.taps; ++tap) {
+        weights[tap * channels + c] = to_float(how.weight[c * shape_.taps + tap]);
+      }
+    }
+  });
+}
+
+template <class T>
+void MixerOps<T>::convolve(const Convolution<T>& how, const T* x, T* y, std::byte* scratch) const {
+  const KernelClock clock(KernelGroup::delta_rule);
+  const Scratch s = scratch_of(scratch);
+  load_taps(how, s.weights);
+  split(shape_.tokens(), 1, [&](Range r) {
+    kernels_.convolve(rows_of(how, r.begin, r.end), x, shape_.row(), s.weights, y,
+                      shape_.channels());
+  });
+}
+
+template <class T>
+void MixerOps<T>::convolve_backward(const Convolution<T>& how, const T* x, T* dy,
+                                    std::byte* scratch) const {
+  const KernelClock clock(KernelGroup::delta_rule);
+  const Scratch s = scratch_of(scratch);
+  load_taps(how, s.weights);
+  const std::size_t channels = shape_.channels();
+  std::fill_n(s.sums, shape_.taps * channels, 0.0F);
+  split(channels, kChannels, [&](Range here) {
+    for (std::size_t sequence = 0; sequence < shape_.sequences; ++sequence) {
+      const std::size_t first = sequence * shape_.length;
+      kernels_.convolve_backward(rows_of(how, first, first + shape_.length), x + here.begin,
+                                 shape_.row(), s.weights + here.begin, dy + here.begin,
+                                 shape_.row(), s.sums + here.begin, channels, here.size());
+    }
+    if (how.weight_gradient == nullptr) return;
+    for (std::size_t c = here.begin; c < here.end; ++c) {
+      for (std::size_t tap = 0; tap < shape_.taps; ++tap) {
+        how.weight_gradient[c * shape_.taps + tap] += s.sums[tap * channels + c];
+      }
+    }
+  });
+}
+
+template <class T>
+void MixerOps<T>::gated_norm(const Norm<T>& weights, const T* x, const T* gate, T* y) const {
+  const KernelClock clock(KernelGroup::delta_rule);
+  const std::size_t wide = shape_.values();
+  split(shape_.tokens(), 1, [&](Range r) {
+    for (std::size_t row = r.begin; row < r.end; ++row) {
+      kernels_.gated_norm(x + row * wide, gate + row * shape_.row(), weights.weight,
+                          weights.epsilon_or(epsilon_), y + row * wide, shape_.value_heads,
+                          shape_.value_width);
+    }
+  });
+}
+
+template <class T>
+void MixerOps<T>::gated_norm_backward(const Norm<T>& weights, const T* x, const T* gate, T* dy,
+                                      T* dgate, std::byte* scratch) const {
+  const KernelClock clock(KernelGroup::delta_rule);
+  float* const sums = scratch_of(scratch).sums;
+  const std::size_t wide = shape_.values();
+  const std::size_t width = shape_.value_width;
+  const std::size_t parts = std::min(shape_.tokens(), kParts);
+  split(parts, 1, [&](Range own) {
+    for (std::size_t part = own.begin; part < own.end; ++part) {
+      std::fill_n(sums + part * width, width, 0.0F);
+      const Range rows = range_of(shape_.tokens(), parts, part);
+      for (std::size_t row = rows.begin; row < rows.end; ++row) {
+        const std::size_t step = row * shape_.row();
+        kernels_.gated_norm_backward(x + row * wide, gate + step, weights.weight,
+                                     weights.epsilon_or(epsilon_), dy + row * wide, dgate + step,
+                                     sums + part * width, shape_.value_heads, width);
+      }
+    }
+  });
+  for (std::size_t part = 0; part < parts && weights.weight_gradient != nullptr; ++part) {
+    for (std::size_t i = 0; i < width; ++i) {
+      weights.weight_gradient[i] += sums[part * width + i];
+    }
+  }
+}
+
+template <class T>
+void MixerOps<T>::gate(const T* x, const T* gate, std::size_t gate_step, T* y, std::size_t rows,
+                       std::size_t width) const {
+  const KernelClock clock(KernelGroup::activation);
+  split(rows, 1, [&](Range r) {
+    for (std::size_t row = r.begin; row < r.end; ++row) {
+      kernels_.sigmoid_gate(x + row * width, gate + row * gate_step, y + row * width, width);
+    }
+  });
+}
+
+template <class T>
+void MixerOps<T>::gate_backward(const T* x, T* gate, std::size_t gate_step, T* dy, std::size_t rows,
+                                std::size_t width) const {
+  const KernelClock clock(KernelGroup::activation);
+  split(rows, 1, [&](Range r) {
+    for (std::size_t row = r.begin; row < r.end; ++row) {
+      kernels_.sigmoid_gate_backward(x + row * width, gate + row * gate_step, dy + row * width,
+                                     width);
+    }
+  });
+}
+
+template class MixerOps<float>;
+template class MixerOps<Bf16>;
+template class MixerOps<F16>;
+
+template <class T>
+void LinkOps<T>::sum_columns(const T* x, std::size_t step, std::size_t rows, std::size_t width,
+                             bool adds, float* sums) const {
+  split(KernelGroup::elementwise, rows, 1, [&](Range r) {
+    for (std::size_t row = r.begin; row < r.end; ++row) {
+      float* const to = sums + row * width;
+      if (adds) {
+        kernels_.accumulate(to, x + row * step, width);
+      } else {
+        kernels_.widen(x + row * step, to, width);
+      }
+    }
+  });
+}
+
+template <class T>
+void LinkOps<T>::add_sums(const float* sums, std::size_t rows, std::size_t width, T* x,
+                          std::size_t step) const {
+  split(KernelGroup::elementwise, rows, 1, [&](Range r) {
+    for (std::size_t row = r.begin; row < r.end; ++row) {
+      T* const to = x + row * step;
+      for (std::size_t i = 0; i < width; ++i) {
+        to[i] = from_float<T>(to_float(to[i]) + sums[row * width + i]);
+      }
+    }
+  });
+}
+
+template <class T>
+void LinkOps<T>::mix_rows(const TokenRows<const T>& rows, const TokenMix& how, const T* x,
+                          std::size_t step, T* y) const {
+  split(KernelGroup::elementwise, rows.size, 1, [&](Range r) {
+    for (std::size_t row = r.begin; row < r.end; ++row) {
+      const T* const a = x + row * step;
+      const T* const b = rows.rows + row * rows.width;
+      T* const to = y + row * rows.width;
+      for (std::size_t i = 0; i < rows.width; ++i) {
+        // The product is rounded before it is added, on every instruction set.
+        const float scaled = to_float(from_float<T>(to_float(b[i]) * how.scale));
+        to[i] = from_float<T>((to_float(a[i]) + scaled) * how.factor);
+      }
+    }
+  });
+}
+
+template <class T>
+void LinkOps<T>::mix_rows_backward(const TokenRows<const T>& dy, const TokenMix& how,
+                                   float* of_rows, T* dx, std::size_t step) const {
+  split(KernelGroup::elementwise, dy.size, 1, [&](Range r) {
+    for (std::size_t row = r.begin; row < r.end; ++row) {
+      const T* const from = dy.rows + row * dy.width;
+      if (of_rows != nullptr) {
+        float* const to = of_rows + row * dy.width;
+        std::fill_n(to, dy.width, 0.0F);
+        kernels_.accumulate_scaled(to, from, how.factor * how.scale, dy.width);
+      }
+      if (dx != nullptr) kernels_.scale(from, how.factor, dx + row * step, dy.width);
+    }
+  });
+}
+
+template class LinkOps<float>;
+template class LinkOps<Bf16>;
+template class LinkOps<F16>;
+
+namespace {
+
+/// Number of rows of all routers.
+double rows_of(const RouterShape& shape, const RouterTotals& totals) {
+  return std::accumulate(totals.choices, totals.choices + shape.experts, 0.0) /
+         static_cast<double>(shape.per_token);
+}
+
+/// The divisor of a token's weights. `sum`: that of the chosen probabilities.
+double divisor_of(const RouterShape& shape, double sum) {
+  if (!shape.renormalises) return 1.0;
+  return shape.sigmoid ? sum + kLeastScoreSum : sum;
+}
+
+/// Writes the probabilities of a row. Returns the logarithm of the softmax's sum.
+double softmax(const float* logits, std::size_t experts, float* probabilities) {
+  const double largest = *std::max_element(logits, logits + experts);
+  double total = 0.0;
+  for (std::size_t e = 0; e < experts; ++e)
+    total += std::exp(static_cast<double>(logits[e]) - largest);
+  for (std::size_t e = 0; e < experts; ++e) {
+    probabilities[e] =
+        static_cast<float>(std::exp(static_cast<double>(logits[e]) - largest) / total);
+  }
+  return largest + std::log(total);
+}
+
+/// Writes the sigmoids of a row, and replaces the logits by corrected scores. Returns the sum of
+/// the sigmoids.
+double sigmoids(float* logits, const float* correction, std::size_t experts, float* scores) {
+  double total = 0.0;
+  for (std::size_t e = 0; e < experts; ++e) {
+    scores[e] = static_cast<float>(formulas::sigmoid(static_cast<double>(logits[e])));
+    total += static_cast<double>(scores[e]);
+    logits[e] = scores[e] + (correction == nullptr ? 0.0F : correction[e]);
+  }
+  return total;
+}
+
+/// Returns the sum of the two largest scores.
+float two_best(const float* scores, std::size_t count) {
+  float best = -HUGE_VALF;
+  float second = -HUGE_VALF;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (scores[i] > best) {
+      second = std::exchange(best, scores[i]);
+    } else if (scores[i] > second) {
+      second = scores[i];
+    }
+  }
+  return best + second;
+}
+
+/// Gives the experts of all groups but the best the lowest score.
+void drop_groups(const RouterShape& shape, float* scores) {
+  const std::size_t size = shape.experts / shape.groups;
+  std::vector<float> of_group(shape.groups);
+  for (std::size_t g = 0; g < shape.groups; ++g) of_group[g] = two_best(scores + g * size, size);
+  for (std::size_t g = 0; g < shape.groups; ++g) {
+    std::size_t better = 0;
+    for (std::size_t other = 0; other < shape.groups; ++other) {
+      better += of_group[other] > of_group[g] || (of_group[other] == of_group[g] && other < g);
+    }
+    if (better >= shape.kept_groups) std::fill_n(scores + g * size, size, -HUGE_VALF);
+  }
+}
+
+}  // namespace
+
+void route_row(const RouterShape& shape, float* logits, const float* correction, std::size_t row,
+               const Routing& to) {
+  if (logits == nullptr) {
+    std::fill_n(to.probabilities + row * shape.experts, shape.experts, 0.0F);
+    to.log_sums[row] = 0.0F;
+    std::fill_n(to.weights + row * shape.per_token, shape.per_token, 0.0F);
+    std::fill_n(to.chosen + row * shape.per_token, shape.per_token, kNoExpert);
+    return;
+  }
+  const std::size_t experts = shape.experts;
+  float* const probabilities = to.probabilities + row * experts;
+  to.log_sums[row] =
+      static_cast<float>(shape.sigmoid ? sigmoids(logits, correction, experts, probabilities)
+                                       : softmax(logits, experts, probabilities));
+  if (shape.groups > 1) drop_groups(shape, logits);
+  std::int32_t* const chosen = to.chosen + row * shape.per_token;
+  float* const weights = to.weights + row * shape.per_token;
+  double sum = 0.0;
+  for (std::size_t k = 0; k < shape.per_token; ++k) {
+    std::size_t best = experts;
+    for (std::size_t e = 0; e < experts; ++e) {
+      const bool taken = std::find(chosen, chosen + k, static_cast<std::int32_t>(e)) != chosen + k;
+      // NaN is never larger, so the first remaining expert is taken.
+      if (!taken && (best == experts || logits[e] > logits[best])) best = e;
+    }
+    chosen[k] = static_cast<std::int32_t>(best);
+    weights[k] = probabilities[best];
+    sum += static_cast<double>(weights[k]);
+  }
+  const double divisor = divisor_of(shape, sum);
+  for (std::size_t k = 0; k < shape.per_token; ++k) {
+    weights[k] = static_cast<float>(static_cast<double>(weights[k]) / divisor * shape.factor);
+  }
+}
+
+void place_choices(const RouterShape& shape, const Routing& to, std::int32_t* starts) {
+  // Counting sort.
+  std::vector<std::int32_t> next(shape.experts + 1, 0);
+  for (std::size_t i = 0; i < shape.choices(); ++i) {
+    if (to.chosen[i] != kNoExpert) ++next[static_cast<std::size_t>(to.chosen[i]) + 1];
+  }
+  std::partial_sum(next.begin(), next.end(), next.begin());
+  if (starts != nullptr) std::copy(next.begin(), next.end(), starts);
+  std::fill(to.places + next.back(), to.places + shape.choices(), -1);
+  for (std::size_t i = 0; i < shape.choices(); ++i) {
+    if (to.chosen[i] == kNoExpert) continue;
+    to.places[next[static_cast<std::size_t>(to.chosen[i])]++] = static_cast<std::int32_t>(i);
+  }
+}
+
+void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
+                       const RouterTotals& totals) {
+  if (first) std::fill_n(totals.probabilities, RouterTotals::values(shape.experts), 0.0);
+  split(shape.experts, 8, [&](Range r) {
+    for (std::size_t row = 0; row < shape.rows; ++row) {
+      const float* const from = routing.probabilities + row * shape.experts;
+      const double divisor = shape.sigmoid ? static_cast<double>(routing.log_sums[row]) : 1.0;
+      if (divisor == 0.0) continue;  // padding
+      for (std::size_t e = r.begin; e < r.end; ++e) {
+        totals.probabilities[e] += static_cast<double>(from[e]) / divisor;
+      }
+    }
+  });
+  for (std::size_t i = 0; i < shape.choices(); ++i) {
+    if (routing.chosen[i] != kNoExpert) totals.choices[routing.chosen[i]] += 1.0;
+  }
+  for (std::size_t row = 0; row < shape.rows && !shape.sigmoid; ++row) {
+    const auto sum = static_cast<double>(routing.log_sums[row]);
+    *totals.squares += sum * sum;
+  }
+}
+void router_losses(const RouterShape& shape, const RouterTotals& totals, double* losses) {
+  const double rows = std::max(rows_of(shape, totals), 1.0);
+  double balance = 0.0;
+  for (std::size_t e = 0; e < shape.experts; ++e) {
+    balance += totals.choices[e] / rows * (totals.probabilities[e] / rows);
+  }
+  losses[0] = balance * static_cast<double>(shape.experts);
+  losses[1] = *totals.squares / rows;
+}
+
+RouterGradient::RouterGradient(const RouterShape& shape, const Routing& routing,
+                               const RouterTotals& totals, const RouterLossScales& scales)
+    : shape_(shape), routing_(routing) {
+  if (totals.choices == nullptr || shape.sigmoid) return;
+  rows_ = rows_of(shape, totals);
+  if (rows_ == 0.0) return;
+  choices_ = totals.choices;
+  balance_ = static_cast<double>(static_cast<float>(scales.balance / rows_));
+  z_ = static_cast<double>(static_cast<float>(scales.z / rows_));
+}
+
+void RouterGradient::add_choices(std::size_t row, double* gradients) const {
+  const float* const probabilities = routing_.probabilities + row * shape_.experts;
+  const std::size_t at = row * shape_.per_token;
+  double chosen = 0.0;
+  double along = 0.0;
+  for (std::size_t k = 0; k < shape_.per_token; ++k) {
+    chosen += static_cast<double>(probabilities[routing_.chosen[at + k]]);
+    along += static_cast<double>(routing_.weight_gradients[at + k]) *
+             static_cast<double>(routing_.weights[at + k]);
+  }
+  if (!shape_.renormalises) along = 0.0;
+  const double divisor = divisor_of(shape_, chosen);
+  for (std::size_t k = 0; k < shape_.per_token; ++k) {
+    const double gradient = static_cast<double>(routing_.weight_gradients[at + k]) * shape_.factor;
+    gradients[routing_.chosen[at + k]] += (gradient - along) / divisor;
+  }
+}
+
+void RouterGradient::differentiate(std::size_t row, double* gradients) const {
+  const float* const probabilities = routing_.probabilities + row * shape_.experts;
+  const std::size_t at = row * shape_.per_token;
+  if (routing_.chosen[at] == kNoExpert) {
+    std::fill_n(gradients, shape_.experts, 0.0);
+    return;
+  }
+  // Gradients of the probabilities.
+  for (std::size_t e = 0; e < shape_.experts; ++e) {
+    gradients[e] = choices_ == nullptr ? 0.0 : balance_ * choices_[e] / rows_;
+  }
+  add_choices(row, gradients);
+  // Gradients of the logits.
+  if (shape_.sigmoid) {
+    for (std::size_t e = 0; e < shape_.experts; ++e) {
+      const auto score = static_cast<double>(probabilities[e]);
+      gradients[e] *= score * (1.0 - score);
+    }
+    return;
+  }
+  double mean = 0.0;
+  for (std::size_t e = 0; e < shape_.experts; ++e) {
+    mean += gradients[e] * static_cast<double>(probabilities[e]);
+  }
+  const double z = z_ * static_cast<double>(routing_.log_sums[row]);
+  for (std::size_t e = 0; e < shape_.experts; ++e) {
+    gradients[e] = static_cast<double>(probabilities[e]) * (gradients[e] - mean + z);
+  }
+}
+
+namespace {
+
+template <class T>
+void decode_nf4(const std::byte* codes, float scale, Elems count, T* out) {
+  std::array<T, 16> products;
+  for (std::size_t i = 0; i < products.size(); ++i)
+    products[i] = from_float<T>(scale * nf4_values()[i]);
+  for (Elems i = 0; i + 1 < count; i += 2) {
+    const auto pair = static_cast<unsigned>(codes[i / 2]);
+    out[i] = products[pair >> 4U];
+    out[i + 1] = products[pair & 0xfU];
+  }
+  if (count % 2 > 0) out[count - 1] = products[static_cast<unsigned>(codes[count / 2]) >> 4U];
+}
+
+template <class T>
+void decode_int8(const std::byte* codes, float scale, Elems count, T* out) {
+  const std::array<float, 256>& map = dynamic_map();
+  for (Elems i = 0; i < count; ++i) {
+    out[i] = from_float<T>(scale * map[static_cast<std::size_t>(codes[i])]);
+  }
+}
+
+}  // namespace
+
+template <class T>
+void dequantize_base(const QuantizedMatrix& matrix, T* out) {
+  const QuantizedArrays& arrays = matrix.arrays;
+  const Elems block = matrix.quantization.block();
+  const bool nf4 = matrix.quantization.format == Quantization::Format::nf4;
+  split(arrays.scales_count, 1, [&](Range here) {
+    for (Elems b = here.begin; b < here.end; ++b) {
+      const Elems first = b * block;
+      const Elems count = std::min<Elems>(block, arrays.elements - first);
+      const float scale = scale_at(arrays, matrix.at, b);
+      if (nf4) {
+        decode_nf4(matrix.at + first / 2, scale, count, out + first);
+      } else {
+        decode_int8(matrix.at + first, scale, count, out + first);
+      }
+    }
+  });
+}
+
+void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) {
+  split(size, kPage,
+        [&](Range here) { std::memcpy(to + here.begin, from + here.begin, here.size()); });
+}
+
+template void dequantize_base(const QuantizedMatrix&, float*);
+template void dequantize_base(const QuantizedMatrix&, Bf16*);
+template void dequantize_base(const QuantizedMatrix&, F16*);
+
+}  // namespace ballast::model::host
