@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <span>
 #include <string_view>
@@ -21,6 +22,10 @@ class DeviceView {
  public:
   constexpr DeviceView() = default;
   constexpr DeviceView(T* data, std::size_t size) : data_(data), size_(size) {}
+  /// A view of constants converts from one of values.
+  template <class U>
+  requires std::same_as<const U, T>
+  constexpr DeviceView(DeviceView<U> other) : DeviceView(other.raw(), other.size()) {}
 
   [[nodiscard]] constexpr std::size_t size() const { return size_; }
   [[nodiscard]] constexpr bool empty() const { return size_ == 0; }
@@ -29,7 +34,6 @@ class DeviceView {
   [[nodiscard]] constexpr DeviceView subview(std::size_t offset, std::size_t count) const {
     return {data_ + offset, count};
   }
-  constexpr operator DeviceView<const T>() const { return {data_, size_}; }
 
  private:
   T* data_ = nullptr;
