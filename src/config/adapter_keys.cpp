@@ -46,7 +46,8 @@ Section keys_of(AdapterSection& a) {
       row(kResultsAndPlan, also_called(flag("rslora", a.rslora), {"use_rslora"}),
           {"s = alpha / sqrt(rank) (rsLoRA)", "false", "true, false"}),
       row(kResultsAndPlan, also_called(flag("dora", a.dora), {"use_dora"}),
-          {"DoRA: trained magnitudes of the outputs, see [below](#adapters). Not together with "
+          {"DoRA: trained magnitudes of the outputs, see [adapters](fine-tuning.md#adapters). Not "
+           "together with "
            "`dropout`",
            "false", "true, false"}),
       row(kResultsAndPlan, also_called(names("targets", a.targets), {"target_modules"}),

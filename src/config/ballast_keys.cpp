@@ -155,15 +155,17 @@ Section machine_keys(BallastSection& b) {
   return {
       row(kPlanOnly, choice("device", b.device),
           {"device that computes",
-           "`auto`: the GPU, or `host` if there is none, see [below](#device-and-memory)",
+           "`auto`: the GPU, or `host` if there is none, see [device and "
+           "memory](memory.md#device-and-memory)",
            "`auto`, `host`, `cuda`"}),
       row(kPlanOnly, choice("kernels", b.kernels),
           {"kernels of device `cuda`. `plain`: Ballast's simplest ones, for [finding "
-           "faults](#finding-faults-on-a-gpu), 10 to 50 times slower. Results differ in bits",
+           "faults](reading-a-run.md#finding-faults-on-a-gpu), 10 to 50 times slower. Results "
+           "differ in bits",
            "`auto`: the fastest", "`auto`, `plain`"}),
       row(kPlanOnly, choice("gpu_checks", b.gpu_checks),
           {"`each`: device `cuda` waits for every kernel and checks the results of every pass, see "
-           "[below](#finding-faults-on-a-gpu). Same bits",
+           "[finding faults on a GPU](reading-a-run.md#finding-faults-on-a-gpu). Same bits",
            "`off`", "`off`, `each`"}),
       row(kPlanOnly, choice("attention", b.attention),
           {"attention kernels of the bf16 forward pass on device `cuda`: Ballast's `own`, or those "
@@ -173,20 +175,21 @@ Section machine_keys(BallastSection& b) {
            "`auto`, `own`, `cudnn`"}),
       row(kPlanOnly, choice("product_algorithms", b.product_algorithms),
           {"how device `cuda` chooses among cuBLASLt's algorithms for matrix products, see "
-           "[below](#matrix-products-on-a-gpu)",
+           "[matrix products on a GPU](memory.md#matrix-products-on-a-gpu)",
            "`auto`: `timed` where the choices can be kept", "`auto`, `heuristic`, `timed`"}),
       row(kPlanOnly, devices_key(b.devices),
-          {"GPU numbers of a rank's devices, see [below](#several-devices). Same bits",
+          {"GPU numbers of a rank's devices, see [several devices](many-cards.md#several-devices). "
+           "Same bits",
            "`\"auto\"`: consecutive ones", "list of 1 to 8 numbers, `\"auto\"`"}),
       row(kPlanOnly, or_auto(bytes("device_bytes", b.device_bytes, kBudget), b.device_bytes),
           {"budget of device memory of each device, in bytes",
            "`auto`: the free memory of a GPU, 40% of the available memory on the host device, see "
-           "[below](#device-and-memory)",
+           "[device and memory](memory.md#device-and-memory)",
            "size, `\"auto\"`"}),
       row(kPlanOnly, or_auto(bytes("host_bytes", b.host_bytes, kBudget), b.host_bytes),
           {"budget of host memory per rank, in bytes",
            "`auto`: 80% of the available memory, 40% on the host device, divided by the ranks of "
-           "the machine, see [below](#device-and-memory)",
+           "the machine, see [device and memory](memory.md#device-and-memory)",
            "size, `\"auto\"`"})};
 }
 
@@ -195,31 +198,32 @@ Section trained_keys(BallastSection& b) {
       row(kResultsAndPlan,
           also_called(train_key(b), {"trainable", "trained", "unfrozen_parameters"}),
           {"tensors that are trained: `\"all\"`, `\"adapters\"`, or patterns of Hugging Face "
-           "tensor names. All others are [frozen](#frozen-tensors)",
+           "tensor names. All others are [frozen](fine-tuning.md#frozen-tensors)",
            "`\"all\"`", "`\"all\"`, `\"adapters\"`, list of patterns"}),
       row(kResultsAndPlan, also_called(adapters_key(b), {"lora", "peft", "peft_config", "adapter"}),
-          {"the adapters of `ballast.train: \"adapters\"`, see [below](#adapters); an error with "
+          {"the adapters of `ballast.train: \"adapters\"`, see "
+           "[adapters](fine-tuning.md#adapters); an error with "
            "other values of `ballast.train`",
            "`null`", "section"}),
       row(kResultsOnly, also_called(weight_decay_exclude_key(b), {"no_decay", "no_weight_decay"}),
-          {"tensors without weight decay, see [below](#weight-decay)", "`\"none\"`",
-           "`\"none\"`, `\"transformers\"`, list of patterns"}),
+          {"tensors without weight decay, see [weight decay](fine-tuning.md#weight-decay)",
+           "`\"none\"`", "`\"none\"`, `\"transformers\"`, list of patterns"}),
       row(kResultsOnly, also_called(preference_key(b.preference), {"dpo", "dpo_config"}),
           {"the loss of `data.pairs`. The keys are those of TRL's DPOConfig. The reference model "
-           "is the model without adapters, see [below](#adapters)",
+           "is the model without adapters, see [adapters](fine-tuning.md#adapters)",
            "", "section"}),
       row(kResultsAndPlan,
           also_called(choice("quantized_base", b.quantized_base),
                       {"quantization", "quantization_config", "bnb_4bit_quant_type"}),
           {"format of the frozen matrices of layers: `\"none\"`, `\"int8\"` or `\"nf4\"`, see "
-           "[below](#quantised-base)",
+           "[quantised base](fine-tuning.md#quantised-base)",
            "`\"auto\"`: `\"nf4\"` for folders in NF4",
            "`\"auto\"`, `\"none\"`, `\"int8\"`, `\"nf4\"`"}),
       row(kResultsAndPlan,
           also_called(flag("double_quantization", b.double_quantization),
                       {"bnb_4bit_use_double_quant"}),
           {"quantise the scales of `\"nf4\"`, too: 4.13 instead of 4.5 bits per element, see "
-           "[below](#quantised-base)",
+           "[quantised base](fine-tuning.md#quantised-base)",
            "false", "true, false"})};
 }
 
@@ -229,30 +233,32 @@ Section order_keys(BallastSection& b) {
           {"order of the passes: `layer_major` runs all micro-batches of a block before the next "
            "block, `micro_batch_major` all blocks of a micro-batch before the next micro-batch, "
            "`micro_batch_major_offload` the same with gradient sums in host memory, see "
-           "[below](#order-and-updates). Same bits",
+           "[order and updates](memory.md#order-and-updates). Same bits",
            "`\"auto\"`",
            "`layer_major`, `micro_batch_major`, `micro_batch_major_offload`, `\"auto\"`"}),
       row(kPlanOnly, choice("update", b.update),
           {"`gated`: updates wait for the gradient's norm and run during the next forward pass. "
-           "`eager`: they run inside the backward pass, see [below](#order-and-updates)",
+           "`eager`: they run inside the backward pass, see [order and "
+           "updates](memory.md#order-and-updates)",
            "`gated`", "`gated`, `eager`"}),
       row(kPlanOnly, whole_or("speculative_updates", b.speculative_updates, "auto", {0, 1U << 17U}),
           {"number of blocks that are updated before the norm is known, and restored if the step "
-           "is clipped or skipped, see [below](#order-and-updates). Same bits",
+           "is clipped or skipped, see [order and updates](memory.md#order-and-updates). Same bits",
            "`auto`", "0 (off) to 131072; `auto`"}),
       row(kResultsAndPlan, choice("expert_updates", b.expert_updates),
           {"`all` updates every expert, `active` only those with tokens in the step, see "
-           "[below](#mixtures-of-experts)",
+           "[mixtures of experts](memory.md#mixtures-of-experts)",
            "`all`", "`all`, `active` (formerly `touched`)"}),
       row(kPlanOnly, flag_or_auto("expert_prefetch", b.expert_prefetch),
           {"prefetch the weights of recently used experts before the router has chosen, see "
-           "[below](#mixtures-of-experts). Same bits",
+           "[mixtures of experts](memory.md#mixtures-of-experts). Same bits",
            "`auto`", "true, false, `auto`"}),
       row(kPlanOnly,
           also_called(or_auto(whole("expert_parallel", b.expert_parallel, {1, 1U << 16U}),
                               b.expert_parallel),
                       {"ep_size", "expert_parallel_size", "expert_model_parallel_size"}),
-          {"number of ranks that share the experts of a layer, see [below](#mixtures-of-experts)",
+          {"number of ranks that share the experts of a layer, see [mixtures of "
+           "experts](memory.md#mixtures-of-experts)",
            "`auto`", "1, the number of ranks, `auto`"})};
 }
 
@@ -275,18 +281,18 @@ Section memory_keys(BallastSection& b, step::BufferCounts& buffers) {
   return {
       row(kPlanOnly, tier_key(rule_tier("activations", b.activations), b.activations),
           {"tier of the blocks' inputs until the backward pass, see "
-           "[below](#activations-and-gradients). Same bits",
+           "[activations and gradients](memory.md#activations-and-gradients). Same bits",
            "`\"auto\"`", "`device`, `host` (or `cpu`), `nvme`, `\"auto\"`"}),
       row(kPlanOnly, tier_key(rule_tier("gradients", b.gradients, kBelowDevice), b.gradients),
           {"tier of the packed gradients of blocks that are updated on the host, until their "
-           "update, see [below](#activations-and-gradients)",
+           "update, see [activations and gradients](memory.md#activations-and-gradients)",
            "`\"auto\"`", "`host` (or `cpu`), `nvme`, `\"auto\"`"}),
       row(kPlanOnly,
           also_called(recompute_key(b.kept, "auto"),
                       {"gradient_checkpointing", "checkpoint_activations"}),
           {"true: the backward pass recomputes the intermediates of layers. false: they are kept "
            "on the device. `\"except_attention\"`: the results of attention are kept. See "
-           "[below](#activations-and-gradients). Same bits",
+           "[activations and gradients](memory.md#activations-and-gradients). Same bits",
            "`\"auto\"`", "true, false, `\"except_attention\"`, `\"auto\"`"}),
       row(kPlanOnly, buffers_key("ballast.device_weight_buffers", buffers),
           {"device buffers for weights in transit; with 1, nothing is uploaded during computation; "
@@ -324,15 +330,16 @@ Section update_keys(BallastSection& b) {
            "0 to 1023, `\"auto\"`"}),
       row(kResultsAndPlan, choice("optimizer_states", b.optimizer_states),
           {"format of the moments: `fp32`; `bf16_first`: the first moment in bf16; `8bit`: all in "
-           "8 bits, see [below](#bytes-of-optimizer-states)",
+           "8 bits, see [bytes of optimizer states](memory.md#bytes-of-optimizer-states)",
            "`fp32`", "`fp32`, `bf16_first`, `8bit`"}),
       row(kPlanOnly, real("link_gbps", b.link_gbps, kNotNegative),
           {"limit for copies between host and device on the host device, GB/s (10^9 bytes); 0: no "
            "limit",
            "0", "at least 0"}),
       row(kPlanOnly, placement_key(b.placement),
-          {"rules for single blocks; later ones win, see [below](#placement-rules)", "[]",
-           "list"})};
+          {"rules for single blocks; later ones win, see [placement "
+           "rules](memory.md#placement-rules)",
+           "[]", "list"})};
 }
 
 Section run_keys(BallastSection& b) {
@@ -361,32 +368,34 @@ Section end_keys(BallastSection& b) {
       row(kNeither,
           also_called(flag("save_weights", b.save_weights), {"save_model", "save_checkpoint"}),
           {"at the end of the run, write the weights to `weights/` in the run directory, see "
-           "[below](#saved-weights)",
+           "[saved weights](fine-tuning.md#saved-weights)",
            "true", "true, false"}),
       row(kNeither, also_called(checkpoint_every_key(b), {"save_every", "save_steps"}),
-          {"steps or time between checkpoints, see [below](#checkpoints-and-resume); 0: none", "0",
-           "at least 0, `\"500 steps\"`, `\"90s\"`, `\"30m\"`, `\"2h\"`, `\"1d\"`"}),
+          {"steps or time between checkpoints, see [checkpoints and "
+           "resume](checkpoints.md#checkpoints-and-resume); 0: none",
+           "0", "at least 0, `\"500 steps\"`, `\"90s\"`, `\"30m\"`, `\"2h\"`, `\"1d\"`"}),
       row(kNeither,
           also_called(whole("checkpoint_keep", b.checkpoint_keep, {1, 1024}), {"save_total_limit"}),
-          {"number of checkpoints that are kept, see [below](#disk-space-of-checkpoints)", "2",
-           "1 to 1024"}),
+          {"number of checkpoints that are kept, see [disk space of "
+           "checkpoints](checkpoints.md#disk-space-of-checkpoints)",
+           "2", "1 to 1024"}),
       row(kNeither, whole("max_skipped_steps", b.max_skipped_steps, {1, kSteps.high}),
           {"the run stops after this many steps in a row with gradients that are not finite. "
            "Without effect with a dynamic loss scale, see `fp16.min_loss_scale`",
            "10", "at least 1"}),
       row(kResultsOnly, also_called(spike_key(b.spike), {"loss_spike", "on_spike"}),
           {"reaction to a loss spike: an action, or an object with the keys below, see "
-           "[below](#spikes-and-errors)",
+           "[spikes and errors](checkpoints.md#spikes-and-errors)",
            "`\"off\"`", "`\"off\"`, `\"warn\"`, `\"stop\"`, `\"rollback\"`"}),
       row(kNeither, choice("on_error", b.on_error),
           {"reaction to a failed swap space: `stop`, or `resume` from the latest checkpoint, see "
-           "[below](#spikes-and-errors)",
+           "[spikes and errors](checkpoints.md#spikes-and-errors)",
            "`stop`", "`stop`, `resume`"}),
       row(kNeither, real("comm_timeout_seconds", b.comm_timeout_seconds, kSeconds),
           {"how long a rank waits for the others before the run fails", "300",
            "above 0, at most 10^6"}),
       row(kNeither, also_called(path("out", b.out), {"output", "out_dir", "output_dir"}),
-          {"run directory, see [below](#files-of-a-run)",
+          {"run directory, see [files of a run](reading-a-run.md#files-of-a-run)",
            "a new folder in `$XDG_STATE_HOME/ballast`, named after config and time", "path"})};
 }
 

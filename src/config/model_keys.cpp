@@ -56,7 +56,8 @@ constexpr auto kDetailTexts = std::to_array<DetailText>(
        "5000000; olmo3: 500000; gpt_oss: 150000",
        "above 0"}},
      {"rope_scaling",
-      {"rotary positions beyond the trained length (not gpt2), see [below](#rotary-positions)",
+      {"rotary positions beyond the trained length (not gpt2), see [rotary "
+       "positions](models.md#rotary-positions)",
        "none; gemma4: `proportional` with 0.25", ""}},
      {"rope_local_base_freq",
       {"base of the rotary positions of layers with a window, which `rope_scaling` does not change "
@@ -111,7 +112,8 @@ constexpr auto kDetailTexts = std::to_array<DetailText>(
        "except one of queries alone, and the last one)",
        "false; gpt_neox, gpt_oss: true", "true, false"}},
      {"q_lora_rank",
-      {"rank of the map of queries ([latent attention](#latent-attention))", "none: one map",
+      {"rank of the map of queries ([latent attention](models.md#latent-attention))",
+       "none: one map",
        "1 to 65536; on device `cuda` a multiple of 8; required for deepseek_v32, glm_moe_dsa"}},
      {"kv_lora_rank",
       {"rank of the map of keys and values ({families})", "512",
@@ -155,7 +157,7 @@ constexpr auto kDetailTexts = std::to_array<DetailText>(
        "window in every other layer, starting with the first",
        ""}},
      {"full_attention_interval",
-      {"every n-th layer has attention, the others a [gated delta net](#gated-delta-nets) "
+      {"every n-th layer has attention, the others a [gated delta net](models.md#gated-delta-nets) "
        "({families}). `model.layer_types`, a list of `linear_attention` and `full_attention`, "
        "overrides it",
        "4", "at least 1"}},
@@ -214,7 +216,8 @@ constexpr auto kDetailTexts = std::to_array<DetailText>(
       {"list with one entry per layer: `dense` (an MLP) or `sparse` (experts) ({families})",
        "glm4_moe_lite: `dense`, then `sparse`; others: `first_k_dense_replace`", ""}},
      {"n_group",
-      {"groups of consecutive experts ({families}), see [below](#sigmoid-routers)",
+      {"groups of consecutive experts ({families}), see [sigmoid "
+       "routers](models.md#sigmoid-routers)",
        "1; deepseek_v3, deepseek_v32: 8",
        "1 to 256, divides `n_routed_experts` into groups of at least 2; mistral4: 1"}},
      {"topk_group",
@@ -225,7 +228,7 @@ constexpr auto kDetailTexts = std::to_array<DetailText>(
        "glm4_moe, mistral4: 1; glm4_moe_lite: 1.8; others: 2.5", "above 0"}},
      {"index_topk",
       {"tokens that sparse attention chooses for a query ({families}), see "
-       "[below](#latent-attention)",
+       "[sparse attention](models.md#latent-attention)",
        "2048", "at least `data.sequence_length`"}},
      {"use_qk_norm", {"norms of the query and key heads ({families})", "false", "true, false"}},
      {"swiglu_limit",
@@ -302,7 +305,7 @@ Key model_path_key() {
 Section size_keys(model::ModelConfig& m) {
   return {
       row(kResultsAndPlan, family_key(m),
-          {"architecture, see [below](#model-families)", "`gpt2`",
+          {"architecture, see [model families](models.md#model-families)", "`gpt2`",
            "`gpt2`, `llama`, `mistral`, `ministral3`, `qwen2`, `qwen3`, `smollm3`, `phi3`, "
            "`olmo2`, `olmo3`, `gemma2`, `gemma3`, `gemma4`, `gpt_neox`, `mixtral`, `qwen2_moe`, "
            "`qwen3_moe`, `olmoe`, `gpt_oss`, `glm4_moe`, `minimax_m2`, `deepseek_v3`, "
@@ -329,10 +332,11 @@ Section size_keys(model::ModelConfig& m) {
                       {"num_key_value_heads", "kv_heads"}),
           {"key and value heads", "`num_heads`",
            "divides `num_heads`; 0: the default; equal to it for `gpt2`, `gpt_neox` and families "
-           "with [latent attention](#latent-attention)"}),
+           "with [latent attention](models.md#latent-attention)"}),
       row(kResultsAndPlan, whole("head_dim", m.head_dim, {0, 1U << 16U}),
           {"width of one head; attention is `num_heads` x `head_dim` wide",
-           "`hidden_size` / `num_heads`; [latent attention](#latent-attention): `qk_nope_head_dim` "
+           "`hidden_size` / `num_heads`; [latent attention](models.md#latent-attention): "
+           "`qk_nope_head_dim` "
            "+ `qk_rope_head_dim`",
            "0 to 65536; 0: the default; even with rotary positions; on device `cuda` a multiple of "
            "8, at most 512"}),
@@ -364,10 +368,11 @@ Section other_keys(Config& c) {
           or_auto(whole("vocabulary_tiles", m.vocabulary_tiles, {1, 1U << 28U}),
                   m.vocabulary_tiles),
           {"blocks into which the rows of the embedding and of the output matrix are cut, see "
-           "[below](#tiles)",
+           "[tiles](memory.md#tiles)",
            "chosen by size", "at most one per 16 tokens"}),
       row(kPlanOnly, or_auto(whole("layer_tiles", m.layer_tiles, {1, 1U << 20U}), m.layer_tiles),
-          {"blocks into which the MLP of each layer is cut, see [below](#tiles). Not for latent "
+          {"blocks into which the MLP of each layer is cut, see [tiles](memory.md#tiles). Not for "
+           "latent "
            "attention, gemma2, gemma3, gemma4, olmo2, olmo3, gpt_neox with "
            "`use_parallel_residual`, and models with experts",
            "chosen by size", "at most one per 16 of `intermediate_size`"}),
@@ -376,18 +381,20 @@ Section other_keys(Config& c) {
           {"standard deviation of the initial weights", "0.02", "above 0"}),
       row(kResultsAndPlan,
           real("router_bias_update_speed", c.router_bias_update_speed, kNotNegative),
-          {"change of the corrections of [sigmoid routers](#sigmoid-routers) per update, towards "
+          {"change of the corrections of [sigmoid routers](models.md#sigmoid-routers) per update, "
+           "towards "
            "equal loads of the experts. With 0 they stay as they are. Not with adapters",
            "0", "at least 0"}),
       row(kNeither, path("weights", c.initial_weights),
           {"initial weights with Hugging Face's names: a safetensors file, a folder, or the index "
-           "of a sharded model, see [below](#initial-weights)",
+           "of a sharded model, see [initial weights](models.md#initial-weights)",
            "none: random from `ballast.seed`", "path"}),
       row(kNeither, model_path_key(),
           {"Hugging Face folder: its `config.json` gives all other keys of `model` except "
            "`vocabulary_tiles`, `layer_tiles` and those of training (`output_router_logits`, "
            "`router_aux_loss_coef`, `router_z_loss_coef`, `router_bias_update_speed`), and its "
-           "weights are the initial weights, see [below](#hugging-face-folders)",
+           "weights are the initial weights, see [Hugging Face "
+           "folders](models.md#hugging-face-folders)",
            "none", "path"})};
 }
 

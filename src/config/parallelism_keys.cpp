@@ -52,7 +52,7 @@ Section tensor_parallel_keys(std::uint64_t& size, std::vector<std::string>& log)
                        {"tp_size", "tensor_parallel_size", "tensor_model_parallel_size",
                         "model_parallel_size", "tensor_parallel_degree", "tp_degree"}),
            {"number of ranks that share the tiles of each layer (Megatron), see "
-            "[below](#tensor-parallelism)",
+            "[tensor parallelism](many-cards.md#tensor-parallelism)",
             "1 (or 0): each rank computes whole layers",
             "a divisor of the ranks, of the heads of keys, of `model.layer_tiles` and "
             "`model.vocabulary_tiles`"})},
@@ -229,7 +229,7 @@ Section pipeline_keys(PipelineSection& pipeline, std::vector<std::string>& log) 
                {"stage", "pp_size", "pp", "num_stages", "pipeline_stages", "pipeline_parallel_size",
                 "pipeline_parallel_degree", "pipeline_model_parallel_size"}),
            {"number of devices of each rank, to which the layers are dealt in turn, see "
-            "[below](#several-devices). Same bits",
+            "[several devices](many-cards.md#several-devices). Same bits",
             "1, or the number of `ballast.devices`", "1 to 8, `\"auto\"`"})},
       "pipeline", log);
 }

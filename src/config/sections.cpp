@@ -54,11 +54,11 @@ Section data_keys(DataSection& d) {
                "none", "path or list of paths"}),
           row(kResultsOnly, path_list("documents", d.documents),
               {"files of documents, made by `tools/prepare.py`; packed, see "
-               "[below](#documents-and-packing)",
+               "[documents and packing](data.md#documents-and-packing)",
                "none", "path or list of paths"}),
           row(kResultsOnly, path_list("pairs", d.pairs),
               {"files of preference pairs, made by `tools/prepare.py --pairs`: direct preference "
-               "optimization (DPO) of adapters, see [below](#preference-pairs)",
+               "optimization (DPO) of adapters, see [preference pairs](data.md#preference-pairs)",
                "none", "path or list of paths"}),
           row(kNeither, choice("token_type", d.token_type),
               {"type of a token in headerless files, little-endian. `auto`: `u16` if "
@@ -83,7 +83,7 @@ Section data_keys(DataSection& d) {
               {"draw sequences in random order", "true", "true, false"}),
           row(kNeither, flag("as_is", d.as_is),
               {"read the files as their keys say, without checking format and tokenizer, see "
-               "[below](#checks-of-the-data)",
+               "[checks of the data](data.md#checks-of-the-data)",
                "false", "true, false"})};
 }
 
@@ -109,7 +109,7 @@ Section fp16_keys(Config& c) {
   return with_deepspeed_keys(
       {row(kResultsAndPlan, with_values(std::move(enabled), {"true", "false"}),
            {"fp16 weights, activations and gradients, fp32 master weights, with a [loss "
-            "scale](#loss-scale)",
+            "scale](fine-tuning.md#loss-scale)",
             "false", "true, false"}),
        row(kResultsAndPlan, real("loss_scale", f.loss_scale, kNotNegative),
            {"constant loss scale; 0: dynamic", "0", "at least 0"}),
@@ -159,7 +159,7 @@ Section activation_checkpointing_keys(Config& c) {
            {"DeepSpeed's name for `ballast.activations`: `host`", "false", "true, false"}),
        row(kPlanOnly, flag("partition_activations", c.partition_activations),
            {"each of the ranks of `tensor_parallel` stores a part of the inputs of layers, see "
-            "[below](#tensor-parallelism)",
+            "[tensor parallelism](many-cards.md#tensor-parallelism)",
             "false", "true, false"})},
       "activation_checkpointing", c.ignored);
 }
@@ -228,7 +228,7 @@ Section all_keys(Config& c) {
                 also_called(whole("sequence_parallel_size", c.sequence_parallel, {0, 1U << 16U}),
                             {"sp_size", "context_parallel_size", "ulysses_sequence_parallel_size"}),
                 {"number of ranks that share each sequence (Ulysses), see "
-                 "[below](#sequence-parallelism)",
+                 "[sequence parallelism](many-cards.md#sequence-parallelism)",
                  "1 (or 0): each rank has whole sequences",
                  "a divisor of the ranks, of the heads of keys and of `data.sequence_length`"}),
             section("tensor_parallel",
@@ -245,7 +245,8 @@ Section all_keys(Config& c) {
                 "tensorboard",
                 [&c] {
                   return monitor_keys(c.tensorboard,
-                                      "write an event file for TensorBoard, see [below](#monitors)",
+                                      "write an event file for TensorBoard, see "
+                                      "[monitors](reading-a-run.md#monitors)",
                                       "folder of the event files");
                 },
                 c.ignored),
@@ -253,7 +254,8 @@ Section all_keys(Config& c) {
                 "csv_monitor",
                 [&c] {
                   return monitor_keys(c.csv_monitor,
-                                      "write the same values as CSV files, see [below](#monitors)",
+                                      "write the same values as CSV files, see "
+                                      "[monitors](reading-a-run.md#monitors)",
                                       "folder of the CSV files");
                 },
                 c.ignored),

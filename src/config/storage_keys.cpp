@@ -187,23 +187,25 @@ Section zero_keys(ZeroSection& zero, step::BufferCounts& buffers, std::vector<st
             "0 to 3"}),
        row(kPlanOnly, persistence_key("stage3_param_persistence_threshold", zero),
            {"stage 3: blocks with at most this many parameters keep their weights whole on every "
-            "rank, see [below](#stage-3). Alias: `param_persistence_threshold`. DeepSpeed's "
+            "rank, see [stage 3](many-cards.md#stage-3). Alias: `param_persistence_threshold`. "
+            "DeepSpeed's "
             "default is 1e5 per tensor",
             "0", "0 to 2^53, `\"auto\"` (0)"}),
        row(kPlanOnly, accepted_only(persistence_key("param_persistence_threshold", zero)),
            {"another name of `stage3_param_persistence_threshold`", "", ""}),
        row(kPlanOnly, hpz_key(zero),
            {"stage 3: number of consecutive ranks, usually those of a node, that together hold one "
-            "copy of the weights (hpZ), see [below](#stage-3)",
+            "copy of the weights (hpZ), see [stage 3](many-cards.md#stage-3)",
             "1 (or 0): all ranks hold one copy together",
             "0 to 2^20, a divisor of the number of ranks"}),
        row(kResultsAndPlan, flag("zero_quantized_weights", zero.quantized_weights),
-           {"stage 3: all-gather 8-bit instead of full weights (qwZ), see [below](#stage-3)",
+           {"stage 3: all-gather 8-bit instead of full weights (qwZ), see [stage "
+            "3](many-cards.md#stage-3)",
             "false", "true, false"}),
        row(kPlanOnly,
            or_auto(whole("sub_group_size", zero.sub_group_size, {}), zero.sub_group_size),
            {"maximum number of a block's elements whose optimizer states are fetched, updated and "
-            "written back together, in units of 2048, see [below](#sub-groups)",
+            "written back together, in units of 2048, see [sub-groups](memory.md#sub-groups)",
             "`\"auto\"`", "0 to 2^53, `\"auto\"`"}),
        section("offload_optimizer",
                [&] {
@@ -240,8 +242,9 @@ Section aio_keys(AioSection& aio, std::vector<std::string>& log) {
   keys.push_back(
       row(kPlanOnly, flag("any_file_system", aio.any_file_system),
           {"swap to tmpfs, overlay and network file systems too", "false", "true, false"}));
-  keys.push_back(row(kPlanOnly, paths_key(aio),
-                     {"settings of single folders, see [below](#swap-folders)", "[]", "list"}));
+  keys.push_back(
+      row(kPlanOnly, paths_key(aio),
+          {"settings of single folders, see [swap folders](nvme.md#swap-folders)", "[]", "list"}));
   return with_deepspeed_keys(std::move(keys), "aio", log);
 }
 

@@ -7,7 +7,7 @@
 - files stay under 500 lines, or under 800 where one class is one idea;
 - conditional compilation stays rare: an agreed number of #if lines outside tests;
 - no absolute paths of a developer's machine;
-- the table of DeepSpeed's keys in configs/README.md has every key that is treated.
+- the table of DeepSpeed's keys in configs/keys.md has every key that is treated.
 """
 
 import pathlib
@@ -39,11 +39,11 @@ def without_comments(text: str) -> str:
 
 def missing_deepspeed_keys(root: pathlib.Path) -> list[str]:
     code = (root / "src/config/deepspeed_keys.cpp").read_text()
-    table = (root / "configs/README.md").read_text()
+    table = (root / "configs/keys.md").read_text()
     lists = re.findall(r",((?:\s*\"[a-z0-9_ ]+\")+)\},", code)
     keys = [key for names in lists for key in re.findall(r"[a-z0-9_]+", names)]
     assert len(keys) > 100, "the keys have another form"
-    return [f"configs/README.md: DeepSpeed's key {key} is missing" for key in keys
+    return [f"configs/keys.md: DeepSpeed's key {key} is missing" for key in keys
             if f"`{key}`" not in table]
 
 

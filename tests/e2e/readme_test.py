@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests README.md: its links lead somewhere, its commands run, its planned figures are those that
-`ballast plan` prints, and its excerpts of outputs have the lines of today's program.
+"""Tests README.md and the manual in configs/: links lead somewhere, commands run, planned figures are
+those that `ballast plan` prints, and excerpts of outputs have the lines of today's program.
 
     readme_test.py PATH_OF_BALLAST SOURCE_ROOT
 """
@@ -18,6 +18,8 @@ from runs import RunTest, main
 
 ROOT = pathlib.Path(sys.argv.pop(2)).resolve()
 README = (ROOT / "README.md").read_text()
+INDEX = ROOT / "configs/README.md"
+CHAPTERS = sorted(page for page in (ROOT / "configs").glob("*.md") if page != INDEX)
 LLAMA_3_1_8B = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
                 "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
                 "num_hidden_layers": 32, "vocab_size": 128256, "rms_norm_eps": 1e-05,
@@ -29,17 +31,17 @@ LLAMA_3_1_8B = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "h
 SLOW_PLANS = {"e", "g", "j", "k"}
 
 
-def code_blocks():
-    return [block.replace("\\\n", " ") for block in re.findall(r"```\n(.*?)```", README, re.DOTALL)]
+def code_blocks(document=README):
+    return [block.replace("\\\n", " ") for block in re.findall(r"(?m)^```\n(.*?)^```$", document, re.DOTALL)]
 
 
-def commands():
-    """Every command of README.md as its words: lines of code blocks and code in the text."""
-    texts = [line for block in code_blocks() for line in block.splitlines()]
-    texts += re.findall(r"`([^`\n]+)`", README)
+def commands(document=README):
+    """Every command of a document as its words: lines of code blocks and code in the text."""
+    texts = [line for block in code_blocks(document) for line in block.splitlines()]
+    texts += re.findall(r"`([^`\n]+)`", document)
     found = []
     for text in texts:
-        text = re.sub(r"^\(\w\) |\s{2,}#.*", "", text)
+        text = re.sub(r"^\(\w\) |^(mpirun|srun) [^|]*?(?=\S*ballast )|\s{2,}#.*", "", text)
         if re.match(r"(build/tools/)?ballast [a-z]|tools/\S+\.(sh|py)( |$)", text):
             found.append(shlex.split(text))
     return found
@@ -61,7 +63,7 @@ def anchors_of(document):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-class Readme(RunTest):
+class Documents(RunTest):
     def setUp(self):
         super().setUp()
         # Paths of the commands are relative to the source tree.
@@ -75,6 +77,25 @@ class Readme(RunTest):
         (folder / "config.json").write_text(json.dumps(config))
         return folder
 
+    def small_folder(self):
+        """Makes this folder with a small model and its weights, and documents. Returns options for them."""
+        folder = self.folder({
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 131,
+            "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6,
+            "num_key_value_heads": 2, "intermediate_size": 136, "max_position_embeddings": 48,
+            "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
+            "hidden_act": "silu"})
+        shutil.copy(ROOT / "tests/data/training/llama.initial.safetensors",
+                    folder / "model.safetensors")
+        shutil.copy(ROOT / "tests/data/documents/conversations.safetensors",
+                    self.path / "chat.safetensors")
+        return ["--set", "data.sequence_length=32", "--set", "data.as_is=true",
+                "--set", "ballast.steps=2", "--set", "aio.any_file_system=true",
+                "--set", "ballast.device=host",
+                "--set", f"zero_optimization.offload_optimizer.nvme_path={self.path}"]
+
+
+class Readme(Documents):
     def test_is_short(self):
         self.assertLessEqual(len(README.splitlines()), 200)
 
@@ -131,22 +152,9 @@ class Readme(RunTest):
 
     def test_the_example_runs_as_it_stands(self):
         """Uses a small model and few tokens instead of the model that README.md names."""
-        folder = self.folder({
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 131,
-            "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6,
-            "num_key_value_heads": 2, "intermediate_size": 136, "max_position_embeddings": 48,
-            "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
-            "hidden_act": "silu"})
-        shutil.copy(ROOT / "tests/data/training/llama.initial.safetensors",
-                    folder / "model.safetensors")
-        shutil.copy(ROOT / "tests/data/documents/conversations.safetensors",
-                    self.path / "chat.safetensors")
+        small = self.small_folder()
         block = next(block for block in code_blocks() if "tools/prepare.py" in block)
         commands = re.findall(r"^build/tools/ballast (.*?)(?:\s{2,}#.*)?$", block, re.MULTILINE)
-        small = ["--set", "data.sequence_length=32", "--set", "data.as_is=true",
-                 "--set", "ballast.steps=2", "--set", "aio.any_file_system=true",
-                 "--set", "ballast.device=host",
-                 "--set", f"zero_optimization.offload_optimizer.nvme_path={self.path}"]
         self.assertEqual([command.split()[0] for command in commands], ["plan", "train", "export"])
         for command in commands:
             words = shlex.split(command)
@@ -165,10 +173,12 @@ class Readme(RunTest):
     def test_every_command_exists_with_its_options(self):
         """Most commands run in other tests. This one keeps new ones from being forgotten."""
         helps = {}
-        for words in commands():
+        everything = [words for document in (README, *map(pathlib.Path.read_text, CHAPTERS))
+                      for words in commands(document)]
+        for words in everything:
             name = tuple(words[:1])
             if words[0].endswith("ballast"):
-                depth = 3 if words[1] == "bench" else 2
+                depth = 3 if words[1] in ("bench", "tune") else 2
                 name = ("ballast", *words[1:depth])
             if name not in helps:
                 script = ROOT / words[0]
@@ -194,6 +204,50 @@ class Readme(RunTest):
         for line in ("  weights           ", "  optimizer states  ", "  device            ", "done in "):
             for text in (excerpt, done.stdout):
                 self.assertRegex(text, f"(?m)^{line}")
+
+
+class Manual(Documents):
+    def test_the_index_has_all_chapters_and_configs(self):
+        index = INDEX.read_text()
+        self.assertGreater(len(CHAPTERS), 8)
+        for page in CHAPTERS:
+            self.assertIn(f"]({page.name})", index)
+        for config in (ROOT / "configs").glob("*.json"):
+            self.assertIn(f"`{config.name}`", index)
+
+    def test_chapters_begin_with_an_example_and_end_with_what_can_go_wrong(self):
+        for page in CHAPTERS:
+            with self.subTest(page=page.name):
+                text = page.read_text()
+                self.assertRegex(text, r"\A# .*\n\n```\n")
+                self.assertEqual(re.findall(r"(?m)^## (.*)$", text)[-1], "What can go wrong")
+
+    def test_the_config_of_the_first_run_is_the_shipped_one(self):
+        [block] = re.findall(r"(?s)```json\n(.*?)```", (ROOT / "configs/first-run.md").read_text())
+        shipped = (ROOT / "configs/tiny.json").read_text()
+        self.assertEqual(json.loads(block), json.loads(re.sub(r"(?m)^//.*", "", shipped)))
+
+    def test_the_first_examples_run(self):
+        """Runs few steps on the host device, and a small model for the one that they name."""
+        small = self.small_folder()
+        count = 0
+        for page in CHAPTERS:
+            for line in code_blocks(page.read_text())[0].splitlines():
+                words = shlex.split(re.sub(r"\s{2,}#.*", "", line))
+                # Other tests run several ranks, and prepare.py needs Python packages.
+                if words[0] != "ballast":
+                    continue
+                more = []
+                if words[1] in ("train", "plan"):
+                    more = (small if "finetune.json" in words else
+                            ["--set", "ballast.device=host", "--set", "aio.any_file_system=true"])
+                if words[1] == "train" and "--steps" not in words:
+                    more = [*more, "--steps", "2"]
+                with self.subTest(page=page.name, command=line):
+                    done = self.run_ballast(*words[1:], *more)
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                count += 1
+        self.assertGreater(count, 20)
 
 
 if __name__ == "__main__":

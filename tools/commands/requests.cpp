@@ -47,7 +47,7 @@ void log_notes(const config::Config& config) {
   }
   if (!paths.empty()) {
     log(LogLevel::info,
-        fmt::format("ignored: {} (no effect in Ballast; -v and configs/README.md say why)",
+        fmt::format("ignored: {} (no effect in Ballast; -v and configs/keys.md say why)",
                     fmt::join(paths, ", ")));
   }
   for (const std::string& line : config.notes) log(LogLevel::info, line);

@@ -375,7 +375,7 @@ void add_train(Command program) {
                    "DIR");
   command.add_option("--allow-change", &a.request.allowed_changes,
                      "With --resume: let KEY, which changes results, differ from the checkpoint "
-                     "(optimizer.params.lr, optimizer, all; see configs/README.md)",
+                     "(optimizer.params.lr, optimizer, all; see configs/checkpoints.md)",
                      {.single_argument = true, .takes = Names::key});
   command.add_flag(
       "--live", &a.live,

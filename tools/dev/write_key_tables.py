@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Replaces the tables of keys in configs/README.md by those of the program.
+"""Replaces the tables of keys in configs/keys.md by those of the program.
 
     write_key_tables.py BALLAST
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 HEAD = "| key | meaning | default | range |\n| --- | --- | --- | --- |\n"
-README = pathlib.Path(__file__).resolve().parents[2] / "configs/README.md"
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "configs/keys.md"
 
 
 def main() -> None:
@@ -24,9 +24,9 @@ def main() -> None:
                               capture_output=True, text=True).stdout
         return f"<!-- keys: {match[1]} -->\n{HEAD}{rows}<!-- end -->\n"
 
-    text = README.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     tables = re.compile(r"<!-- keys: ([a-z0-9_ ]+) -->\n.*?<!-- end -->\n", re.DOTALL)
-    README.write_text(tables.sub(table, text), encoding="utf-8")
+    PAGE.write_text(tables.sub(table, text), encoding="utf-8")
 
 
 if __name__ == "__main__":

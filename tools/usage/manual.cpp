@@ -35,11 +35,12 @@ bool has_all(std::string_view text, const std::vector<std::string>& words) {
   });
 }
 
-/// Removes "see [below](#place)", which leads to a section of the page, with the mark before it.
-void remove_pointer(std::string& text) {
-  for (const std::string_view word : {"below", "above"}) {
-    const std::size_t found = text.find(fmt::format("ee [{}](", word));
-    if (found == std::string::npos) continue;
+/// Removes "see [tiles](memory.md#tiles)", which leads to a page of the manual, with the mark
+/// before it.
+void remove_pointers(std::string& text) {
+  for (;;) {
+    const std::size_t found = text.find("ee [");
+    if (found == std::string::npos) return;
     const std::size_t link = found - 1;  // "see" or "See"
     const std::size_t end = text.find(')', link);
     const std::size_t before = text.find_last_not_of(",;. ", link == 0 ? 0 : link - 1);
@@ -51,7 +52,7 @@ void remove_pointer(std::string& text) {
 /// The text of a cell without Markdown.
 std::string plain(std::string_view cell) {
   std::string text(cell);
-  remove_pointer(text);
+  remove_pointers(text);
   for (std::size_t link = text.find("]("); link != std::string::npos; link = text.find("](")) {
     const std::size_t end = text.find(')', link);
     text.erase(link, end + 1 - link);

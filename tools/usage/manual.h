@@ -48,7 +48,7 @@ struct KeyPage {
 /// All documented keys, in the order of a printed config.
 std::vector<KeyPage> key_pages();
 
-/// Returns the rows of a table of keys in configs/README.md, in Markdown: those of the keys in each
+/// Returns the rows of a table of keys in configs/keys.md, in Markdown: those of the keys in each
 /// of `sections`, in that order. "top" are the keys in no section.
 std::string key_table(const std::vector<std::string>& sections);
 

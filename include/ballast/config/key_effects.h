@@ -31,7 +31,7 @@ inline constexpr KeyEffects kPositionAndPlan = {KeyRole::position, PlanRole::fix
 inline constexpr KeyEffects kPlanOnly = {KeyRole::free, PlanRole::fixed};
 inline constexpr KeyEffects kNeither = {KeyRole::free, PlanRole::free};
 
-/// The documentation of a key, in the Markdown of configs/README.md.
+/// The documentation of a key, in the Markdown of configs/keys.md.
 template <class Text>
 struct KeyDocumentation {
   Text meaning;

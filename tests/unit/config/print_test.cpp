@@ -426,18 +426,18 @@ std::set<std::string> families_in(const std::string& cell) {
   return found;
 }
 
-TEST(ConfigReadme, NamesTheFamiliesThatHaveAKey) {
-  const std::string readme = read(std::filesystem::path(BALLAST_CONFIGS) / "README.md");
+TEST(ConfigManual, NamesTheFamiliesThatHaveAKey) {
+  const std::string page = read(std::filesystem::path(BALLAST_CONFIGS) / "keys.md");
   std::set<std::string> keys;
   for (const std::string& family : model::family_names()) {
     for (const auto& detail : model::family(family).details()) keys.insert(detail.name);
   }
   for (const std::string& key : keys) {
     const std::string start = "| `model." + key + "` | ";
-    const std::size_t at = readme.find(start);
+    const std::size_t at = page.find(start);
     ASSERT_NE(at, std::string::npos) << key;
     const std::size_t begin = at + start.size();
-    const std::string meaning = readme.substr(begin, readme.find(" |", begin) - begin);
+    const std::string meaning = page.substr(begin, page.find(" |", begin) - begin);
     const std::vector<std::string> own = model::families_with_key(key);
     EXPECT_EQ(families_in(meaning), std::set<std::string>(own.begin(), own.end())) << key;
   }

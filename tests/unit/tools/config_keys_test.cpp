@@ -40,8 +40,8 @@ const text::Json* find(const text::Json& root, std::string_view path) {
 
 /// The tables stand between `<!-- keys: SECTIONS -->`, which names their sections, and
 /// `<!-- end -->`.
-TEST(ConfigKeys, OfTheReadmeAreThoseOfTheProgram) {
-  std::ifstream file(std::filesystem::path(BALLAST_CONFIGS) / "README.md");
+TEST(ConfigKeys, OfTheManualAreThoseOfTheProgram) {
+  std::ifstream file(std::filesystem::path(BALLAST_CONFIGS) / "keys.md");
   std::set<std::string> shown;
   std::string expected;
   std::string found;
@@ -67,7 +67,7 @@ TEST(ConfigKeys, OfTheReadmeAreThoseOfTheProgram) {
   for (const KeyPage& key : key_pages()) {
     const std::size_t dot = key.path.find('.');
     const std::string section = dot == std::string::npos ? "top" : key.path.substr(0, dot);
-    EXPECT_TRUE(shown.contains(section)) << "configs/README.md has no table with " << key.path;
+    EXPECT_TRUE(shown.contains(section)) << "configs/keys.md has no table with " << key.path;
   }
 }
 

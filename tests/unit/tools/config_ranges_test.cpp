@@ -34,7 +34,7 @@ struct End {
   bool open = false;  ///< the end itself is refused
 };
 
-/// The numbers that a row of configs/README.md says the key accepts.
+/// The numbers that a row of configs/keys.md says the key accepts.
 struct Range {
   std::optional<End> low;
   std::optional<End> high;
