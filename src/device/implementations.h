@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -56,11 +57,16 @@ void make_resident(HostBytes memory);
 
 /// Returns the NUMA node of the PCI device at `address` ("0000:3b:00.0", any case); -1 if unknown.
 /// `devices`: the kernel's folder of PCI devices.
-int numa_node_of(std::string_view address,
-                 const std::filesystem::path& devices = "/sys/bus/pci/devices");
+int numa_node_of(std::string_view address, const std::filesystem::path& devices);
 
 /// Asks the kernel to place the missing pages of `memory` (page-aligned, whole pages) on `node`, or
 /// on others when it is full. Returns false if the kernel refuses.
 bool prefer_numa_node(HostBytes memory, int node);
+
+/// How the kernel describes NUMA nodes and places memory on them. Tests replace both.
+struct NumaNodes {
+  std::filesystem::path devices = "/sys/bus/pci/devices";  ///< see numa_node_of()
+  std::function<bool(HostBytes memory, int node)> prefer = prefer_numa_node;
+};
 
 }  // namespace ballast::device

@@ -277,15 +277,33 @@ StepResult Engine::train_step(const TokenBatch& batch, double learning_rate, dou
     ++updates_;
     biases_->move(result.expert_rows, options_.router_bias_update_speed);
   }
+  const plan::Plan& rollback = blueprint_.schedule.rollback;
+  if (rollback.operations.empty()) return result;
   const bool as_assumed =
       !result.skipped && context.hyper.gradient_scale == context.unclipped_scale();
-  const plan::Plan& rollback = blueprint_.schedule.rollback;
-  if (!as_assumed && !rollback.operations.empty()) {
+  result.paused = paused_;
+  result.rolled_back = !as_assumed && !paused_;
+  if (result.rolled_back) {
     executor_->submit(rollback, ++submissions_);
     pending_updates_ = false;
-    result.rolled_back = true;
   }
+  pace_speculation(as_assumed);
   return result;
+}
+
+void Engine::pace_speculation(bool as_assumed) {
+  speculation_.note(as_assumed);
+  if (!options_.pauses_speculation || speculation_.paused() == paused_) return;
+  flush();
+  paused_ = !paused_;
+  if (blueprint_.mesh.rank == 0) {
+    log(gated_ ? LogLevel::debug : LogLevel::info,
+        paused_ ? "speculative updates pause, because half of the last 8 steps were clipped or "
+                  "skipped; this costs time but changes no result"
+                : "speculative updates resume");
+  }
+  if (gated_) return;
+  gated_ = step::build_gated_plans(blueprint_.problem, blueprint_.placement, blueprint_.options);
 }
 
 Evaluation Engine::evaluate(const TokenBatch& batch) {
@@ -406,24 +424,27 @@ Perform Engine::perform() {
 const plan::Plan& Engine::training_plan(std::size_t micro_batches) {
   expect_training(blueprint_);
   const plan::Schedule& schedule = blueprint_.schedule;
+  if (micro_batches == blueprint_.micro_batches && paused_) {
+    return pending_updates_ ? gated_->steady : gated_->first;
+  }
   if (micro_batches == blueprint_.micro_batches) {
     return pending_updates_ || !schedule.steady.leaves_updates ? schedule.steady : schedule.first;
   }
   expects(micro_batches > 0 && micro_batches < blueprint_.micro_batches,
           "engine: wrong batch size");
-  const auto key = std::make_pair(micro_batches, pending_updates_);
+  const auto key = std::make_tuple(micro_batches, pending_updates_, paused_);
   const auto found = partial_steps_.find(key);
   if (found != partial_steps_.end()) return found->second;
   return partial_steps_
       .emplace(key, step::build_partial_step(
                         blueprint_.problem, blueprint_.placement, blueprint_.options,
-                        static_cast<std::uint32_t>(micro_batches), pending_updates_))
+                        static_cast<std::uint32_t>(micro_batches), pending_updates_, !paused_))
       .first->second;
 }
 
 void Engine::flush() {
   if (!pending_updates_) return;
-  executor_->submit(blueprint_.schedule.flush, ++submissions_);
+  executor_->submit(paused_ ? gated_->flush : blueprint_.schedule.flush, ++submissions_);
   pending_updates_ = false;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -319,16 +320,24 @@ class LayoutMaker {
   }
 
   void state_buffers() {
-    const std::size_t most = options_.buffers.state_staging;
     std::vector<Bytes> sizes;  // of the buffers, which sub-groups use in turn
-    std::size_t next = 0;
-    for (const UpdatedIn pass : {UpdatedIn::forward, UpdatedIn::backward}) {
-      placed_.for_swapped_states(pass, [&](const SwappedStates& swapped) {
-        if (sizes.size() < most) sizes.push_back(0);
-        sizes[next] = std::max(sizes[next], rank_.states(swapped.block, swapped.sub_group));
-        next = next + 1 < most ? next + 1 : 0;
-      });
-    }
+    const auto use_in_turn = [&](std::initializer_list<UpdatedIn> passes, bool speculates) {
+      const std::size_t most = options_.buffers.state_staging;
+      std::size_t next = 0;
+      for (const UpdatedIn pass : passes) {
+        placed_.for_swapped_states(
+            pass,
+            [&](const SwappedStates& swapped) {
+              if (next == sizes.size()) sizes.push_back(0);
+              sizes[next] = std::max(sizes[next], rank_.states(swapped.block, swapped.sub_group));
+              next = next + 1 < most ? next + 1 : 0;
+            },
+            speculates);
+      }
+    };
+    use_in_turn({UpdatedIn::forward, UpdatedIn::backward}, true);
+    // While speculation pauses, all blocks are updated in the forward pass, in another order.
+    if (placed_.any_speculates()) use_in_turn({UpdatedIn::forward}, false);
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       layout_.state_staging.push_back(
           list_.add(list_.merges() ? std::string() : fmt::format("state staging {}", i), Tier::host,

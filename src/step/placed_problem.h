@@ -90,6 +90,12 @@ struct PlacedProblem {
   [[nodiscard]] bool speculates(std::uint32_t block) const {
     return is_trained(block) && at(block).speculates;
   }
+  [[nodiscard]] bool any_speculates() const {
+    for (std::uint32_t b = 0; b < blocks(); ++b) {
+      if (speculates(b)) return true;
+    }
+    return false;
+  }
   [[nodiscard]] UpdatedIn update_pass(std::uint32_t block) const {
     const bool gated = options.update == Update::gated && !at(block).speculates;
     return gated ? UpdatedIn::forward : UpdatedIn::backward;
@@ -128,12 +134,14 @@ struct PlacedProblem {
   /// i-th of the forward pass, and after these the i-th of the backward pass, use state_staging in
   /// turn.
   [[nodiscard]] std::vector<SwappedStates> swapped_states(UpdatedIn pass) const;
-  /// Visits the sub-groups of swapped_states().
+  /// Visits the sub-groups of swapped_states(); `speculates`: false as if no block speculated.
   template <class Visit>
-  void for_swapped_states(UpdatedIn pass, Visit visit) const {
+  void for_swapped_states(UpdatedIn pass, Visit visit, bool speculates = true) const {
     for (std::uint32_t i = 0; i < blocks(); ++i) {
       const std::uint32_t b = pass == UpdatedIn::forward ? i : blocks() - 1 - i;
-      if (at(b).optimizer != Tier::nvme || update_pass(b) != pass) continue;
+      const bool waits = !speculates && at(b).speculates;
+      const UpdatedIn updated = waits ? UpdatedIn::forward : update_pass(b);
+      if (at(b).optimizer != Tier::nvme || updated != pass) continue;
       const auto groups = static_cast<std::uint32_t>(problem.blocks[b].sub_groups.size());
       for (std::uint32_t g = 0; g < groups; ++g) visit(SwappedStates{b, g});
     }

@@ -29,11 +29,23 @@ std::vector<BufferId> inputs_on_host(const model::StepProgram& program, const La
   return {};
 }
 
+Placement without_speculation(Placement placement) {
+  for (BlockPlacement& block : placement.blocks) block.speculates = false;
+  return placement;
+}
+
 /// Writes plans over the buffers of one layout.
 class PlanMaker {
  public:
-  PlanMaker(const Problem& problem, const Placement& placement, const Options& options)
-      : placed_(problem, placement, options), layout_(make_layout(placed_)) {}
+  /// `speculates`: whether speculating blocks of the placement do so in these plans. If not, their
+  /// updates are gated, over the same buffers.
+  PlanMaker(const Problem& problem, const Placement& placement, const Options& options,
+            bool speculates = true)
+      : placement_(speculates ? placement : without_speculation(placement)),
+        placed_(problem, placement_, options),
+        layout_(make_layout({problem, placement, options})) {}
+  PlanMaker(const PlanMaker&) = delete;
+  PlanMaker& operator=(const PlanMaker&) = delete;
 
   /// Returns a writer for one plan.
   [[nodiscard]] StepWriter write(const std::string& name, std::uint32_t micro_batches) const {
@@ -63,6 +75,7 @@ class PlanMaker {
   }
 
  private:
+  Placement placement_;
   PlacedProblem placed_;
   Layout layout_;
 };
@@ -84,6 +97,19 @@ Schedule build(const Problem& problem, const Placement& placement, const Options
   schedule.evaluation = maker.write("evaluation", problem.evaluation_micro_batches).evaluation();
   maker.move_buffers_to(schedule);
   return schedule;
+}
+
+GatedPlans build_gated_plans(const Problem& problem, const Placement& placement,
+                             const Options& options) {
+  check_arguments(problem, placement, options);
+  check_trains(options);
+  const PlanMaker maker(problem, placement, options, false);
+  const auto step = [&](bool applies_updates) {
+    return maker.write("gated training step", problem.micro_batches).training_step(applies_updates);
+  };
+  return {.first = step(false),
+          .steady = step(true),
+          .flush = maker.write("updates of all blocks", 0).flush()};
 }
 
 Schedule build_steady_step(const Problem& problem, const Placement& placement,
@@ -110,14 +136,14 @@ std::vector<Buffer> sum_buffers(const Problem& problem, const Placement& placeme
 }
 
 Plan build_partial_step(const Problem& problem, const Placement& placement, const Options& options,
-                        std::uint32_t micro_batches, bool applies_updates) {
+                        std::uint32_t micro_batches, bool applies_updates, bool speculates) {
   check_arguments(problem, placement, options);
   check_trains(options);
   if (micro_batches == 0 || micro_batches > problem.micro_batches) {
     refuse_arguments(fmt::format("a partial step needs 1 to {} micro-batches, got {}",
                                  problem.micro_batches, micro_batches));
   }
-  return PlanMaker(problem, placement, options)
+  return PlanMaker(problem, placement, options, speculates)
       .write("training step", micro_batches)
       .training_step(applies_updates);
 }

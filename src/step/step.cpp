@@ -93,9 +93,7 @@ Plan StepWriter::flush() {
 
 /// Like flush(); also undoes speculative updates and repeats them as decided by the gate.
 Plan StepWriter::rollback() {
-  BlockId first = 0;
-  while (first < blocks() && !placed_.speculates(first)) ++first;
-  if (first == blocks()) return {};
+  if (!placed_.any_speculates()) return {};
   // In the order of the next forward pass, so that it may begin. States that were prefetched come
   // first, because repetitions use their buffers.
   for (const bool ahead : {true, false}) {

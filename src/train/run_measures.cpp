@@ -83,6 +83,8 @@ StepMetrics RunMeasures::step(const data::Batch& batch, const engine::StepResult
   rolled_back_ += result.rolled_back ? 1 : 0;
   last_loss_ = metrics.loss;
   last_rewards_ = metrics.rewards;
+  // Plans of steps without speculation have other times than the one that was simulated.
+  if (result.paused) settled_steps_ = 0;
   note(metrics);
   if (!metrics.loss) note_without_targets(metrics.step);
   return metrics;
@@ -137,7 +139,7 @@ void RunMeasures::add_devices(StepMetrics& metrics, const engine::EngineTotals& 
 }
 
 /// Records the step's time for typical_step(). Skips steps that fill the pipeline: at the start,
-/// and after each wait for all updates or rollback.
+/// after each wait for all updates or rollback, and while speculation pauses.
 void RunMeasures::note(const StepMetrics& metrics) {
   constexpr std::uint64_t kUnsettled = 2;
   constexpr std::size_t kMost = 1000;

@@ -399,8 +399,8 @@ inline BuildArguments any_problem(std::uint64_t seed, bool devices = false) {
 
 /// Plans in the order of a training loop: the initial fill, then steps, sometimes with fewer
 /// micro-batches, evaluations and reads of all states, with flushes where pending updates must be
-/// applied, and rollbacks after some steps. For Purpose::evaluation only fill, evaluations and
-/// reads.
+/// applied, and rollbacks after some steps. Speculation pauses for some steps. For
+/// Purpose::evaluation only fill, evaluations and reads.
 struct RunSequence {
   std::deque<Plan> partial;  ///< plans outside the schedule
   std::vector<const Plan*> runs;
@@ -410,10 +410,19 @@ inline RunSequence random_runs(const BuildArguments& placed, const Schedule& sch
                                std::uint64_t seed, std::size_t count) {
   const auto& [problem, placement, options] = placed;
   Dice dice(seed + 7'000'001);
+  Dice pace(seed + 8'000'009);
   RunSequence sequence;
+  const bool speculates = !schedule.rollback.operations.empty();
+  if (speculates) {
+    GatedPlans gated = build_gated_plans(problem, placement, options);
+    for (Plan* plan : {&gated.first, &gated.steady, &gated.flush}) {
+      sequence.partial.push_back(std::move(*plan));
+    }
+  }
+  bool paused = false;
   bool waiting = false;
   const auto flush = [&] {
-    if (waiting) sequence.runs.push_back(&schedule.flush);
+    if (waiting) sequence.runs.push_back(paused ? &sequence.partial[2] : &schedule.flush);
     waiting = false;
   };
   const auto add = [&](Plan plan) {
@@ -422,6 +431,10 @@ inline RunSequence random_runs(const BuildArguments& placed, const Schedule& sch
   };
   add(build_fill(problem, placement, options));
   while (sequence.runs.size() <= count) {
+    if (speculates && pace.pick(0, 2) == 0) {
+      flush();
+      paused = !paused;
+    }
     const bool trains = options.purpose == Purpose::training;
     const auto what = trains ? dice.pick(0, 6) : 6 * dice.pick(0, 1);
     if (what == 6) {
@@ -438,13 +451,15 @@ inline RunSequence random_runs(const BuildArguments& placed, const Schedule& sch
     if (what == 1) flush();
     if (what == 2) {
       add(build_partial_step(problem, placement, options, dice.pick32(1, problem.micro_batches),
-                             waiting));
+                             waiting, !paused));
+    } else if (paused) {
+      sequence.runs.push_back(&sequence.partial[waiting ? 1 : 0]);
     } else {
       sequence.runs.push_back(waiting || !schedule.steady.leaves_updates ? &schedule.steady
                                                                          : &schedule.first);
     }
     waiting = sequence.runs.back()->leaves_updates;
-    if (!schedule.rollback.operations.empty() && dice.pick(0, 2) == 0) {
+    if (speculates && dice.pick(0, 2) == 0 && !paused) {
       sequence.runs.push_back(&schedule.rollback);
       waiting = false;
     }

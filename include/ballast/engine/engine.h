@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,12 +20,14 @@
 #include "ballast/engine/blueprint.h"
 #include "ballast/engine/run_states.h"
 #include "ballast/engine/snapshot.h"
+#include "ballast/engine/speculation_pace.h"
 #include "ballast/engine/step_types.h"
 #include "ballast/model/compute.h"
 #include "ballast/plan/executor.h"
 #include "ballast/plan/lane_times.h"
 #include "ballast/state/store.h"
 #include "ballast/state/swap_plan.h"
+#include "ballast/step/plans.h"
 #include "ballast/update/device_update.h"
 
 namespace ballast::engine {
@@ -54,6 +57,7 @@ struct EngineOptions {
   double router_bias_update_speed = 0.0;
   std::uint64_t seed = 1234;                ///< seed of the initial weights
   state::SwapOptions swap;                  ///< for data that the blueprint places on NVMe
+  bool pauses_speculation = true;           ///< see SpeculationPace
   bool serial = false;                      ///< one operation at a time
   bool nvtx = false;                        ///< operations are ranges in NVIDIA's profilers
   std::optional<std::uint64_t> delay_seed;  ///< delays operations at random, for debugging
@@ -182,6 +186,8 @@ class Engine {
   const plan::Plan& training_plan(std::size_t micro_batches);
   /// Starts the pending updates of the last step.
   void flush();
+  /// Lets speculation pause or resume after a step. `as_assumed`: see SpeculationPace.
+  void pace_speculation(bool as_assumed);
   /// Copies the batch in, submits the plan and waits for its gate.
   const StepContext& run(const plan::Plan& plan, const TokenBatch& batch, double learning_rate,
                          double loss_scale);
@@ -200,11 +206,14 @@ class Engine {
   std::unique_ptr<plan::Executor> executor_;
   std::chrono::duration<double> fill_time_{0};
   std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, targets, slots, positions
-  /// By number of micro-batches and whether updates are pending.
-  std::map<std::pair<std::size_t, bool>, plan::Plan> partial_steps_;
+  /// By number of micro-batches, and whether updates are pending and speculation pauses.
+  std::map<std::tuple<std::size_t, bool, bool>, plan::Plan> partial_steps_;
+  SpeculationPace speculation_;
+  std::optional<step::GatedPlans> gated_;  ///< built at the first pause of speculation
   std::uint64_t submissions_ = 0;
   std::uint64_t updates_ = 0;
   bool pending_updates_ = false;  ///< the last step's updates have not been submitted
+  bool paused_ = false;           ///< speculation pauses, so gated_ has the current plans
   std::atomic<plan::Timeline*> timeline_ = nullptr;
 };
 

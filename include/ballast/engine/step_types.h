@@ -49,6 +49,7 @@ struct StepResult {
   bool skipped = false;  ///< a gradient was not finite, so nothing was updated
   /// The step was clipped or skipped, so its speculative updates were undone and repeated.
   bool rolled_back = false;
+  bool paused = false;  ///< speculating blocks waited for the gate, see SpeculationPace
 };
 
 /// Returns how many parts of `size` targets have a counted one.

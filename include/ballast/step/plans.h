@@ -15,6 +15,19 @@ namespace ballast::step {
 /// Purpose::evaluation, a block that places more than its weights).
 plan::Schedule build(const Problem& problem, const Placement& placement, const Options& options);
 
+/// Plans of training over the buffers of build() in which no block speculates: first, steady and
+/// flush as in plan::Schedule.
+struct GatedPlans {
+  plan::Plan first;
+  plan::Plan steady;
+  plan::Plan flush;
+};
+
+/// Builds them, for a placement with speculating blocks and gated updates. They may follow rollback
+/// or the flush of the schedule, and first of the schedule may follow their flush.
+GatedPlans build_gated_plans(const Problem& problem, const Placement& placement,
+                             const Options& options);
+
 /// Builds only the buffers and the step `steady`, which are enough to simulate a run after its
 /// first steps. A planner does this for hundreds of placements.
 plan::Schedule build_steady_step(const Problem& problem, const Placement& placement,
@@ -31,9 +44,10 @@ std::vector<plan::Buffer> sum_buffers(const Problem& problem, const Placement& p
 
 /// Builds a training step over the same buffers with fewer micro-batches (1 to the problem's), for
 /// the last, partial batch of an epoch. `applies_updates`: it follows another gated step.
+/// `speculates`: blocks speculate as placed; false: as in build_gated_plans().
 plan::Plan build_partial_step(const Problem& problem, const Placement& placement,
                               const Options& options, std::uint32_t micro_batches,
-                              bool applies_updates);
+                              bool applies_updates, bool speculates = true);
 
 /// Builds the first plan of a training run. The host operation `initialize` makes the values of
 /// every block's weights and states, in pieces in ascending order, and copies move them to their

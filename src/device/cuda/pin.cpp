@@ -19,24 +19,24 @@ constexpr Bytes kPart = kGiB;
 /// Pinning more than this takes long enough to log it.
 constexpr Bytes kLogAbove = 8 * kGiB;
 
-int numa_node_of_gpu(int ordinal) {
+int numa_node_of_gpu(int ordinal, const NumaNodes& nodes) {
   std::array<char, 32> address = {};
   if (cudaDeviceGetPCIBusId(address.data(), static_cast<int>(address.size()), ordinal) !=
       cudaSuccess) {
     static_cast<void>(cudaGetLastError());
     return -1;
   }
-  return numa_node_of(address.data());
+  return numa_node_of(address.data(), nodes.devices);
 }
 
 class CudaPin final : public Pin {
  public:
   CudaPin(int ordinal, HostBytes memory, std::string_view setting,
-          const std::atomic<bool>* interrupted)
+          const std::atomic<bool>* interrupted, const NumaNodes& nodes)
       : ordinal_(ordinal) {
     if (memory.empty()) return;
     select_gpu(ordinal);
-    place(memory);
+    place(memory, nodes);
     if (memory.size() > kLogAbove) {
       log(LogLevel::info,
           fmt::format("pinning {} of host memory ({}) for CUDA device {}: this takes a while",
@@ -70,10 +70,10 @@ class CudaPin final : public Pin {
 
  private:
   /// Called before the pages exist. Affects only speed.
-  void place(HostBytes memory) const {
-    const int node = numa_node_of_gpu(ordinal_);
+  void place(HostBytes memory, const NumaNodes& nodes) const {
+    const int node = numa_node_of_gpu(ordinal_, nodes);
     if (node < 0) return;
-    const bool granted = prefer_numa_node(memory, node);
+    const bool granted = nodes.prefer(memory, node);
     log(LogLevel::debug, fmt::format("host memory for CUDA device {}: {} NUMA node {}", ordinal_,
                                      granted ? "prefers" : "the kernel refused", node));
   }
@@ -105,8 +105,8 @@ class CudaPin final : public Pin {
 }  // namespace
 
 std::unique_ptr<Pin> make_cuda_pin(int ordinal, HostBytes memory, std::string_view setting,
-                                   const std::atomic<bool>* interrupted) {
-  return std::make_unique<CudaPin>(ordinal, memory, setting, interrupted);
+                                   const std::atomic<bool>* interrupted, const NumaNodes& nodes) {
+  return std::make_unique<CudaPin>(ordinal, memory, setting, interrupted, nodes);
 }
 
 Bytes pinned_part(const std::byte* start, Bytes bytes) {

@@ -13,6 +13,8 @@
 #include "ballast/device/device.h"
 #include "ballast/device/streams.h"
 
+#include "src/device/implementations.h"
+
 namespace ballast::device {
 
 /// Throws Error(device) "OPERATION: CUDA: TEXT (NAME)" unless `code` is cudaSuccess. Clears the
@@ -64,7 +66,8 @@ std::unique_ptr<Event> make_cuda_event(int ordinal);
 /// Implements Device::pin for GPU `ordinal`. Pages that do not exist yet are placed on the GPU's
 /// NUMA node if it is known and has room. `interrupted`: as in DeviceOptions.
 std::unique_ptr<Pin> make_cuda_pin(int ordinal, HostBytes memory, std::string_view setting,
-                                   const std::atomic<bool>* interrupted);
+                                   const std::atomic<bool>* interrupted,
+                                   const NumaNodes& nodes = {});
 
 /// Returns how many of the `bytes` at `start` precede the next multiple of 1 GiB. Each such part is
 /// one CUDA registration, and CUDA copies only ranges within one registration or outside all.

@@ -500,9 +500,10 @@ class Interpreter {
     if (!is_trained(op.block)) return complain(op, "updates a frozen block");
     const std::uint32_t done = updated_groups_[op.block];
     if (op.sub_group != done) return complain(op, "is not in the order of sub-groups");
-    if ((op.speculation != Speculation::none) != placement_.blocks[op.block].speculates) {
+    const bool speculates = op.speculation != Speculation::none;
+    const bool late = op.lag > 0 && plan_ != &schedule_.rollback;  // as in gated plans
+    if (speculates != placement_.blocks[op.block].speculates && (speculates || !late))
       complain(op, "is another kind of update");
-    }
     const Use weights_use = take(op, Role::weights, true);
     const Use states_use = take(op, Role::states, true);
     const Use gradient_use = take(op, Role::gradient, false);
@@ -582,8 +583,7 @@ class Interpreter {
     }
   }
 
-  // Conditions. A draw decides which experts have rows, so that every plan is run with many choices
-  // of its routers.
+  // Conditions. A draw decides which experts have rows, so plans are run with many choices.
 
   /// Whether the last training step updates the block.
   [[nodiscard]] bool was_touched(std::uint32_t block) const {
