@@ -1,5 +1,6 @@
 #include "ballast/core/clocks.h"
 
+#include <ctime>
 #include <mutex>
 #include <utility>
 
@@ -19,7 +20,21 @@ RecordedSpans& recorded() {
   return all;
 }
 
+double seconds_of(clockid_t clock) {
+  timespec now{};
+  clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
 }  // namespace
+
+double process_cpu_seconds() {
+  return seconds_of(CLOCK_PROCESS_CPUTIME_ID);
+}
+
+double thread_cpu_seconds() {
+  return seconds_of(CLOCK_THREAD_CPUTIME_ID);
+}
 
 std::string_view to_string(KernelGroup group) {
   constexpr std::array<std::string_view, kKernelGroups> kNames = {

@@ -15,7 +15,6 @@ namespace {
 // Random streams.
 constexpr std::uint64_t kEpochStream = 0x6261746368;
 constexpr std::uint64_t kOffsetStream = 64;
-constexpr std::uint64_t kRounds = 8;
 
 class Windows : public SequenceSource {
  public:
@@ -45,21 +44,6 @@ class Windows : public SequenceSource {
 };
 
 }  // namespace
-
-std::uint64_t permute(std::uint64_t index, std::uint64_t size, std::uint64_t key) {
-  const auto half = std::max(1U, (static_cast<unsigned>(std::bit_width(size - 1)) + 1) / 2);
-  const std::uint64_t mask = (std::uint64_t{1} << half) - 1;
-  do {
-    std::uint64_t left = index >> half;
-    std::uint64_t right = index & mask;
-    for (std::uint64_t round = 0; round < kRounds; ++round) {
-      left ^= random_u64(key, right, round) & mask;
-      std::swap(left, right);
-    }
-    index = (left << half) | right;
-  } while (index >= size);
-  return index;
-}
 
 std::uint64_t epoch_key(std::uint64_t seed, std::uint64_t epoch) {
   return random_u64(seed, epoch, kEpochStream);

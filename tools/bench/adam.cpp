@@ -15,6 +15,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/core/clocks.h"
 #include "ballast/core/error.h"
 #include "ballast/core/machine.h"
 #include "ballast/core/random.h"
@@ -26,7 +27,6 @@
 #include "tools/bench/bench.h"
 #include "tools/command_line.h"
 #include "tools/process.h"
-#include "tools/quantile.h"
 
 namespace ballast::tools {
 namespace {

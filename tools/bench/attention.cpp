@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/core/clocks.h"
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 #include "ballast/text/json.h"
@@ -14,7 +15,6 @@
 #include "tools/bench/bench.h"
 #include "tools/command_line.h"
 #include "tools/process.h"
-#include "tools/quantile.h"
 
 namespace ballast::tools {
 namespace {

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "ballast/core/clocks.h"
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 #include "ballast/memory/machine.h"
@@ -17,7 +18,6 @@
 #include "tools/bench/link_copies.h"
 #include "tools/command_line.h"
 #include "tools/process.h"
-#include "tools/quantile.h"
 
 namespace ballast::tools {
 namespace {

@@ -12,9 +12,8 @@
 
 #include <fmt/format.h>
 
+#include "ballast/core/clocks.h"
 #include "ballast/step/labels.h"
-
-#include "tools/quantile.h"
 
 namespace ballast::tools {
 

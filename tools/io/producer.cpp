@@ -16,10 +16,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "ballast/core/clocks.h"
 #include "ballast/core/error.h"
 
 #include "tools/io/load.h"
-#include "tools/quantile.h"
 
 namespace ballast::tools {
 

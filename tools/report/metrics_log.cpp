@@ -14,13 +14,12 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include "ballast/core/clocks.h"
 #include "ballast/core/error.h"
 #include "ballast/core/places.h"
 #include "ballast/plan/lane_times.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
-
-#include "tools/quantile.h"
 
 namespace ballast::tools {
 

@@ -1,11 +1,12 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <ctime>
 #include <string_view>
 #include <vector>
 
@@ -19,18 +20,19 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
   return seconds_between(start, std::chrono::steady_clock::now());
 }
 
-inline double seconds_of(clockid_t clock) {
-  timespec now{};
-  clock_gettime(clock, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
 /// CPU time of all threads of this process so far.
-inline double process_cpu_seconds() {
-  return seconds_of(CLOCK_PROCESS_CPUTIME_ID);
-}
+double process_cpu_seconds();
 /// CPU time of the calling thread so far.
-inline double thread_cpu_seconds() {
-  return seconds_of(CLOCK_THREAD_CPUTIME_ID);
+double thread_cpu_seconds();
+
+/// The `share` quantile (0 to 1) of measured `values` by the nearest rank; 0 if `values` is empty.
+template <class T>
+double quantile(std::vector<T> values, double share) {
+  if (values.empty()) return 0.0;
+  const double rank = std::max(1.0, std::ceil(share * static_cast<double>(values.size())));
+  const auto at = values.begin() + static_cast<std::ptrdiff_t>(rank) - 1;
+  std::nth_element(values.begin(), at, values.end());
+  return static_cast<double>(*at);
 }
 
 /// Groups of kernels of the host device. Kernels inside another one's span belong to the inner

@@ -20,7 +20,6 @@
 #include "ballast/engine/blueprint.h"
 #include "ballast/engine/run_states.h"
 #include "ballast/engine/snapshot.h"
-#include "ballast/engine/speculation_pace.h"
 #include "ballast/engine/step_types.h"
 #include "ballast/model/compute.h"
 #include "ballast/plan/executor.h"

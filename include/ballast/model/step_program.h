@@ -61,7 +61,7 @@ inline constexpr std::size_t kKernelCount = 24;
 constexpr bool is_between_ranks(Kernel kernel) noexcept {
   return kernel == Kernel::sum_tiles || kernel == Kernel::share_row_sums;
 }
-/// Returns "layer backward" and the like, for messages, traces and to_text().
+/// Returns "layer backward" and the like, for messages and traces.
 std::string_view to_string(Kernel kernel) noexcept;
 /// Returns what an operation with this kernel does to its block: "forward", "backward", "loss".
 std::string_view work_of(Kernel kernel) noexcept;
@@ -325,16 +325,5 @@ struct StepShape {
 /// Writes the passes of `model`. A pure function.
 StepProgram write_program(const Architecture& model, DType type, const StepShape& shape,
                           const KernelSizes& sizes);
-
-/// The program as text, one line per stop, pass and operand: for golden files and people.
-std::string to_text(const StepProgram& program);
-
-/// Checks the program and returns one line per broken rule. A read follows a write of the same
-/// life. Outside of recipes, one pass writes a value and all others update it, so several passes
-/// can add to a gradient. A recipe writes its value and reads only values that are placed, kept
-/// with a recipe, or made by the recipe. Only optional operands have a cost of absence. `finishes`
-/// lists each block from the head down to first_differentiated once. A block with rows follows the
-/// pass that writes its routing.
-std::vector<std::string> check(const StepProgram& program);
 
 }  // namespace ballast::model

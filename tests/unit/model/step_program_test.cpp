@@ -14,6 +14,7 @@
 #include "ballast/model/family.h"
 
 #include "tests/support/fixtures.h"
+#include "tests/support/step_programs.h"
 
 namespace ballast::model::step_program_test {
 namespace {

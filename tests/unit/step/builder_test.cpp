@@ -9,6 +9,7 @@
 #include "ballast/core/error.h"
 #include "ballast/step/labels.h"
 
+#include "tests/support/hazards.h"
 #include "tests/support/random_problem.h"
 
 namespace ballast::step::builder_test {

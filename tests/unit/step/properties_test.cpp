@@ -8,7 +8,9 @@
 #include "ballast/core/error.h"
 #include "ballast/step/labels.h"
 
+#include "tests/support/hazards.h"
 #include "tests/support/random_problem.h"
+#include "tests/support/step_programs.h"
 #include "tests/unit/step/fake_run.h"
 #include "tests/unit/step/interpreter.h"
 

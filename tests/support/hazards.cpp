@@ -1,3 +1,5 @@
+#include "tests/support/hazards.h"
+
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -5,8 +7,6 @@
 #include <vector>
 
 #include <fmt/format.h>
-
-#include "ballast/plan/plan.h"
 
 namespace ballast::plan {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "ballast/model/step_program.h"
+#include "tests/support/step_programs.h"
 
 namespace ballast::model {
 namespace {

@@ -8,76 +8,10 @@
 
 #include <fmt/format.h>
 
-#include "ballast/model/step_program.h"
+#include "tests/support/step_programs.h"
 
 namespace ballast::model {
 namespace {
-
-struct KernelWords {
-  std::string_view name;
-  std::string_view work;  ///< see work_of()
-};
-
-constexpr std::array<KernelWords, kKernelCount> kKernels = {{
-    {"embed", "forward"},
-    {"embed backward", "backward"},
-    {"layer", "forward"},
-    {"layer backward", "backward"},
-    {"norm", "norm"},
-    {"norm backward", "backward"},
-    {"tile", "forward"},
-    {"tile backward", "backward"},
-    {"shared expert", "forward"},
-    {"shared expert backward", "backward"},
-    {"router", "router"},
-    {"router backward", "backward"},
-    {"expert", "forward"},
-    {"expert backward", "backward"},
-    {"exchanged expert", "forward"},
-    {"exchanged expert backward", "backward"},
-    {"head evaluate", "forward"},
-    {"head train", "forward and backward"},
-    {"head scan", "sums of logits"},
-    {"head differentiate", "backward of logits"},
-    {"head end", "loss"},
-    {"head merge", "sums of logits"},
-    {"sum tiles", "sum over ranks"},
-    {"share row sums", "sums of logits over ranks"},
-}};
-static_assert(static_cast<std::size_t>(Kernel::share_row_sums) + 1 == kKernelCount);
-
-constexpr std::array<std::string_view, kPortCount> kPortNames = {
-    "weights",
-    "output weights",
-    "batch",
-    "input",
-    "output",
-    "activation gradient",
-    "kept",
-    "kept attention",
-    "normed",
-    "partial sums",
-    "normed gradient",
-    "row sums",
-    "all row sums",
-    "terms",
-    "received",
-    "routing",
-    "routing counts",
-    "router totals",
-    "losses",
-    "pairs",
-    "keys and values",
-    "gradient of keys and values",
-    "layer inputs",
-    "gradient of layer inputs",
-    "table rows",
-    "gradient",
-    "output gradient",
-    "gradient of table rows",
-    "workspace",
-};
-static_assert(static_cast<std::size_t>(Port::workspace) + 1 == kPortCount);
 
 constexpr std::string_view kLegend =
     R"(# The description of a step, as a model writes it for one micro-batch: no devices, no order of
@@ -366,18 +300,6 @@ class ProgramText {
 };
 
 }  // namespace
-
-std::string_view to_string(Kernel kernel) noexcept {
-  return kKernels[static_cast<std::size_t>(kernel)].name;
-}
-
-std::string_view work_of(Kernel kernel) noexcept {
-  return kKernels[static_cast<std::size_t>(kernel)].work;
-}
-
-std::string_view to_string(Port port) noexcept {
-  return kPortNames[static_cast<std::size_t>(port)];
-}
 
 std::string to_text(const StepProgram& program) {
   return ProgramText(program).write();
