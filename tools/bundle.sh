@@ -85,7 +85,7 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 top=$stage/ballast
-mkdir -p "$top/bin" "$top/lib" "$top/tools/bench" "$top/tests"
+mkdir -p "$top/bin" "$top/lib" "$top/tools/bench/peers" "$top/tests"
 for program in tools/ballast $tests $ranks; do
   strip -o "$top/bin/${program##*/}" "$build/$program"
 done
@@ -100,7 +100,7 @@ for program in "$top"/bin/*; do ldd "$program"; done |
     strip -o "$top/lib/${library##*/}" "$library"
   done
 cp -r "$source/tools/gpu_check.sh" "$source/tools/gpu_check" "$top/tools/"
-cp "$source"/tools/bench/step_*.py "$source"/tools/bench/peers.py "$source"/tools/bench/gpu_peers.py "$top/tools/bench/"
+cp "$source"/tools/bench/peers/step_*.py "$source"/tools/bench/peers/peers.py "$source"/tools/bench/peers/gpu_peers.py "$top/tools/bench/peers/"
 cp -r "$source/tests/data" "$top/tests/"
 rm -rf "$top/tests/data/__pycache__" "$top/tools/gpu_check/__pycache__"
 # A build always gives the same archive, byte for byte. The dictionary is large enough to find the

@@ -83,7 +83,7 @@ speed() {
     on_gpu - "attention, $1 x $2, heads of $4" 25 "$bin/ballast" bench attention --json --sequence "$1" \
       --micro-batch "$2" --heads "$3" --kv-heads 8 --head-size "$4" --seconds 0.5
   done
-  with_modules torch 'PyTorch, 1.5B' 150 python3 -B "$top/tools/bench/step_peers.py" --device cuda \
+  with_modules torch 'PyTorch, 1.5B' 150 python3 -B "$top/tools/bench/peers/step_peers.py" --device cuda \
     --preset 1.5b --recompute no --compile both --rounds 2 --json --ballast "$bin/ballast"
 }
 

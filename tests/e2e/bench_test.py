@@ -22,7 +22,7 @@ from one_line import assert_one_line
 from report_test import data_of
 
 BALLAST = ""
-TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools" / "bench"
+TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools" / "bench" / "peers"
 QUICK = ("--repeats", "1", "--seconds", "0")
 STEP = ("--device", "host", "--vocab", "256", "--hidden", "64", "--layers", "2", "--heads", "2",
         "--sequence", "32", "--steps", "1", "--set", "ballast.device_bytes=256MiB", "--set",

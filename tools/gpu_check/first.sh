@@ -79,7 +79,7 @@ adapters_against_peers() {
   step 'LoRA, 8 layers of 8B' 25 "${run[@]}" "${lora[@]}"
   step 'QLoRA, 8 layers of 8B' 25 "${run[@]}" "${lora[@]}" --set ballast.quantized_base=nf4
   write_llama_8b "$folder" 8
-  peer=("$top/tools/bench/gpu_peers.py" --model "$folder" --sequence 2048 --micro-batch 2
+  peer=("$top/tools/bench/peers/gpu_peers.py" --model "$folder" --sequence 2048 --micro-batch 2
     --accumulation 4 --steps 3)
   with_modules 'torch transformers peft' 'LoRA by PEFT' 35 python3 -B "${peer[@]}" --method lora
   with_modules 'torch transformers peft bitsandbytes' 'QLoRA by PEFT' 35 python3 -B "${peer[@]}" --method qlora
@@ -102,7 +102,7 @@ second_half() {
   step '1.5B, timed products' 30 "${run[@]}" --set ballast.product_algorithms=timed
   adapters_against_peers
   write_llama_8b "$logs/llama_2.8b" 8
-  with_modules torch '2.8B by FSDP2, all on the host' 55 python3 -B "$top/tools/bench/gpu_peers.py" \
+  with_modules torch '2.8B by FSDP2, all on the host' 55 python3 -B "$top/tools/bench/peers/gpu_peers.py" \
     --model "$logs/llama_2.8b" --method fsdp --sequence 2048 --micro-batch 4 --accumulation 4 --steps 2
 }
 

@@ -66,7 +66,7 @@ def count(text):
 def read_arguments():
     parser = argparse.ArgumentParser(
         description="Compares `ballast bench adam` with DeepSpeed's CPU Adam and torch.optim.AdamW")
-    root = pathlib.Path(__file__).resolve().parents[2]
+    root = pathlib.Path(__file__).resolve().parents[3]
     parser.add_argument("--params", type=count, default=count("64Mi"), metavar="N",
                         help="parameters (default 64Mi; each needs about 48 bytes)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N")

@@ -10,7 +10,7 @@ import sys
 
 from peers import fail, size
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 # Defaults. host_bytes is Ballast's budget.
 BASE = {"peer": "torch", "family": "llama", "accumulation": 4, "recompute": "both", "offload": None,

@@ -61,7 +61,7 @@ def free_huge_pages():
 
 def read_arguments():
     parser = argparse.ArgumentParser(description="Compares `ballast bench io` with fio")
-    root = pathlib.Path(__file__).resolve().parents[2]
+    root = pathlib.Path(__file__).resolve().parents[3]
     parser.add_argument("--path", type=pathlib.Path, required=True, metavar="DIR",
                         help="directory on the disk to measure")
     parser.add_argument("--pattern", type=patterns, default=list(PATTERNS), metavar="LIST")
