@@ -51,8 +51,6 @@ using Target = std::variant<std::string*, std::filesystem::path*, std::uint32_t*
                             std::optional<double>*, std::vector<std::string>*, std::vector<int>*,
                             std::vector<std::uint32_t>*, std::vector<double>*>;
 
-class CommandLine;
-
 /// Refers to the program or one of its subcommands. Valid as long as its CommandLine.
 class Command {
  public:

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/core/random.h"
 #include "ballast/data/sequences.h"
 #include "ballast/formats/file_formats.h"
 #include "ballast/formats/safetensors.h"

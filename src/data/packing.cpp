@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ballast/core/error.h"
+#include "ballast/core/random.h"
 #include "ballast/data/sequences.h"
 
 #include "src/data/documents.h"

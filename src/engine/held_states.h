@@ -14,8 +14,6 @@
 #include "ballast/engine/run_states.h"
 #include "ballast/step/problem.h"
 
-#include "src/engine/lanes.h"
-
 namespace ballast::engine {
 
 /// This rank's part of a block, with the states of one sub-group.

@@ -169,8 +169,6 @@ Bytes own_memory(const DeviceOptions& options);
 /// Returns name and memory of the GPU; "" for the host device. Throws like make_device().
 std::string gpu_name(const DeviceOptions& options);
 
-class Device;
-
 /// Direction of copies: to the device, from it, or both at once.
 enum class CopyWay { up, down, both };
 

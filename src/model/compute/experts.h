@@ -11,7 +11,6 @@
 #include "ballast/model/compute.h"
 
 #include "src/model/compute/formulas.h"
-#include "src/model/compute/head.h"
 #include "src/model/compute/layer.h"
 #include "src/model/compute/routing.h"
 #include "src/model/spec/families/decoder.h"
