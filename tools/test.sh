@@ -7,11 +7,20 @@
 #   tools/test.sh            all of it
 #   tools/test.sh quick      for daily work: format, unit, architecture and conformance tests with
 #                            gcc, without those that emulate a GPU or start several ranks
+#   tools/test.sh --all      all of it, also what has passed before in the same state
+#
+# Build folders remember which tests have passed and which units were clean, with a digest of what
+# they depend on. See tools/dev/run_tests.py.
 set -eu
 cd "$(dirname "$0")/.."
 
 tools/setup.sh --tests
 
+all=
+[ "${1:-}" != "--all" ] || all=--all
+tests() {
+  python3 -B tools/dev/run_tests.py "$@"
+}
 started=$(date +%s)
 # CPU seconds of the whole machine.
 busy() { awk '/^cpu / { print int(($2 + $3 + $4 + $7 + $8) / 100) }' /proc/stat; }
@@ -22,10 +31,13 @@ step() {
 # A hundred programs are linked. LLVM's linker needs a quarter of the time for each.
 linker=
 command -v ld.lld >/dev/null && linker=CXX_LD=lld
+# Programs have only the functions that they use, so that a change of others does not change them.
+sections="-ffunction-sections -fdata-sections"
 configure() {
   folder=$1
   shift
-  [ -f "$folder/build.ninja" ] || env $linker meson setup "$folder" --werror "$@" >"$folder.log" 2>&1 || {
+  [ -f "$folder/build.ninja" ] || env $linker CXXFLAGS="${CXXFLAGS:-} $sections" LDFLAGS="${LDFLAGS:-} -Wl,--gc-sections" \
+    meson setup "$folder" --werror "$@" >"$folder.log" 2>&1 || {
     cat "$folder.log" >&2
     exit 1
   }
@@ -53,57 +65,29 @@ leisurely() {
 }
 trap '[ -z "$background" ] || kill -- "-$background" 2>/dev/null || kill "$background"' EXIT
 trap 'exit 1' INT TERM
-# Prints the files that the tests of some suites need, given a build folder and options of
-# `meson test`.
-needed() {
-  python3 - "$@" <<'PY'
-import argparse, json, os
-
-parser = argparse.ArgumentParser()
-parser.add_argument("folder")
-parser.add_argument("--suite", action="append", default=[])
-parser.add_argument("--no-suite", action="append", default=[])
-options = parser.parse_args()
-
-
-def described(kind):
-    with open(f"{options.folder}/meson-info/intro-{kind}.json") as file:
-        return json.load(file)
-
-
-targets = set()
-for test in described("tests"):
-    suites = {suite.partition(":")[2] for suite in test["suite"]}
-    if suites & set(options.suite) and not suites & set(options.no_suite):
-        targets |= set(test["depends"])
-files = [name for target in described("targets") if target["id"] in targets for name in target["filename"]]
-assert files
-print(*sorted(os.path.relpath(name, options.folder) for name in files))
-PY
-}
 # Builds what the tests of these suites need: `build_tests FOLDER SUITES OPTIONS...`.
 build_tests() {
   folder=$1
   suites=$2
   shift 2
   configure "$folder" "$@"
-  files=$(needed "$folder" $suites)
+  files=$(tests "$folder" $suites --needed)
   leisurely ninja -C "$folder" $files
 }
 # Builds what the chosen tests need and runs two more than there are cores, since many wait.
 check() {
   folder=$1
   shift
-  meson test -C "$folder" --num-processes $(($(nproc) + 2)) --print-errorlogs "$@" >"$folder/test.log" 2>&1 || {
+  tests "$folder" $all --num-processes $(($(nproc) + 2)) --print-errorlogs "$@" >"$folder/test.log" 2>&1 || {
     errors "$folder/test.log"
     tail -n 100 "$folder/test.log" >&2
     exit 1
   }
-  sed -n '/^Ok:/,/^Timeout:/p' "$folder/test.log"
+  sed -n '/passed before/p; /^Ok:/,/^Timeout:/p' "$folder/test.log"
 }
 
 step "format"
-tools/format.sh --check
+tools/format.sh --check $all
 
 if [ "${1:-}" = "quick" ]; then
   step "build and test: gcc"
@@ -134,7 +118,9 @@ NVCC_APPEND_FLAGS="${NVCC_APPEND_FLAGS:-} $nvcc_flags" ninja -C build-test >buil
 }
 
 step "test: gcc"
-CXX=clang++ start build_tests build-asan "$asan_suites" $sanitized -Db_sanitize=address,undefined -Dgpu_architectures=90
+# Clang would keep all strings of a library in each program.
+CXX=clang++ CXXFLAGS="${CXXFLAGS:-} -fsanitize-address-globals-dead-stripping -Qunused-arguments" \
+  start build_tests build-asan "$asan_suites" $sanitized -Db_sanitize=address,undefined -Dgpu_architectures=90
 check build-test
 
 # A CPU without AVX-512 has tested AVX2 already.
@@ -152,7 +138,7 @@ check build-asan --setup asan $asan_suites --timeout-multiplier 4
 
 step "thread sanitizer: clang"
 finish
-start leisurely tools/tidy.sh build-asan
+start leisurely tools/tidy.sh build-asan $all
 check build-tsan --setup tsan $tsan_suites --timeout-multiplier 8
 
 step "static analysis, clang's warnings as errors"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails if a test case is left out by the --gtest_filter of every registration of its program.
+"""Fails if a test case is left out by the tags and filters of every registration of its program.
 
     every_case_runs.py BUILD_ROOT
 
@@ -9,28 +9,19 @@ them, too, as the host device does for programs of the emulated GPU, and unit_ke
 watched for races; suites that need a GPU do not count.
 """
 
+import functools
 import json
 import pathlib
-import re
 import subprocess
 import sys
 
-FILTER = "--gtest_filter="
+CHOOSING = ("--gtest_filter=", "--tagged=", "--untagged=")
 
 
-def matches(filter_text: str, case: str) -> bool:
-    """GoogleTest's rule: the name matches a pattern before '-' and none after it."""
-    wanted, _, unwanted = filter_text.partition("-")
-
-    def any_of(patterns: str) -> bool:
-        return any(re.fullmatch(re.escape(p).replace(r"\*", ".*").replace(r"\?", "."), case)
-                   for p in patterns.split(":"))
-
-    return any_of(wanted or "*") and not any_of(unwanted)
-
-
-def cases_of(program: pathlib.Path) -> list[str]:
-    listed = subprocess.run([program, "--gtest_list_tests"], stdout=subprocess.PIPE, text=True,
+@functools.cache
+def cases_of(program: pathlib.Path, arguments: tuple[str, ...] = ()) -> list[str]:
+    """The cases that a program runs with these arguments."""
+    listed = subprocess.run([program, *arguments, "--gtest_list_tests"], stdout=subprocess.PIPE, text=True,
                             check=True).stdout
     suite, cases = "", []
     for line in listed.splitlines():
@@ -42,43 +33,40 @@ def cases_of(program: pathlib.Path) -> list[str]:
     return cases
 
 
-def registrations(build: pathlib.Path) -> dict[pathlib.Path, list[str]]:
-    """Filters of each program of the build that is a test ('*': all cases)."""
-    found: dict[pathlib.Path, list[str]] = {}
+def registrations(build: pathlib.Path) -> dict[pathlib.Path, list[tuple[str, ...]]]:
+    """The arguments with which each program of the build is a test, if they choose cases."""
+    found: dict[pathlib.Path, list[tuple[str, ...]]] = {}
     for test in json.loads((build / "meson-info/intro-tests.json").read_text()):
         if any(suite.endswith(":gpu") for suite in test["suite"]):
             continue
-        filters = [word.removeprefix(FILTER) for word in test["cmd"] if word.startswith(FILTER)]
+        choosing = tuple(word for word in test["cmd"] if word.startswith(CHOOSING))
         for word in test["cmd"]:
             program = build / word
             if program.is_relative_to(build / "tests"):
-                found.setdefault(program, []).extend(filters or ["*"])
+                found.setdefault(program, []).append(choosing)
     return found
 
 
 def main() -> int:
     build = pathlib.Path(sys.argv[1])
     programs = registrations(build)
-    parts = {program: filters for program, filters in programs.items() if "*" not in filters}
+    parts = {program: several for program, several in programs.items() if () not in several}
     left_out = []
     count = 0
-    for program, filters in sorted(parts.items()):
+    for program, several in sorted(parts.items()):
         if not program.exists():
             left_out.append(f"{program.name} is not built: add it to run_in_parts")
             continue
         cases = cases_of(program)
         count += len(cases)
-        missing = [case for case in cases if not any(matches(text, case) for text in filters)]
+        missing = set(cases).difference(*(cases_of(program, arguments) for arguments in several))
         # A program with the same source may run all of it.
-        twin = program.name.removesuffix("_on_cuda").replace("unit_races", "unit_kernels")
-        if missing and twin != program.name:
-            whole = programs.get(program.with_name(twin), [])
-            missing = [case for case in missing if not any(matches(text, case) for text in whole)]
-        left_out += [f"{program.name}: {case} is matched by none of {' '.join(filters)}"
-                     for case in missing]
-        stale = [pattern for text in filters for pattern in text.split(":")
-                 if not any(matches(pattern, case) for case in cases)]
-        left_out += [f"{program.name}: no case matches {pattern}" for pattern in stale]
+        twin = program.with_name(program.name.removesuffix("_on_cuda").replace("unit_races", "unit_kernels"))
+        if missing and twin != program and twin.exists():
+            missing = missing.difference(*(cases_of(twin, arguments) for arguments in programs.get(twin, [])))
+        left_out += [f"{program.name}: {case} is run by none of {several}" for case in sorted(missing)]
+        left_out += [f"{program.name} runs nothing with {arguments}"
+                     for arguments in several if not cases_of(program, arguments)]
     for line in left_out:
         print(line)
     print(f"{len(parts)} programs run in parts, {count} cases, {len(left_out)} differences")

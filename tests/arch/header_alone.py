@@ -1,7 +1,11 @@
 #!/usr/bin/env python3
-"""Compiles every public header alone and twice in one unit.
+"""Compiles public headers alone and twice in one unit.
 
-    header_alone.py SOURCE_ROOT COMPILER...
+    header_alone.py INCLUDE [SOURCE_FOLDER...] -- COMPILER...
+
+A source that includes a header first has already proved that the header compiles alone, if the build
+compiles each source alone. Then the folders of sources are given, and such headers are left out. Builds
+that join sources prove nothing, and all headers are compiled.
 
 A header that follows others in a unit is also alone if it includes all that was included before it.
 So one unit has a chain of headers, each of which includes the previous ones, and half of the units
@@ -16,8 +20,15 @@ import subprocess
 import sys
 
 
-def chains_of(base: pathlib.Path) -> list[list[str]]:
-    """Lists of headers, each of which includes whatever its predecessors in the list include."""
+def proved_by(folders: list[str]) -> set[str]:
+    """Headers that the sources in `folders` include first."""
+    first = [re.search(r'^ *# *include *[<"]([^">]+)[">]', source.read_text(encoding="utf-8"), re.MULTILINE)
+             for folder in folders for source in pathlib.Path(folder).rglob("*.cpp")]
+    return {match.group(1) for match in first if match}
+
+
+def chains_of(base: pathlib.Path, proved: set[str]) -> list[list[str]]:
+    """Lists of headers without the proved ones, each of which includes whatever its predecessors in the list include."""
 
     @functools.cache
     def included(header: str) -> frozenset[str]:
@@ -30,7 +41,7 @@ def chains_of(base: pathlib.Path) -> list[list[str]]:
         direct = re.findall(r'^ *# *include *[<"]([^>"]+)[>"]', text, re.MULTILINE)
         return frozenset({header}).union(*map(included, direct))
 
-    headers = [str(p.relative_to(base)) for p in base.rglob("*.h")]
+    headers = {str(p.relative_to(base)) for p in base.rglob("*.h")} - proved
     chains: list[list[str]] = []
     for header in sorted(headers, key=lambda h: (len(included(h)), h)):
         before = [chain for chain in chains if included(chain[-1]) < included(header)]
@@ -51,16 +62,20 @@ def compile_chain(base: pathlib.Path, compiler: list[str], chain: list[str]) -> 
 
 
 def main() -> int:
-    base = pathlib.Path(sys.argv[1]) / "include"
-    compiler = sys.argv[2:]
-    chains = chains_of(base)
+    separator = sys.argv.index("--")
+    base, *folders = sys.argv[1:separator]
+    base = pathlib.Path(base)
+    compiler = sys.argv[separator + 1:]
+    proved = proved_by(folders)
+    chains = chains_of(base, proved)
     # The longest ones first.
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         compiled = pool.map(lambda chain: compile_chain(base, compiler, chain), reversed(chains))
         failures = [failure for failure in compiled if failure]
     for failure in failures:
         print(failure)
-    print(f"{sum(map(len, chains))} headers, {len(failures)} units do not compile")
+    print(f"{sum(map(len, chains))} headers, {len(failures)} units do not compile"
+          f"{'; sources prove the others' if proved else ''}")
     return 1 if failures or not chains else 0
 
 

@@ -6,6 +6,7 @@
 - libraries never print and never exit: only tools/ and tests/ may;
 - files stay under 500 lines, or under 800 where one class is one idea;
 - files of the product have at least 60 lines, but for the kinds in SHORT_KINDS and the files in SHORT;
+- a source includes its own header first, which proves that the header compiles alone;
 - conditional compilation stays rare: an agreed number of #if lines outside tests;
 - no absolute paths of a developer's machine;
 - the table of DeepSpeed's keys in configs/keys.md has every key that is treated.
@@ -50,6 +51,7 @@ SOURCES = {".h", ".cpp", ".cu", ".cuh"}
 LOUD = re.compile(r"\b(std::cout|std::cerr|std::clog|printf|fprintf|puts|fmt::print|std::exit"
                   r"|std::abort|std::quick_exit|_exit)\b\s*[(<]?")
 CONDITIONAL = re.compile(r"^\s*#\s*if")
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.M)
 HOME = re.compile(r"/(home|root|Users|work)/\w+")
 
 
@@ -72,9 +74,24 @@ def missing_deepspeed_keys(root: pathlib.Path) -> list[str]:
             if f"`{key}`" not in table]
 
 
+def headers_that_come_late(root: pathlib.Path) -> list[str]:
+    """Sources that do not begin with the header of the same name in their folder or in that of their module."""
+    late = []
+    for source in source_files(root, (*LIBRARIES, "tools")):
+        if source.suffix != ".cpp":  # nvcc compiles the others, with other headers
+            continue
+        name = source.relative_to(root).with_suffix(".h")
+        own = [str(path) for path in (name, pathlib.PurePath("ballast", *name.parts[1:]), pathlib.PurePath("ballast", name))
+               if (root / path).is_file() or (root / "include" / path).is_file()]
+        first = INCLUDE.search(source.read_text())
+        if own and (not first or first.group(1) not in own):
+            late.append(f"{source.relative_to(root)}: includes {own[0]}, but not first")
+    return late
+
+
 def main() -> int:
     root = pathlib.Path(sys.argv[1])
-    breaches = missing_deepspeed_keys(root)
+    breaches = missing_deepspeed_keys(root) + headers_that_come_late(root)
     conditionals = []
     for path in source_files(root, LIBRARIES):
         for number, line in enumerate(without_comments(path.read_text()).splitlines(), 1):

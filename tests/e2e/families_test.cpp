@@ -21,6 +21,7 @@
 #include "tests/support/fixtures.h"
 #include "tests/support/function_weights.h"
 #include "tests/support/stored_values.h"
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 
 // Small random models of all families, compared with transformers.
@@ -102,6 +103,7 @@ class Families : public testing::TestWithParam<const char*> {
   }
 };
 
+TAG_TESTS("emulated", "*Logits*");
 TEST_P(Families, LogitsLossAndGradientsAreThoseOfTransformers) {
   const json record = read_record(GetParam());
   const formats::SafetensorsReader tensors(fixture(std::string(GetParam()) + ".safetensors"));
@@ -143,6 +145,7 @@ double project(const std::vector<double>& gradient, const model::TensorSpec& ten
   return sum;
 }
 
+TAG_TESTS("emulated", "*TwoDoc*/gemma3:*TwoDoc*/qwen3_next");
 TEST_P(Families, TwoDocumentsInASequenceAreThoseOfTransformers) {
   const json record = read_record(GetParam());
   const json& packed = record["packed"];
@@ -174,6 +177,9 @@ TEST_P(Families, TwoDocumentsInASequenceAreThoseOfTransformers) {
   }
 }
 
+TAG_TESTS("emulated",
+          "*Kept*/gemma3:*Kept*/gemma4:*Kept*/gemma4_shared_keys:*Kept*/gemma4_experts:*Kept*/"
+          "gpt_neox:*Kept*/qwen3_next");
 TEST_P(Families, KeptIntermediatesGiveTheSameBits) {
   const json record = read_record(GetParam());
   const formats::SafetensorsReader tensors(fixture(std::string(GetParam()) + ".safetensors"));
@@ -207,6 +213,7 @@ double their_error(const json& errors, const std::vector<model::BlockSpec>& bloc
   return error;
 }
 
+TAG_TESTS("emulated", "*Bf16Is*");
 /// Bounds Ballast's error in bf16 by that of transformers: 1.5 times for each tensor, 1.1 times for
 /// all together.
 TEST_P(Families, Bf16IsAsCloseToFp32AsTransformersIs) {
@@ -275,6 +282,7 @@ void expect_ten_steps(const std::string& name, bool bf16, const json& changes = 
   }
 }
 
+TAG_TESTS("emulated", "*Ten*/qwen3");
 TEST_P(Families, TenStepsAreThoseOfTransformers) {
   for (const bool bf16 : {false, true}) expect_ten_steps(GetParam(), bf16);
 }

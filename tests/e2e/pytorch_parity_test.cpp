@@ -22,6 +22,7 @@
 #include "tests/support/device_kind.h"
 #include "tests/support/fixtures.h"
 #include "tests/support/stored_values.h"
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 
 // Thirty optimizer steps, compared with the same steps in PyTorch: warm-up, weight decay, clipping
@@ -249,6 +250,7 @@ TEST(PytorchParity, TiedLlamaInFp16) {
   }
 }
 
+TAG_TESTS("emulated", "PytorchParity.PreferencesInFp32");
 /// Ten steps of TRL's DPOTrainer: tests/data/make_preference_fixture.py.
 TEST(PytorchParity, PreferencesInFp32) {
   const std::filesystem::path folder = test::fixture("preferences");
@@ -332,6 +334,7 @@ TEST(PytorchParity, Gpt2WithAdaptersInFp32) {
 TEST(PytorchParity, LlamaWithDoraInFp32) {
   expect_fp32_parity("llama_dora");
 }
+TAG_TESTS("emulated", "PytorchParity.Gpt2WithDoraInFp32");
 TEST(PytorchParity, Gpt2WithDoraInFp32) {
   expect_fp32_parity("gpt2_dora");
 }
@@ -369,6 +372,7 @@ TEST(PytorchParity, MagnitudesBeginAsThoseOfPeft) {
   }
 }
 
+TAG_TESTS("emulated", "PytorchParity.LlamaWithAdaptersInBf16");
 TEST(PytorchParity, LlamaWithAdaptersInBf16) {
   expect_bf16_parity("llama_lora");
 }
@@ -378,6 +382,7 @@ TEST(PytorchParity, Gpt2WithAdaptersInBf16) {
 TEST(PytorchParity, LlamaWithDoraInBf16) {
   expect_bf16_parity("llama_dora");
 }
+TAG_TESTS("emulated", "PytorchParity.FrozenGpt2InBf16");
 TEST(PytorchParity, FrozenGpt2InBf16) {
   expect_bf16_parity("gpt2_frozen");
 }
@@ -391,6 +396,7 @@ TEST(PytorchParity, FrozenTiedLlamaInBf16) {
 TEST(PytorchParity, Gpt2InBf16) {
   expect_bf16_parity("gpt2");
 }
+TAG_TESTS("emulated", "PytorchParity.LlamaInBf16");
 TEST(PytorchParity, LlamaInBf16) {
   expect_bf16_parity("llama");
 }

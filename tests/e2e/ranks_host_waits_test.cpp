@@ -12,6 +12,7 @@
 
 #include "tests/support/fake_cuda.h"
 #include "tests/support/joined_ranks.h"
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
@@ -21,6 +22,7 @@ namespace {
 
 using test::FakeCuda;
 
+TAG_TESTS("2_ranks_emulated", "RanksHostWaits.*");
 TEST(RanksHostWaits, TheHostWaitsForNoSumOverTiles) {
   comm::Ranks& ranks = test::joined_ranks();
   const test::TempDir directory;

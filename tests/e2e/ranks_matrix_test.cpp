@@ -10,6 +10,7 @@
 
 #include "tests/support/device_kind.h"
 #include "tests/support/joined_ranks.h"
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
@@ -184,22 +185,27 @@ void compare_all(const std::string& model, bool bf16, double clipping, const Ove
       clipping, common, extent);
 }
 
+TAG_TESTS("2_ranks,2_ranks_emulated", "RanksMatrix.StagesAndPlacementsLearnTheSameBits");
 TEST(RanksMatrix, StagesAndPlacementsLearnTheSameBits) {
   compare_all(kGpt2, true, 0.8, {});
 }
 
+TAG_TESTS("3_ranks,3_ranks_emulated", "RanksMatrix.InFp32AndUneven");
 TEST(RanksMatrix, InFp32AndUneven) {
   compare_all(kLlama, false, 0.45, {}, Extent::third);
 }
 
+TAG_TESTS("3_ranks", "RanksMatrix.TablesInEveryStage");
 TEST(RanksMatrix, TablesInEveryStage) {
   if (on_cuda()) GTEST_SKIP() << "layer inputs on the host device";
   compare_all(kTables, false, 1.4, {}, Extent::sixth);
 }
+TAG_TESTS("2_ranks,2_ranks_emulated", "RanksMatrix.ExpertsInEveryStage");
 TEST(RanksMatrix, ExpertsInEveryStage) {
   compare_all(kExperts, false, 0.45, {}, Extent::third);
 }
 
+TAG_TESTS("3_ranks", "RanksMatrix.ExpertsThatAreTouchedAndMoveEarly");
 TEST(RanksMatrix, ExpertsThatAreTouchedAndMoveEarly) {
   compare_all(kExperts, false, 0.45,
               {"ballast.expert_updates=active", "ballast.expert_prefetch=true",
@@ -217,6 +223,7 @@ std::string expert_parallel() {
   return fmt::format("ballast.expert_parallel={}", test::joined_ranks().world());
 }
 
+TAG_TESTS("3_ranks", "RanksMatrix.ExpertsThatStayOnTheirRanksInEveryStage");
 TEST(RanksMatrix, ExpertsThatStayOnTheirRanksInEveryStage) {
   compare_all(kExperts, false, 0.45,
               {expert_parallel(), "ballast.expert_updates=active", "ballast.expert_prefetch=true",
@@ -224,6 +231,7 @@ TEST(RanksMatrix, ExpertsThatStayOnTheirRanksInEveryStage) {
               Extent::sixth);
 }
 
+TAG_TESTS("2_ranks,2_ranks_emulated", "RanksMatrix.ExpertsThatStayOnTheirRanksLearnNearlyTheSame");
 /// Sums of gradients have another order.
 TEST(RanksMatrix, ExpertsThatStayOnTheirRanksLearnNearlyTheSame) {
   for (const std::string& model : {kExperts, kBusyExperts}) {
@@ -240,6 +248,7 @@ TEST(RanksMatrix, ExpertsThatStayOnTheirRanksLearnNearlyTheSame) {
   }
 }
 
+TAG_TESTS("3_ranks", "RanksMatrix.FrozenBlocksInEveryStage");
 TEST(RanksMatrix, FrozenBlocksInEveryStage) {
   compare_all(kLlama, true, 0.24, {R"(ballast.train=["model.layers.1.*", "model.embed_tokens.*"])"},
               Extent::sixth);
@@ -249,6 +258,7 @@ TEST(RanksMatrix, FrozenBlocksInEveryStage) {
               Extent::sixth);
 }
 
+TAG_TESTS("3_ranks", "RanksMatrix.AdaptersInEveryStage");
 /// The base is in four bits, with magnitudes.
 TEST(RanksMatrix, AdaptersInEveryStage) {
   compare_all(kGpt2, true, 0.1,
@@ -258,6 +268,7 @@ TEST(RanksMatrix, AdaptersInEveryStage) {
               Extent::sixth);
 }
 
+TAG_TESTS("2_ranks", "RanksMatrix.InFp16WithSkippedSteps");
 /// All ranks skip the same steps.
 TEST(RanksMatrix, InFp16WithSkippedSteps) {
   const auto with = [&](int stage, const Choice& choice) {
@@ -276,6 +287,7 @@ TEST(RanksMatrix, InFp16WithSkippedSteps) {
   }
 }
 
+TAG_TESTS("3_ranks", "RanksMatrix.WithMomentsInEightBits");
 TEST(RanksMatrix, WithMomentsInEightBits) {
   compare_all(kLlama, true, 0.45, {"ballast.optimizer_states=8bit"}, Extent::third);
 }
@@ -296,6 +308,7 @@ void compare_stage_three(const std::string& model, const Overrides& common,
     test::expect_same(with(options, choice), expected, choice.name);
 }
 
+TAG_TESTS("4_ranks", "RanksMatrix.BlocksThatStayWholeInStageThreeLearnTheSameBits");
 TEST(RanksMatrix, BlocksThatStayWholeInStageThreeLearnTheSameBits) {
   // Embedding and head (5376 and 64 parameters), or all blocks; a layer has 12704.
   for (const char* threshold : {"6000", "1e5"}) {
@@ -306,6 +319,7 @@ TEST(RanksMatrix, BlocksThatStayWholeInStageThreeLearnTheSameBits) {
   }
 }
 
+TAG_TESTS("4_ranks", "RanksMatrix.WeightsSplitInGroupsLearnTheSameBits");
 TEST(RanksMatrix, WeightsSplitInGroupsLearnTheSameBits) {
   const std::uint32_t world = test::joined_ranks().world();
   if (world < 4 || world % 2 != 0) GTEST_SKIP() << "several groups of several ranks";
@@ -313,6 +327,7 @@ TEST(RanksMatrix, WeightsSplitInGroupsLearnTheSameBits) {
   for (const std::string& model : {kGpt2, kLlama}) compare_stage_three(model, {}, {groups});
 }
 
+TAG_TESTS("4_ranks,4_ranks_emulated", "RanksMatrix.GroupsWithTheOtherOptionsLearnTheSameBits");
 TEST(RanksMatrix, GroupsWithTheOtherOptionsLearnTheSameBits) {
   const std::uint32_t world = test::joined_ranks().world();
   if (world < 4 || world % 2 != 0) GTEST_SKIP() << "several groups of several ranks";
@@ -325,6 +340,8 @@ TEST(RanksMatrix, GroupsWithTheOtherOptionsLearnTheSameBits) {
   compare_stage_three(kGpt2, {codes}, {groups});
 }
 
+TAG_TESTS("2_ranks,2_ranks_emulated",
+          "RanksMatrix.QuantisedGathersLearnNearlyTheSameAndInEveryPlacementTheSameBits");
 TEST(RanksMatrix, QuantisedGathersLearnNearlyTheSameAndInEveryPlacementTheSameBits) {
   for (const bool bf16 : {true, false}) {
     if (on_cuda() && !bf16) continue;
@@ -372,6 +389,7 @@ std::vector<std::vector<float>> learnt_weights(const Overrides& options,
   return found;
 }
 
+TAG_TESTS("4_ranks", "RanksMatrix.WeightsAreReadFromWhereverTheirPartsAre");
 TEST(RanksMatrix, WeightsAreReadFromWhereverTheirPartsAre) {
   EXPECT_EQ(learnt_weights({expert_parallel()}, kExperts, 0), learnt_weights({}, kExperts, 0));
   const auto expected = learnt_weights({});
@@ -384,6 +402,7 @@ TEST(RanksMatrix, WeightsAreReadFromWhereverTheirPartsAre) {
       expected);
 }
 
+TAG_TESTS("2_ranks", "RanksMatrix.AreCloseToOneRankAlone");
 TEST(RanksMatrix, AreCloseToOneRankAlone) {
   for (const int stage : {0, 3}) {
     Overrides overrides = {fmt::format("zero_optimization.stage={}", stage)};
@@ -412,6 +431,7 @@ std::string shared_gpt2() {
                      8 * heads, heads);
 }
 
+TAG_TESTS("2_ranks,3_ranks,4_ranks", "*SharedSequences*");
 TEST(RanksMatrix, SharedSequencesInEveryStage) {
   compare_all(
       [](const Overrides& overrides) {
@@ -431,6 +451,7 @@ TEST(RanksMatrix, SharedSequencesAreExchangedAgainOnlyForRecomputation) {
   test::expect_same(with("except_attention"), expected, "attention kept");
 }
 
+TAG_TESTS("2_ranks,2_ranks_emulated", "RanksMatrix.SharedSequencesLearnNearlyTheSame");
 TEST(RanksMatrix, SharedSequencesLearnNearlyTheSame) {
   struct Case {
     std::string model;

@@ -13,6 +13,7 @@
 #include "tests/support/device_kind.h"
 #include "tests/support/function_weights.h"
 #include "tests/support/joined_ranks.h"
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
@@ -109,6 +110,7 @@ void expect_stored(const step::StateBytes& found, const Blueprint& blueprint, in
   expect_near(found.optimizer, paper.optimizer, parts + apart);
 }
 
+TAG_TESTS("2_ranks_emulated,3_ranks_emulated", "RanksSizes.AreThoseOfTheZeroPaper");
 TEST(RanksSizes, AreThoseOfTheZeroPaper) {
   comm::Ranks& ranks = test::joined_ranks();
   for (int stage = 0; stage <= 3; ++stage) {
@@ -135,6 +137,8 @@ TEST(RanksSizes, AreThoseOfTheZeroPaper) {
   }
 }
 
+TAG_TESTS("2_ranks_emulated,3_ranks_emulated",
+          "RanksWeights.OneOtherValueIsNamedWhereRanksKeepTheWhole");
 /// One value of the last rank differs, far from where a sample of a file would find it.
 TEST(RanksWeights, OneOtherValueIsNamedWhereRanksKeepTheWhole) {
   comm::Ranks& ranks = test::joined_ranks();

@@ -15,6 +15,7 @@
 #include "tests/support/device_kind.h"
 #include "tests/support/joined_ranks.h"
 #include "tests/support/paired_ranks.h"
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
@@ -163,26 +164,32 @@ void expect_bits_of_one_rank(const std::string& model, bool bf16, const Override
   }
 }
 
+TAG_TESTS("2_ranks,2_ranks_emulated", "RanksTensor.LlamaHasTheBitsOfOneRank");
 TEST(RanksTensor, LlamaHasTheBitsOfOneRank) {
   expect_bits_of_one_rank(llama(false), true);
 }
 
+TAG_TESTS("3_ranks", "RanksTensor.TiedLlamaHasTheBitsOfOneRank");
 TEST(RanksTensor, TiedLlamaHasTheBitsOfOneRank) {
   expect_bits_of_one_rank(llama(true), false);
 }
 
+TAG_TESTS("3_ranks", "RanksTensor.PackedDocumentsHaveTheBitsOfOneRank");
 TEST(RanksTensor, PackedDocumentsHaveTheBitsOfOneRank) {
   expect_bits_of_one_rank(llama(true), true, {test::kPacked});
 }
 
+TAG_TESTS("4_ranks", "RanksTensor.Gpt2HasTheBitsOfOneRank");
 TEST(RanksTensor, Gpt2HasTheBitsOfOneRank) {
   expect_bits_of_one_rank(gpt2(true), true);
 }
 
+TAG_TESTS("2_ranks", "RanksTensor.UntiedGpt2HasTheBitsOfOneRank");
 TEST(RanksTensor, UntiedGpt2HasTheBitsOfOneRank) {
   expect_bits_of_one_rank(gpt2(false), false, {"ballast.optimizer_states=8bit"});
 }
 
+TAG_TESTS("2_ranks", "RanksTensor.SkippedStepsInFp16HaveTheBitsOfOneRank");
 TEST(RanksTensor, SkippedStepsInFp16HaveTheBitsOfOneRank) {
   Overrides overrides = test::kFp16;
   overrides.emplace_back("fp16.initial_scale_power=22");
@@ -193,6 +200,7 @@ TEST(RanksTensor, SkippedStepsInFp16HaveTheBitsOfOneRank) {
                     "together");
 }
 
+TAG_TESTS("4_ranks", "RanksTensor.TwoByTwoHaveTheBitsOfTwoDataPlacesInEveryStage");
 TEST(RanksTensor, TwoByTwoHaveTheBitsOfTwoDataPlacesInEveryStage) {
   if (world() != 4) GTEST_SKIP() << "two data places and two tensor places";
   test::PairedRanks pair(test::joined_ranks());
@@ -220,6 +228,7 @@ void resume(Engine& engine, const std::filesystem::path& folder, comm::Ranks* ra
                 checkpoint.facts().updates);
 }
 
+TAG_TESTS("2_ranks,4_ranks", "RanksTensor.AResumeMayHaveOtherRanksPerLayer");
 TEST(RanksTensor, AResumeMayHaveOtherRanksPerLayer) {
   comm::Ranks& all = test::joined_ranks();
   const RunDirectory of_all(&all);

@@ -20,6 +20,7 @@
 
 #include "src/checkpoint/format.h"
 #include "src/checkpoint/writer.h"
+#include "tests/support/temp_dir.h"
 
 namespace ballast::test {
 
@@ -129,5 +130,23 @@ inline void write_text(const std::filesystem::path& path, const std::string& tex
   std::filesystem::remove(path);
   std::ofstream(path, std::ios::binary) << text;
 }
+
+/// States as checkpoints of 1, 2 and 3 ranks and as portable ones.
+struct Forms {
+  Forms() {
+    for (const std::uint32_t world : {1U, 2U, 3U}) {
+      const std::filesystem::path folder =
+          dir.path() / "run" / checkpoint::kCheckpoints / ("step-" + std::to_string(world));
+      states.write(folder, world);
+      checkpoint::export_states(folder, dir.path() / ("out-" + std::to_string(world)),
+                                [](Bytes, Bytes) {});
+      folders.push_back(folder);
+      folders.push_back(dir.path() / ("out-" + std::to_string(world)));
+    }
+  }
+  TempDir dir;
+  WrittenStates states;
+  std::vector<std::filesystem::path> folders;
+};
 
 }  // namespace ballast::test

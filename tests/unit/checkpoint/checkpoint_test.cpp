@@ -23,6 +23,7 @@
 #include "tests/support/damaged_json.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/fuzz_inputs.h"
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
@@ -35,6 +36,7 @@ namespace fs = std::filesystem;
 using engine::StateKind;
 using engine::StateRange;
 using test::expect_error;
+using test::Forms;
 using test::WrittenStates;
 
 constexpr CheckpointQuestions kAll = {.whole = true, .hash = true};
@@ -42,22 +44,6 @@ constexpr CheckpointQuestions kAll = {.whole = true, .hash = true};
 CheckpointReport examined(const fs::path& folder, const CheckpointQuestions& questions = kAll) {
   return examine_checkpoint(folder, questions, [](Bytes, Bytes) {});
 }
-
-/// States as checkpoints of 1, 2 and 3 ranks and as portable ones.
-struct Forms {
-  Forms() {
-    for (const std::uint32_t world : {1U, 2U, 3U}) {
-      const fs::path folder = dir.path() / "run" / kCheckpoints / ("step-" + std::to_string(world));
-      states.write(folder, world);
-      export_states(folder, dir.path() / ("out-" + std::to_string(world)), [](Bytes, Bytes) {});
-      folders.push_back(folder);
-      folders.push_back(dir.path() / ("out-" + std::to_string(world)));
-    }
-  }
-  test::TempDir dir;
-  WrittenStates states;
-  std::vector<fs::path> folders;
-};
 
 TEST(Checkpoint, ItsHashIsThatOfTheStatesInEveryForm) {
   const Forms forms;
@@ -155,6 +141,7 @@ void expect_no_export(const Forms& forms) {
   }
 }
 
+TAG_TESTS("one_thread", "PortableCheckpoint.OfDamagedStatesIsNotWritten");
 TEST(PortableCheckpoint, OfDamagedStatesIsNotWritten) {
   const Forms forms;
   const fs::path out = forms.dir.path() / "new";
@@ -194,6 +181,7 @@ bool is_found(const fs::path& folder) {
   return true;
 }
 
+TAG_TESTS("one_thread", "Checkpoint.EveryChangeOfItsFilesIsFound");
 TEST(Checkpoint, EveryChangeOfItsFilesIsFound) {
   const Forms forms;
   std::mt19937_64 random(5);
@@ -239,6 +227,7 @@ std::string resealed(const std::string& sealed, std::mt19937_64& random) {
   }
 }
 
+TAG_TESTS("one_thread", "Checkpoint.ImpossibleContentIsRefusedOrRead");
 /// No program writes such files, but they must not end the program.
 TEST(Checkpoint, ImpossibleContentIsRefusedOrRead) {
   const Forms forms;
@@ -271,6 +260,7 @@ TEST(Checkpoint, ImpossibleContentIsRefusedOrRead) {
   EXPECT_FALSE(is_found(forms.folders[1]));
 }
 
+TAG_TESTS("one_thread", "Checkpoint.OfALaterVersionOrAnotherFormatIsRefused");
 TEST(Checkpoint, OfALaterVersionOrAnotherFormatIsRefused) {
   const Forms forms;
   for (const fs::path& folder : {forms.folders[0], forms.folders[1]}) {
@@ -287,6 +277,7 @@ TEST(Checkpoint, OfALaterVersionOrAnotherFormatIsRefused) {
   }
 }
 
+TAG_TESTS("one_thread", "Checkpoint.AnErrorOfTheSystemIsNotDamage");
 TEST(Checkpoint, AnErrorOfTheSystemIsNotDamage) {
   const Forms forms;
   for (const char* name : {"checkpoint.json", "rank-0.json", "rank-0.states"}) {
@@ -316,6 +307,7 @@ TEST(Checkpoint, AnErrorOfTheSystemIsNotDamage) {
                [&] { static_cast<void>(checkpoints_of(run)); });
 }
 
+TAG_TESTS("one_thread", "Checkpoint.ADamagedOneKeepsItsFilesExceptSwapFiles");
 TEST(Checkpoint, ADamagedOneKeepsItsFilesExceptSwapFiles) {
   const Forms forms;
   const fs::path run = forms.dir.path() / "run";
@@ -373,6 +365,7 @@ TEST(Checkpoint, RangesThatOverlapOrLeaveGapsAreRefused) {
   EXPECT_EQ(examined(folder).damage, "");
 }
 
+TAG_TESTS("one_thread", "PortableCheckpoint.TheHeadsOfItsFilesAreCheckedWhenItIsOpened");
 TEST(PortableCheckpoint, TheHeadsOfItsFilesAreCheckedWhenItIsOpened) {
   const Forms forms;
   const fs::path file = forms.folders[1] / "block-0.safetensors";
@@ -385,6 +378,7 @@ TEST(PortableCheckpoint, TheHeadsOfItsFilesAreCheckedWhenItIsOpened) {
             std::string::npos);
 }
 
+TAG_TESTS("one_thread", "Checkpoint.AdviceNamesAnotherOneOfTheRun");
 TEST(Checkpoint, AdviceNamesAnotherOneOfTheRun) {
   const Forms forms;
   const auto has = [](const std::string& text, const std::string& part) {
@@ -399,6 +393,7 @@ TEST(Checkpoint, AdviceNamesAnotherOneOfTheRun) {
   has(advice_after_damage(forms.folders[1]), "write it again");
 }
 
+TAG_TESTS("one_thread", "Checkpoint.PathsAreOfARun");
 TEST(Checkpoint, PathsAreOfARun) {
   const Forms forms;
   const fs::path run = forms.dir.path() / "run";
@@ -412,6 +407,7 @@ TEST(Checkpoint, PathsAreOfARun) {
   EXPECT_FALSE(names_checkpoint(run));
 }
 
+TAG_TESTS("one_thread", "Checkpoint.OfOtherTilesNamesTheKey");
 TEST(Checkpoint, OfOtherTilesNamesTheKey) {
   const auto refusal = [](const std::vector<std::string>& names, std::uint64_t layer_tiles,
                           std::uint64_t vocabulary_tiles) {

@@ -9,6 +9,7 @@
 #include "ballast/core/error.h"
 
 #include "src/data/documents.h"
+#include "tests/support/tags.h"
 
 namespace ballast::data::packing_test {
 namespace {
@@ -124,6 +125,7 @@ TEST(Packing, SeedsChooseNeighboursAndNothingElse) {
   EXPECT_NE(partners(3), partners({}));
 }
 
+TAG_TESTS("slow_sanitized", "Packing.PacksAMillionDocumentsWithLittlePadding");
 TEST(Packing, PacksAMillionDocumentsWithLittlePadding) {
   std::mt19937_64 random(1);
   std::vector<std::uint64_t> lengths(1'000'000);

@@ -16,6 +16,7 @@
 #include "tests/support/documents_file.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/fuzz_inputs.h"
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 
 namespace ballast::data::token_formats_test {
@@ -77,6 +78,7 @@ std::string numpy_of(const std::string& type, const std::vector<T>& values,
   return "\x93NUMPY" + std::string("\x01\x00\x76\x00", 4) + header + bytes_of(values);
 }
 
+TAG_TESTS("one_thread", "TokenFormats.*");
 TEST(TokenFormats, ReadMegatronsFilesOfEveryType) {
   const test::TempDir dir;
   const std::string path = dir.path() / "m_text_document.bin";

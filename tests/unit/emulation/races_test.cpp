@@ -13,6 +13,7 @@
 #include "tests/support/emulation/src/device/cuda/kernel_language.h"
 #include "tests/support/emulation/src/device/cuda/tensor_core.h"
 #include "tests/support/emulation/src/device/cuda/warpgroup.h"
+#include "tests/support/tags.h"
 
 namespace ballast::test::emulation::races_test {
 namespace {
@@ -29,6 +30,7 @@ __global__ void pass_on(int* out, bool with_barrier) {
   out[threadIdx.x] = passed[63 - threadIdx.x];
 }
 
+TAG_TESTS("small_shapes", "RacesDeathTest.*");
 TEST(RacesDeathTest, AMissingBarrierIsReported) {
   std::vector<int> out(64);
   EXPECT_EQ(launch({.threads = 64}, &pass_on, out.data(), true), cudaSuccess);

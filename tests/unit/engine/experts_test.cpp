@@ -10,6 +10,7 @@
 #include "ballast/model/kernels.h"
 #include "ballast/planner/planner.h"
 
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
@@ -63,6 +64,7 @@ test::Batch one_id(std::size_t tokens) {
   return {std::vector<std::int32_t>(tokens, 7), std::vector<std::int32_t>(tokens, 9)};
 }
 
+TAG_TESTS("one_thread", "Experts.*");
 TEST(Experts, OnlyExpertsWithRowsAreMoved) {
   const test::TempDir directory;
   const config::Config config = test::tiny_config(

@@ -12,6 +12,7 @@
 #include "ballast/step/labels.h"
 #include "ballast/step/problem.h"
 
+#include "tests/support/tags.h"
 #include "tests/unit/engine/tiny_engine.h"
 
 // Work that a run omits for tensors that are not trained.
@@ -29,6 +30,7 @@ const std::string kLastLayer = R"(ballast.train=["model.layers.2.*"])";
 const std::string kParts =
     R"(ballast.train=["model.layers.1.self_attn.[qv]_proj.*", "model.layers.2.*", "model.norm.*"])";
 
+TAG_TESTS("one_thread", "FrozenBlocks.*");
 TEST_F(FrozenBlocks, HaveOnlyWeights) {
   const Engine engine = planner::make_engine(config({kLastLayer, kOptimizer + "cpu"}));
   const Blueprint& blueprint = engine.blueprint();

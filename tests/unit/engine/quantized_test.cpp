@@ -13,6 +13,7 @@
 #include "ballast/planner/planner.h"
 
 #include "tests/support/function_weights.h"
+#include "tests/support/tags.h"
 #include "tests/unit/engine/tiny_engine.h"
 
 // Runs whose frozen matrices are quantised.
@@ -53,6 +54,7 @@ test::FunctionWeights decoded(Engine& engine) {
   }};
 }
 
+TAG_TESTS("one_thread", "QuantizedBase.*");
 /// A quantised base computes what the dequantised base computes, in every placement.
 TEST_F(QuantizedBase, HasTheLossesOfTheDecodedBase) {
   const std::vector<std::vector<std::string>> formats = {

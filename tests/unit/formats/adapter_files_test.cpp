@@ -20,6 +20,7 @@
 
 #include "tests/support/expect_error.h"
 #include "tests/support/fixtures.h"
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 
 namespace ballast::formats::adapter_files_test {
@@ -86,6 +87,7 @@ std::vector<float> values(const WeightFiles& files, const std::string& name) {
   return found;
 }
 
+TAG_TESTS("one_thread", "MergedAdapters.*");
 TEST(MergedAdapters, AreThoseOfPeft) {
   for (const std::string name : {"llama_lora", "gpt2_lora", "llama_dora", "gpt2_dora"}) {
     const Folder folder(name);

@@ -25,6 +25,7 @@
 #include "tests/support/damaged.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/fixtures.h"
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 
 // The files are those of tests/data/make_bitsandbytes_fixture.py.
@@ -96,6 +97,7 @@ struct Batch {
   std::vector<std::int32_t> targets;
 };
 
+TAG_TESTS("one_thread", "Bitsandbytes.*");
 TEST(Bitsandbytes, FoldersAreReadAsItDecodesThem) {
   const WeightFiles decoded(fixture("expected.safetensors"));
   std::mt19937 random(5);

@@ -26,6 +26,7 @@
 #include "src/train/initial_weights.h"
 #include "src/train/saved_weights.h"
 #include "tests/support/fixtures.h"
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 
 // Folders that are exported as they came in: the same files with the same tensors in the same
@@ -232,6 +233,7 @@ std::vector<std::string> families() {
   return names;
 }
 
+TAG_TESTS("one_thread", "RoundTrip.*");
 TEST(RoundTrip, FoldersOfAllFamiliesComeBackByteForByte) {
   ASSERT_GT(families().size(), 20U);
   for (const std::string& family : families()) {

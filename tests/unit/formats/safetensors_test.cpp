@@ -13,6 +13,7 @@
 
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 
 namespace ballast::formats::safetensors_test {
@@ -47,6 +48,7 @@ void expect_refused(const std::string& bytes, std::initializer_list<std::string_
   expect_error(ErrorCategory::data, parts, [&] { SafetensorsReader reader(path); });
 }
 
+TAG_TESTS("one_thread", "Safetensors.*");
 TEST(Safetensors, ReadBackWhatWasWritten) {
   const test::TempDir dir;
   const auto path = dir.path() / "model.safetensors";

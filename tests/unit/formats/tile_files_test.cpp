@@ -25,6 +25,7 @@
 #include "src/train/saved_weights.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 
 // Files contain whole tensors, even if layers and vocabulary of the model are in tiles.
@@ -89,6 +90,8 @@ std::map<std::string, std::string> read_folder(const fs::path& folder) {
   return files;
 }
 
+TAG_TESTS("slow_sanitized", "TileFiles.AreByteForByteThoseOfTheWholeModel");
+TAG_TESTS("one_thread", "TileFiles*");
 TEST(TileFiles, AreByteForByteThoseOfTheWholeModel) {
   const test::TempDir dir;
   const std::vector<std::pair<std::string, Bytes>> cases = {
@@ -107,6 +110,7 @@ TEST(TileFiles, AreByteForByteThoseOfTheWholeModel) {
   }
 }
 
+TAG_TESTS("slow_sanitized", "TileFiles.WithoutAllTilesAreNotFinished");
 TEST(TileFiles, WithoutAllTilesAreNotFinished) {
   const test::TempDir dir;
   const model::Architecture model = model_of("llama", 3);

@@ -13,6 +13,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/fuzz_inputs.h"
 #include "tests/support/sanitizers.h"
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 
 namespace ballast::formats::weight_files_test {
@@ -63,6 +64,7 @@ struct Folder {
   test::TempDir dir;
 };
 
+TAG_TESTS("one_thread", "WeightFiles.*");
 TEST(WeightFiles, OfAFolderAreOneModel) {
   const Folder folder;
   for (const fs::path& path : {folder.dir.path(), folder.dir.path() / kWeightsIndex}) {

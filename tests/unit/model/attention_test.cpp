@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/documents.h"
+#include "tests/support/tags.h"
 #include "tests/unit/model/cuda/attention_reference.h"
 #include "tests/unit/model/numbers.h"
 #include "tests/unit/model/reference.h"
@@ -73,6 +74,7 @@ class AttentionShapes : public testing::TestWithParam<Sizes> {
   }
 };
 
+TAG_TESTS("slow_sanitized,slow_scalar", "*AttentionShapes.*/1200*");
 TEST_P(AttentionShapes, ForwardAndBackwardAgreeWithThePlainFormula) {
   // Groups of three; lengths below, at and above the size of a tile, and above a block of keys.
   const auto [length, window, packed] = GetParam();

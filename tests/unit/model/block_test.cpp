@@ -11,6 +11,7 @@
 #include "ballast/text/json.h"
 
 #include "tests/support/documents.h"
+#include "tests/support/tags.h"
 #include "tests/unit/model/fixture.h"
 #include "tests/unit/model/reference.h"
 
@@ -376,6 +377,7 @@ TEST(BlocksTwice, GiveTheSameBits) {
   }
 }
 
+TAG_TESTS("slow_sanitized,slow_scalar", "HeadInChunks.*");
 TEST(HeadInChunks, GivesTheSameAsThePlainModel) {
   if (test::device_kind() == "cuda") GTEST_SKIP() << "chunks hold four times as much there";
   // Logits of 400 rows do not fit one chunk, and the last chunk is not full.

@@ -15,6 +15,7 @@
 #include "ballast/model/family.h"
 #include "ballast/text/json.h"
 
+#include "tests/support/tags.h"
 #include "tests/unit/model/fixture.h"
 #include "tests/unit/model/layers_run.h"
 
@@ -173,6 +174,9 @@ TEST_P(LayerTiles, EqualLayersInOnePiece) {
   }
 }
 
+TAG_TESTS(
+    "slow_emulated",
+    "*MemoryContent/*tiles:*MemoryContent/*packed*:*MemoryContent/*heads:*MemoryContent/*biases");
 TEST_P(LayerTiles, DoNotDependOnPreviousMemoryContent) {
   const LayerResults expected = train(GetParam(), GetParam().tiles, 0.0);
   for (const double before : {0.0, 7.0, kNan}) {
@@ -180,6 +184,7 @@ TEST_P(LayerTiles, DoNotDependOnPreviousMemoryContent) {
   }
 }
 
+TAG_TESTS("slow_sanitized,slow_emulated", "*LayerTiles.NeedLess*");
 TEST_P(LayerTiles, NeedLessWorkspaceAndNoIntermediates) {
   const Bench whole = make(GetParam(), 1);
   const Bench tiles = make(GetParam(), GetParam().tiles);

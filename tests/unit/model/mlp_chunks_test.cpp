@@ -8,6 +8,7 @@
 #include "ballast/model/family.h"
 
 #include "src/model/compute/factories.h"
+#include "tests/support/tags.h"
 #include "tests/unit/model/fixture.h"
 #include "tests/unit/model/layers_run.h"
 
@@ -131,6 +132,7 @@ TEST_P(MlpInChunks, GivesNearlyTheSameAsAllRowsAtOnce) {
   }
 }
 
+TAG_TESTS("slow_sanitized", "*MlpInChunks.NeedsLess*");
 TEST_P(MlpInChunks, NeedsLessMemoryUnlessItKeepsIntermediates) {
   const KernelSizes whole = make_whole(GetParam()).compute->sizes();
   const KernelSizes cut = make_cut(GetParam()).compute->sizes();
@@ -161,6 +163,7 @@ TEST_P(TilesInChunks, GiveNearlyTheSameAsLayersInOnePiece) {
   }
 }
 
+TAG_TESTS("slow_sanitized", "*TilesInChunks.NeedLess*");
 TEST_P(TilesInChunks, NeedLessMemoryThanAllRowsAtOnce) {
   EXPECT_LT(make_cut(GetParam()).compute->sizes().workspace,
             make_whole(GetParam()).compute->sizes().workspace);

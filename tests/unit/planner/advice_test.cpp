@@ -12,6 +12,7 @@
 #include "ballast/planner/run_plan.h"
 
 #include "tests/support/random_run.h"
+#include "tests/support/tags.h"
 #include "tests/unit/planner/asked.h"
 
 namespace ballast::planner::advice_test {
@@ -39,6 +40,7 @@ bool says(const std::string& text, const std::string& words) {
 const std::vector<Improvement> kVariants = {{"25% more host memory", 20.0, 2.0},
                                             {"others", 15.0, 1.5}};
 
+TAG_TESTS("slow_sanitized", "Advice.*");
 TEST(Advice, ARunBoundByComputeHasItsTransfersHidden) {
   const std::string text = advice(9.5, Lane::fetch, 6.0, kVariants);
   EXPECT_TRUE(says(text, "At 1024 tokens per step")) << text;

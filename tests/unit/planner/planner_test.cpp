@@ -18,6 +18,7 @@
 #include "ballast/memory/ledger.h"
 
 #include "src/planner/search.h"
+#include "tests/support/tags.h"
 #include "tests/support/zero_memory.h"
 #include "tests/unit/planner/asked.h"
 
@@ -370,6 +371,7 @@ TEST(Planner, GivesARankTheStatesThatTheZeroPaperGivesIt) {
   }
 }
 
+TAG_TESTS("slow_sanitized", "PlannerRefusal.*");
 TEST(PlannerRefusal, NamesTheLineAndABudgetThatIsEnough) {
   const Asked asked({}, {2 * kMiB, 64 * kMiB});
   const std::string message = asked.refusal();

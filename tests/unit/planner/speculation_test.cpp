@@ -14,6 +14,7 @@
 
 #include "src/planner/search.h"
 #include "tests/support/sanitizers.h"
+#include "tests/support/tags.h"
 
 namespace ballast::planner::speculation_test {
 namespace {
@@ -73,6 +74,7 @@ double sequences_to_hide(const plan::Rates& rates, const std::string& states,
   return 0.0;
 }
 
+TAG_TESTS("slow_sanitized", "PlannedSpeculation.*");
 TEST(PlannedSpeculation, SavesAFifthOfAStepWithHalfTheTokensThatHideGatedUpdates) {
   for (const plan::Rates& rates : machines()) {
     if (test::kSanitized && rates.name == "H200") break;  // it differs in one number only

@@ -15,6 +15,7 @@
 #include "src/train/waiting_file.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 
 namespace ballast::train::metrics_test {
@@ -34,6 +35,7 @@ StepMetrics step(std::uint64_t number) {
   return metrics;
 }
 
+TAG_TESTS("one_thread", "Metrics.*");
 TEST(Metrics, HaveTheFieldsThatToolsRelyOn) {
   auto metrics = step(3);
   metrics.lr = 1e-3;

@@ -16,6 +16,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/random_problem.h"
+#include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/step/fake_run.h"
 
@@ -74,6 +75,7 @@ std::int64_t time_of(const json& event, const char* key) {
   return std::llround(event.at(key).get<double>() * 1000.0);
 }
 
+TAG_TESTS("one_thread", "Trace.*");
 TEST(Trace, HasADescribedSlicePerOperation) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const Recorded recorded(seed);

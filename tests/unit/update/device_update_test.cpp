@@ -16,6 +16,7 @@
 
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
+#include "tests/support/tags.h"
 #include "tests/unit/cpu_adam/states.h"
 
 namespace ballast::update::device_update_test {
@@ -177,6 +178,7 @@ class CudaUpdate : public ballast::test::Kernels {
 /// Several blocks of threads and a tile that is not full.
 constexpr std::size_t kSeveralBlocks = 2 * 2048 + 3 * 256 + 41;
 
+TAG_TESTS("small_shapes", "CudaUpdate.E*");
 TEST_F(CudaUpdate, EveryFormatOfEveryOptimizer) {
   std::int64_t seed = 0;
   for (const Layout& layout : cpu_adam::test::all_layouts()) {

@@ -19,6 +19,7 @@
 #include "tests/support/documents.h"
 #include "tests/support/in_every_order.h"
 #include "tests/support/sanitizers.h"
+#include "tests/support/tags.h"
 #include "tests/unit/model/cuda/attention_reference.h"
 
 namespace ballast::model::cuda::attention_test {
@@ -375,6 +376,7 @@ std::vector<T> middle(const std::vector<T>& values) {
   return {values.begin() + third, values.begin() + 2 * third};
 }
 
+TAG_TESTS("small_shapes", "Attention/1.Seq*");
 TYPED_TEST(Attention, SequencesAreIndependent) {
   using T = TypeParam;
   const AttentionShape one{1, 69, 2, 1, 24};
@@ -390,6 +392,7 @@ TYPED_TEST(Attention, SequencesAreIndependent) {
                               backward(one, middle(qkv), alone, middle(dout))));
 }
 
+TAG_TESTS("small_shapes", "Attention/1.Later*");
 TYPED_TEST(Attention, LaterTokensDoNotChangeEarlierRows) {
   using T = TypeParam;
   const AttentionShape shape{1, 140, 1, 1, 16};

@@ -11,6 +11,7 @@
 #include "src/model/host/layer_ops.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
+#include "tests/support/tags.h"
 #include "tests/unit/model/cuda/values.h"
 #include "tests/unit/model/fixture.h"
 
@@ -69,9 +70,11 @@ void expect_the_hosts_bits() {
   }
 }
 
+TAG_TESTS("small_shapes", "CudaBaseCodes.AreTheHostsInFp32");
 TEST_F(CudaBaseCodes, AreTheHostsInFp32) {
   expect_the_hosts_bits<float>();
 }
+TAG_TESTS("small_shapes", "CudaBaseCodes.AreTheHostsInBf16");
 TEST_F(CudaBaseCodes, AreTheHostsInBf16) {
   expect_the_hosts_bits<Bf16>();
 }

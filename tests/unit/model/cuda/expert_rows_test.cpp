@@ -9,6 +9,7 @@
 #include "src/model/cuda/rows/rows.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
+#include "tests/support/tags.h"
 #include "tests/unit/model/cuda/decided.h"
 #include "tests/unit/model/cuda/host_ops.h"
 #include "tests/unit/model/cuda/values.h"
@@ -53,6 +54,7 @@ struct Chosen {
   }
 };
 
+TAG_TESTS("small_shapes", "CudaExperts*");
 TYPED_TEST(CudaExperts, RowsAreGatheredAndPadded) {
   using T = TypeParam;
   Chosen of;

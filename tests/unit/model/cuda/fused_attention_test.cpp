@@ -20,6 +20,7 @@
 #include "src/model/cuda/attention/attention.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
+#include "tests/support/tags.h"
 #include "tests/unit/model/cuda/attention_reference.h"
 #include "tests/unit/model/cuda/values.h"
 #if defined(BALLAST_EMULATED_GPU)
@@ -158,6 +159,7 @@ TEST_F(FusedAttentions, GiveTheSameBitsEachTime) {
   skip_if_none(tested);
 }
 
+TAG_TESTS("small_shapes", "FusedAttentions.OwnBackwardPassUsesTheirResults");
 TEST_F(FusedAttentions, OwnBackwardPassUsesTheirResults) {
   const AttentionShape shape{2, 67, 4, 2, 64};
   const auto attention = attention_of(shape);

@@ -8,6 +8,7 @@
 #include "src/model/cuda/rows/rows.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
+#include "tests/support/tags.h"
 #include "tests/unit/model/cuda/values.h"
 
 namespace ballast::model::cuda::groups_test {
@@ -79,6 +80,7 @@ void check_groups(const Layout& layout) {
   expect_close(added, sums, 1e-6);
 }
 
+TAG_TESTS("small_shapes", "CudaGroups.*");
 TEST_F(CudaGroups, AreCopiedAndSummedInPlaceOfOthers) {
   check_groups<float>({3, 5, 7, 2, 3});
   check_groups<Bf16>({4, 1, 600, 0, 1});

@@ -10,6 +10,7 @@
 #include "src/model/cuda/rows/rows.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
+#include "tests/support/tags.h"
 #include "tests/unit/model/cuda/host_ops.h"
 #include "tests/unit/model/cuda/values.h"
 
@@ -32,6 +33,7 @@ TYPED_TEST_SUITE(CudaLinks, Types);
 constexpr std::size_t kWidths[] = {8, 1048};
 constexpr std::size_t kRows = 5;
 
+TAG_TESTS("small_shapes", "CudaLinks*");
 TYPED_TEST(CudaLinks, GradientsOfReadersAreSummedAndAddedOnce) {
   using T = TypeParam;
   for (const std::size_t width : kWidths) {

@@ -16,6 +16,7 @@
 
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
+#include "tests/support/tags.h"
 #include "tests/unit/model/mixer_run.h"
 #include "tests/unit/model/numbers.h"
 
@@ -153,6 +154,7 @@ TEST_P(CudaMixers, AreTheHosts) {
   if (GetParam().name == "packed") expect_the_hosts<Bf16>(GetParam(), kernels.bf16, 1e-2);
 }
 
+TAG_TESTS("small_shapes", "*CudaMixers*short*:*CudaMixers*wide*:*CudaMixers*many*");
 // Documents end inside a chunk, at its edge, and one row after it; the last chunk is not full. Ten
 // chunks need two kept states. Values have more columns than a block.
 INSTANTIATE_TEST_SUITE_P(
@@ -164,6 +166,7 @@ INSTANTIATE_TEST_SUITE_P(
                     MixerCase{"many_chunks", {1, 577, 1, 4, 8, 8, 4}, {300, 277}}),
     [](const auto& one) { return one.param.name; });
 
+TAG_TESTS("small_shapes", "CudaAttentionGate.MultipliesBySigmoid");
 TEST(CudaAttentionGate, MultipliesBySigmoid) {
   constexpr std::size_t kRows = 3;
   constexpr GatedRows kShape = {kRows, 24, 40};

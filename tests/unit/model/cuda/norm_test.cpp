@@ -12,6 +12,7 @@
 #include "src/model/host/reduction_kernels.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
+#include "tests/support/tags.h"
 #include "tests/unit/model/cuda/values.h"
 
 namespace ballast::model::cuda::norm_test {
@@ -120,9 +121,11 @@ void check_norms() {
     }
   }
 }
+TAG_TESTS("small_shapes", "CudaNorm.IsTheHostsInFp32");
 TEST_F(CudaNorm, IsTheHostsInFp32) {
   check_norms<float>();
 }
+TAG_TESTS("small_shapes", "CudaNorm.IsTheHostsInBf16");
 TEST_F(CudaNorm, IsTheHostsInBf16) {
   check_norms<Bf16>();
 }
@@ -333,6 +336,7 @@ void check_groups(std::size_t width) {
   EXPECT_EQ(dy.get(), spread(dx, places.y_step));
   EXPECT_EQ(sums.get(), weight_gradient);
 }
+TAG_TESTS("small_shapes", "CudaNorm.GroupsOfLongerRowsAreTheSameAsRows");
 TEST_F(CudaNorm, GroupsOfLongerRowsAreTheSameAsRows) {
   for (const std::size_t width : {8U, 128U, 1032U}) {
     check_groups<Bf16>(width);

@@ -16,6 +16,7 @@
 #include "tests/support/device_array.h"
 #include "tests/support/documents.h"
 #include "tests/support/in_every_order.h"
+#include "tests/support/tags.h"
 #include "tests/unit/model/cuda/attention_reference.h"
 #include "tests/unit/model/cuda/values.h"
 
@@ -117,6 +118,7 @@ TEST_F(CudaPaddedValues, AttentionIsThatOfThePlainFormula) {
   }
 }
 
+TAG_TESTS("small_shapes", "CudaPaddedValues.PaddingIsNotComputed");
 /// Kernels that computed the padding would read it.
 TEST_F(CudaPaddedValues, PaddingIsNotComputed) {
   const AttentionShape shape = padded(67, 2, 192, 128);

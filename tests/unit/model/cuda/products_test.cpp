@@ -19,6 +19,7 @@
 
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
+#include "tests/support/tags.h"
 
 namespace ballast::model::cuda::products_test {
 namespace {
@@ -323,6 +324,7 @@ TEST_F(CudaProducts, TimedAlgorithmsAreCorrect) {
   EXPECT_GT(choices->calls, 0);
 }
 
+TAG_TESTS("small_shapes", "CudaProducts.PlainOnesHaveTheSameBitsInEveryOrderOfThreads");
 TEST_F(CudaProducts, PlainOnesHaveTheSameBitsInEveryOrderOfThreads) {
   for (Case test : of_all_types({70, 75, 41})) {
     test.a_by_rows = false;

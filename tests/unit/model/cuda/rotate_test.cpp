@@ -14,6 +14,7 @@
 #include "src/model/spec/families/decoder.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
+#include "tests/support/tags.h"
 #include "tests/unit/model/cuda/values.h"
 
 namespace ballast::model::cuda::rotate_test {
@@ -51,6 +52,7 @@ Angles angles_of(std::size_t length, std::size_t head_dim, double factor = 1.0) 
   return {cosine.get(), sine.get()};
 }
 
+TAG_TESTS("small_shapes", "CudaRotation.*");
 TEST_F(CudaRotation, AnglesAreThoseOfTheirPositions) {
   const std::size_t length = 37;
   const std::size_t half = 9;

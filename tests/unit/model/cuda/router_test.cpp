@@ -12,6 +12,7 @@
 #include "src/model/cuda/rows/rows.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
+#include "tests/support/tags.h"
 #include "tests/unit/model/cuda/decided.h"
 #include "tests/unit/model/cuda/host_ops.h"
 #include "tests/unit/model/cuda/values.h"
@@ -352,6 +353,7 @@ TEST_F(CudaRouter, TotalsAndLossesAreTheHosts) {
   expect_hosts_totals(kManyRows);
 }
 
+TAG_TESTS("small_shapes", "CudaRouters*");
 TYPED_TEST(CudaRouters, GradientsOfLogitsAreTheHosts) {
   using T = TypeParam;
   for (const RouterShape& shape : kShapes) {

@@ -13,6 +13,7 @@
 #include "src/model/cuda/tokens/tokens.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
+#include "tests/support/tags.h"
 
 namespace ballast::model::cuda::row_sums_test {
 namespace {
@@ -24,6 +25,7 @@ using test::same_bits;
 
 using CudaRowSums = test::Kernels;
 
+TAG_TESTS("small_shapes", "CudaRowSums.*");
 TEST_F(CudaRowSums, OfTilesAreMergedAsIfTheyWereVisited) {
   // Two places with three tiles of 8 logits. The first tile of the first row is -infinity.
   constexpr std::size_t kRows = 5;

@@ -15,6 +15,7 @@
 #include "src/model/host/elementwise_kernels.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
+#include "tests/support/tags.h"
 #include "tests/unit/model/cuda/host_ops.h"
 #include "tests/unit/model/cuda/values.h"
 
@@ -62,6 +63,7 @@ void check_activation(Activation f, std::size_t size) {
   expect_close(std::get<0>(found), y, 1e-6);
   expect_close(std::get<1>(found), d, 1e-5);
 }
+TAG_TESTS("small_shapes", "CudaRows.*");
 TEST_F(CudaRows, GeluIsTheHosts) {
   for (const std::size_t size : kSizes) {
     for (const Activation f : {Activation::gelu, Activation::gelu_tanh}) {

@@ -1,4 +1,3 @@
-// Kernels that use token ids.
 #include "src/model/cuda/tokens/tokens.h"
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include "tests/support/device_array.h"
 #include "tests/support/documents.h"
 #include "tests/support/in_every_order.h"
+#include "tests/support/tags.h"
 
 namespace ballast::model::cuda::tokens_test {
 namespace {
@@ -31,7 +31,6 @@ using Types = testing::Types<float, Bf16>;
 TYPED_TEST_SUITE(Tokens, Types);
 using CheckTokens = test::Kernels;
 using SumLosses = test::Kernels;
-
 float value_of(float value) {
   return value;
 }
@@ -255,6 +254,7 @@ void expect_gradients(const Table<T>& from, bool with_positions) {
       << from.tokens.size() << " tokens, width " << from.width;
 }
 
+TAG_TESTS("small_shapes", "Tokens*.Grad*");
 /// A power of two, whose products with bf16 are exact, fused or not.
 TYPED_TEST(Tokens, GradientsOfScaledTokensAreScaled) {
   Table<TypeParam> from(40, 3, 7);
