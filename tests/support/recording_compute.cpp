@@ -1,0 +1,20 @@
+#include "tests/support/recording_compute.h"
+
+#include "ballast/core/error.h"
+
+#include "tests/support/recording_ops.h"
+
+namespace ballast::test {
+
+std::unique_ptr<model::Compute> make_recording_compute(const model::Architecture& model, DType type,
+                                                       model::MicroBatchShape shape,
+                                                       const RecordedMlp& mlp, CallLog& log) {
+  const model::MlpRule rule = {.bytes = mlp.bytes, .joins_gate_and_up = mlp.joins_gate_and_up};
+  if (type == DType::f32) {
+    return std::make_unique<model::ComputeBy<RecordingOps<float>>>(model, shape, log, rule);
+  }
+  expects(type == DType::bf16, "calls are recorded in f32 and bf16");
+  return std::make_unique<model::ComputeBy<RecordingOps<Bf16>>>(model, shape, log, rule);
+}
+
+}  // namespace ballast::test
