@@ -6,8 +6,12 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include "ballast/core/random.h"
+
+#include "tests/support/covering.h"
 #include "tests/support/device_kind.h"
 #include "tests/support/joined_ranks.h"
 #include "tests/support/tags.h"
@@ -21,7 +25,7 @@
 namespace ballast::engine::ranks_matrix_test {
 namespace {
 
-using Overrides = std::vector<std::string>;
+using test::Overrides;
 
 const std::string kGpt2 = R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32,
                              "num_layers": 2, "num_heads": 4)";
@@ -63,7 +67,7 @@ std::uint64_t sequences() {
 }
 
 test::Outcome train(const config::Config& config, comm::Ranks* all) {
-  return on_cuda() ? test::train(config, 4, same_ids, all)
+  return on_cuda() ? test::train(config, 3, same_ids, all)
                    : test::train(config, 12, test::chained_ids, all);
 }
 
@@ -93,48 +97,66 @@ test::Outcome train_shared(const std::string& model, bool bf16, Overrides overri
   return train(test::tiny_config(model, bf16, directory.path(), overrides, world), all);
 }
 
-struct Choice {
-  std::string name;
-  Overrides overrides;
-};
+/// Blocks on every tier and on three devices.
+const Overrides& mixed() {
+  static const Overrides all = {
+      "zero_optimization.offload_param.device=nvme",
+      "zero_optimization.offload_optimizer.device=cpu",
+      "pipeline.stages=3",
+      "ballast.activations=host",
+      "ballast.gradients=nvme",
+      R"(ballast.placement=[{"blocks": 1, "weights": "device", "optimizer": "nvme"},
+                            {"blocks": 2, "weights": "host", "optimizer": "device"}])"};
+  return all;
+}
 
-/// The first placement is the simplest.
-const std::vector<Choice>& choices() {
-  static const std::string optimizer = "zero_optimization.offload_optimizer.device=";
-  static const std::string weights = "zero_optimization.offload_param.device=";
-  static const std::string devices = "pipeline.stages=";
-  static const std::vector<Choice> all = {
-      {"all on device", {}},
-      {"optimizer on host", {optimizer + "cpu"}},
-      {"all on host, 2 devices, delayed",
-       {weights + "cpu", optimizer + "cpu", devices + "2", "ballast.delay_seed=5"}},
-      {"weights on host, optimizer on device", {weights + "cpu"}},
-      {"all on NVMe, states in sub-groups",
-       {weights + "nvme", optimizer + "nvme", "ballast.gradients=nvme",
-        "zero_optimization.sub_group_size=3000"}},
-      {"optimizer on NVMe, micro-batch-major, serial",
-       {optimizer + "nvme", "ballast.order=micro_batch_major", "ballast.serial=true"}},
-      {"all on host, sums too, delayed",
-       {weights + "cpu", optimizer + "cpu", "ballast.order=micro_batch_major_offload",
-        "ballast.delay_seed=6"}},
-      {"optimizer on host, speculative", {optimizer + "cpu", "ballast.speculative_updates=9"}},
-      {"all on NVMe, half of it speculative",
-       {weights + "nvme", optimizer + "nvme", "ballast.speculative_updates=2"}},
-      {"weights on host, optimizer on NVMe, speculative, 2 devices",
-       {weights + "cpu", optimizer + "nvme", devices + "2", "ballast.speculative_updates=9"}},
-      {"mixed, speculative, in sub-groups",
-       {weights + "cpu", optimizer + "cpu", "ballast.speculative_updates=9",
-        "zero_optimization.sub_group_size=5000",
-        R"(ballast.placement=[{"blocks": 1, "weights": "device", "optimizer": "nvme"},
-                              {"blocks": 2, "weights": "nvme"}])"}},
-      {"mixed, 3 devices",
-       {weights + "nvme", optimizer + "cpu", devices + "3", "ballast.activations=host",
-        "ballast.gradients=nvme",
-        R"(ballast.placement=[{"blocks": 1, "weights": "device", "optimizer": "nvme"},
+/// Settings that must not change a bit.
+std::vector<test::Axis> axes() {
+  const std::string optimizer = "zero_optimization.offload_optimizer.device=";
+  const std::string weights = "zero_optimization.offload_param.device=";
+  const std::string sub_group = "zero_optimization.sub_group_size=";
+  return {
+      {{}, {weights + "cpu"}, {weights + "nvme"}},
+      {{}, {optimizer + "cpu"}, {optimizer + "nvme"}},
+      {{}, {"ballast.activations=host"}},
+      {{}, {"ballast.gradients=nvme"}},
+      {{},
+       {"ballast.order=micro_batch_major"},
+       {"ballast.order=micro_batch_major_offload"},
+       {"pipeline.stages=2"},
+       {"pipeline.stages=3"}},
+      {{}, {"ballast.serial=true"}, {"ballast.delay_seed=5"}},
+      {{}, {"ballast.speculative_updates=9"}, {"ballast.speculative_updates=2"}},
+      {{}, {sub_group + "3000"}, {sub_group + "5000"}},
+      {{},
+       {R"(ballast.placement=[{"blocks": 1, "weights": "device", "optimizer": "nvme"},
+                              {"blocks": 2, "weights": "nvme"}])"},
+       {R"(ballast.placement=[{"blocks": 1, "weights": "nvme", "optimizer": "cpu"},
                               {"blocks": 2, "weights": "host", "optimizer": "device"}])"}},
   };
-  static const std::vector<Choice> few = {all.front(), all.back()};
-  return on_cuda() ? few : all;
+}
+
+Overrides in_stage(int stage) {
+  return {fmt::format("zero_optimization.stage={}", stage)};
+}
+
+std::vector<test::Axis> axes_and_stages() {
+  std::vector<test::Axis> all = axes();
+  all.push_back({in_stage(0), in_stage(1), in_stage(2), in_stage(3)});
+  return all;
+}
+
+std::vector<Overrides> runs_of(const std::vector<test::Axis>& axes,
+                               const std::vector<test::Row>& rows) {
+  std::vector<Overrides> runs;
+  for (const test::Row& row : rows) runs.push_back(test::overrides_of(axes, row));
+  return runs;
+}
+
+/// Runs in the same stage. Each setting occurs.
+std::vector<Overrides> placements(std::uint64_t seed) {
+  return on_cuda() ? std::vector<Overrides>{mixed()}
+                   : runs_of(axes(), test::rows_of_settings(axes(), seed));
 }
 
 void expect_close(const std::vector<double>& found, const std::vector<double>& expected,
@@ -145,19 +167,33 @@ void expect_close(const std::vector<double>& found, const std::vector<double>& e
   }
 }
 
-/// Compares every stage with every choice of `model`, or with a third or a sixth of them, which
-/// differ between stages. Some steps exceed `clipping`.
-enum class Extent : std::size_t { all = 1, third = 3, sixth = 6 };
+Overrides joined(Overrides first, const Overrides& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+/// Runs of every stage, in which each setting occurs or, for `pairs`, occurs with each other one.
+/// The plans of the CUDA device are those of the host device.
+enum class Extent { settings, pairs };
+std::vector<Overrides> placements_in_stages(Extent extent, std::uint64_t seed) {
+  const std::vector<test::Axis> all = axes_and_stages();
+  if (!on_cuda()) {
+    return runs_of(all, extent == Extent::pairs ? test::rows_of_pairs(all)
+                                                : test::rows_of_settings(all, seed));
+  }
+  std::vector<Overrides> runs;
+  for (int stage = 0; stage <= 3; ++stage) {
+    if (extent == Extent::pairs || stage % 2 == 1) runs.push_back(joined(mixed(), in_stage(stage)));
+  }
+  return runs;
+}
+
+/// Compares placements in all stages with the simplest one. Some steps exceed `clipping`.
 using Training = std::function<test::Outcome(const Overrides&)>;
-void compare_all(const Training& train_with, double clipping, Overrides common, Extent extent) {
+void compare_all(const Training& train_with, double clipping, Overrides common,
+                 Extent extent = Extent::settings) {
   common.push_back(fmt::format("gradient_clipping={}", clipping));
-  const auto with = [&](int stage, const Choice& choice) {
-    Overrides overrides = common;
-    overrides.push_back(fmt::format("zero_optimization.stage={}", stage));
-    overrides.insert(overrides.end(), choice.overrides.begin(), choice.overrides.end());
-    return train_with(overrides);
-  };
-  const test::Outcome expected = with(0, choices().front());
+  const test::Outcome expected = train_with(joined(common, in_stage(0)));
   EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
   const auto [smallest, largest] =
       std::minmax_element(expected.norms.begin(), expected.norms.end());
@@ -165,19 +201,15 @@ void compare_all(const Training& train_with, double clipping, Overrides common, 
     EXPECT_LT(*smallest, clipping) << "every step rolls back, the largest norm is " << *largest;
     EXPECT_GT(*largest, clipping) << "no step rolls back, the smallest norm is " << *smallest;
   }
-  for (int stage = 0; stage <= 3; ++stage) {
-    for (std::size_t i = 0; i < choices().size(); ++i) {
-      const Choice& choice = choices()[i];
-      const std::size_t place = i + static_cast<std::size_t>(stage);
-      if (place % static_cast<std::size_t>(extent) != 0) continue;
-      test::expect_same(with(stage, choice), expected,
-                        fmt::format("stage {}, {}", stage, choice.name));
-    }
+  const std::uint64_t seed = fnv1a(fmt::format("{}", fmt::join(common, " ")));
+  for (const Overrides& placed : placements_in_stages(extent, seed)) {
+    test::expect_same(train_with(joined(common, placed)), expected,
+                      fmt::format("{}", fmt::join(placed, " ")));
   }
 }
 
 void compare_all(const std::string& model, bool bf16, double clipping, const Overrides& common,
-                 Extent extent = Extent::all) {
+                 Extent extent = Extent::settings) {
   compare_all(
       [&](const Overrides& overrides) {
         return train(model, bf16, overrides, &test::joined_ranks());
@@ -187,30 +219,29 @@ void compare_all(const std::string& model, bool bf16, double clipping, const Ove
 
 TAG_TESTS("2_ranks,2_ranks_emulated", "RanksMatrix.StagesAndPlacementsLearnTheSameBits");
 TEST(RanksMatrix, StagesAndPlacementsLearnTheSameBits) {
-  compare_all(kGpt2, true, 0.8, {});
+  compare_all(kGpt2, true, 0.8, {}, Extent::pairs);
 }
 
 TAG_TESTS("3_ranks,3_ranks_emulated", "RanksMatrix.InFp32AndUneven");
 TEST(RanksMatrix, InFp32AndUneven) {
-  compare_all(kLlama, false, 0.45, {}, Extent::third);
+  compare_all(kLlama, false, 0.45, {});
 }
 
 TAG_TESTS("3_ranks", "RanksMatrix.TablesInEveryStage");
 TEST(RanksMatrix, TablesInEveryStage) {
   if (on_cuda()) GTEST_SKIP() << "layer inputs on the host device";
-  compare_all(kTables, false, 1.4, {}, Extent::sixth);
+  compare_all(kTables, false, 1.4, {});
 }
 TAG_TESTS("2_ranks,2_ranks_emulated", "RanksMatrix.ExpertsInEveryStage");
 TEST(RanksMatrix, ExpertsInEveryStage) {
-  compare_all(kExperts, false, 0.45, {}, Extent::third);
+  compare_all(kExperts, false, 0.45, {});
 }
 
 TAG_TESTS("3_ranks", "RanksMatrix.ExpertsThatAreTouchedAndMoveEarly");
 TEST(RanksMatrix, ExpertsThatAreTouchedAndMoveEarly) {
   compare_all(kExperts, false, 0.45,
               {"ballast.expert_updates=active", "ballast.expert_prefetch=true",
-               "ballast.device_weight_buffers=5"},
-              Extent::sixth);
+               "ballast.device_weight_buffers=5"});
 }
 
 /// Experts with biases. Most of them have more rows than one round of exchanges moves.
@@ -227,8 +258,7 @@ TAG_TESTS("3_ranks", "RanksMatrix.ExpertsThatStayOnTheirRanksInEveryStage");
 TEST(RanksMatrix, ExpertsThatStayOnTheirRanksInEveryStage) {
   compare_all(kExperts, false, 0.45,
               {expert_parallel(), "ballast.expert_updates=active", "ballast.expert_prefetch=true",
-               "ballast.device_weight_buffers=5"},
-              Extent::sixth);
+               "ballast.device_weight_buffers=5"});
 }
 
 TAG_TESTS("2_ranks,2_ranks_emulated", "RanksMatrix.ExpertsThatStayOnTheirRanksLearnNearlyTheSame");
@@ -236,26 +266,24 @@ TAG_TESTS("2_ranks,2_ranks_emulated", "RanksMatrix.ExpertsThatStayOnTheirRanksLe
 TEST(RanksMatrix, ExpertsThatStayOnTheirRanksLearnNearlyTheSame) {
   for (const std::string& model : {kExperts, kBusyExperts}) {
     if (on_cuda() && model == kExperts) continue;
-    const auto with = [&](Overrides overrides, const Choice& choice) {
-      overrides.insert(overrides.end(), choice.overrides.begin(), choice.overrides.end());
+    const auto with = [&](const Overrides& overrides) {
       return train(model, false, overrides, &test::joined_ranks());
     };
-    const test::Outcome apart = with({expert_parallel()}, choices().front());
-    const test::Outcome whole = with({}, choices().front());
+    const test::Outcome apart = with({expert_parallel()});
+    const test::Outcome whole = with({});
     expect_close(apart.losses, whole.losses, 1e-5);
     expect_close(apart.norms, whole.norms, 1e-4);
-    test::expect_same(with({expert_parallel()}, choices().back()), apart, "mixed");
+    test::expect_same(with(joined({expert_parallel()}, mixed())), apart, "mixed");
   }
 }
 
 TAG_TESTS("3_ranks", "RanksMatrix.FrozenBlocksInEveryStage");
 TEST(RanksMatrix, FrozenBlocksInEveryStage) {
-  compare_all(kLlama, true, 0.24, {R"(ballast.train=["model.layers.1.*", "model.embed_tokens.*"])"},
-              Extent::sixth);
+  compare_all(kLlama, true, 0.24,
+              {R"(ballast.train=["model.layers.1.*", "model.embed_tokens.*"])"});
   if (on_cuda()) return;
   compare_all(kGpt2, false, 0.24,
-              {R"(ballast.train=["*.h.0.mlp.c_proj.*", "*.h.1.attn.*", "*.h.1.ln_1.*"])"},
-              Extent::sixth);
+              {R"(ballast.train=["*.h.0.mlp.c_proj.*", "*.h.1.attn.*", "*.h.1.ln_1.*"])"});
 }
 
 TAG_TESTS("3_ranks", "RanksMatrix.AdaptersInEveryStage");
@@ -264,48 +292,42 @@ TEST(RanksMatrix, AdaptersInEveryStage) {
   compare_all(kGpt2, true, 0.1,
               {"ballast.train=adapters", "ballast.quantized_base=nf4",
                R"(ballast.adapters={"targets": ["c_attn", "mlp.c_proj"], "rank": 3, "alpha": 12,
-                                    "dora": true, "modules_to_save": ["ln_f"]})"},
-              Extent::sixth);
+                                    "dora": true, "modules_to_save": ["ln_f"]})"});
 }
 
 TAG_TESTS("2_ranks", "RanksMatrix.InFp16WithSkippedSteps");
 /// All ranks skip the same steps.
 TEST(RanksMatrix, InFp16WithSkippedSteps) {
-  const auto with = [&](int stage, const Choice& choice) {
-    Overrides overrides = test::kFp16;
-    overrides.push_back(fmt::format("zero_optimization.stage={}", stage));
-    overrides.insert(overrides.end(), choice.overrides.begin(), choice.overrides.end());
-    return train(kLlama, false, overrides, &test::joined_ranks());
+  const auto with = [&](const Overrides& placed) {
+    return train(kLlama, false, joined(test::kFp16, placed), &test::joined_ranks());
   };
-  const test::Outcome expected = with(0, choices().front());
+  const test::Outcome expected = with(in_stage(0));
   EXPECT_GT(test::skipped_steps(expected), 0);
   EXPECT_GT(expected.norms.back(), 0.0) << "every step is skipped";
-  for (int stage = 1; stage <= 3; ++stage) {
-    const Choice& choice = choices()[std::min<std::size_t>(3 * stage + 1, choices().size() - 1)];
-    test::expect_same(with(stage, choice), expected,
-                      fmt::format("stage {}, {}", stage, choice.name));
+  for (const Overrides& placed : placements_in_stages(Extent::settings, 16)) {
+    test::expect_same(with(placed), expected, fmt::format("{}", fmt::join(placed, " ")));
   }
 }
 
 TAG_TESTS("3_ranks", "RanksMatrix.WithMomentsInEightBits");
 TEST(RanksMatrix, WithMomentsInEightBits) {
-  compare_all(kLlama, true, 0.45, {"ballast.optimizer_states=8bit"}, Extent::third);
+  compare_all(kLlama, true, 0.45, {"ballast.optimizer_states=8bit"});
 }
 
-/// Stage 3 with `common`, and then also with `options` and every choice, must give the same bits.
-/// kLlama runs in fp32, in which sums of squared gradients are not exact, kGpt2 in bf16.
+/// Stage 3 with `common`, and then also with `options` in several placements, must give the same
+/// bits. kLlama runs in fp32, in which sums of squared gradients are not exact, kGpt2 in bf16.
 void compare_stage_three(const std::string& model, const Overrides& common,
                          const Overrides& options) {
-  const auto with = [&](const Overrides& more, const Choice& choice) {
-    Overrides overrides = common;
-    overrides.emplace_back("zero_optimization.stage=3");
-    overrides.insert(overrides.end(), more.begin(), more.end());
-    overrides.insert(overrides.end(), choice.overrides.begin(), choice.overrides.end());
-    return train(model, model == kGpt2, overrides, &test::joined_ranks());
+  const auto with = [&](const Overrides& more) {
+    return train(model, model == kGpt2, joined(joined(common, in_stage(3)), more),
+                 &test::joined_ranks());
   };
-  const test::Outcome expected = with({}, choices().front());
-  for (const Choice& choice : choices())
-    test::expect_same(with(options, choice), expected, choice.name);
+  const test::Outcome expected = with({});
+  if (!on_cuda()) test::expect_same(with(options), expected, "all on device");
+  for (const Overrides& placed : placements(fnv1a(options.back()))) {
+    test::expect_same(with(joined(options, placed)), expected,
+                      fmt::format("{}", fmt::join(placed, " ")));
+  }
 }
 
 TAG_TESTS("4_ranks", "RanksMatrix.BlocksThatStayWholeInStageThreeLearnTheSameBits");
@@ -345,18 +367,19 @@ TAG_TESTS("2_ranks,2_ranks_emulated",
 TEST(RanksMatrix, QuantisedGathersLearnNearlyTheSameAndInEveryPlacementTheSameBits) {
   for (const bool bf16 : {true, false}) {
     if (on_cuda() && !bf16) continue;
-    const auto with = [&](bool quantised, const Choice& choice) {
-      Overrides overrides = {"zero_optimization.stage=3",
-                             fmt::format("zero_optimization.zero_quantized_weights={}", quantised)};
-      overrides.insert(overrides.end(), choice.overrides.begin(), choice.overrides.end());
-      return train(kGpt2, bf16, overrides, &test::joined_ranks());
+    const auto with = [&](bool quantised, const Overrides& placed) {
+      const std::string codes =
+          fmt::format("zero_optimization.zero_quantized_weights={}", quantised);
+      return train(kGpt2, bf16, joined(joined(in_stage(3), {codes}), placed),
+                   &test::joined_ranks());
     };
-    const test::Outcome exact = with(false, choices().front());
-    const test::Outcome quantised = with(true, choices().front());
+    const test::Outcome exact = with(false, {});
+    const test::Outcome quantised = with(true, {});
     EXPECT_NE(quantised.losses, exact.losses) << "nothing was quantised";
     expect_close(quantised.losses, exact.losses, 0.01);
-    for (const Choice& choice : choices())
-      test::expect_same(with(true, choice), quantised, choice.name);
+    for (const Overrides& placed : placements(bf16 ? 1 : 2)) {
+      test::expect_same(with(true, placed), quantised, fmt::format("{}", fmt::join(placed, " ")));
+    }
   }
 }
 
@@ -437,7 +460,7 @@ TEST(RanksMatrix, SharedSequencesInEveryStage) {
       [](const Overrides& overrides) {
         return train_shared(shared_model("llama"), true, overrides, &test::joined_ranks(), true);
       },
-      0.63, {test::kPacked}, Extent::third);
+      0.63, {test::kPacked});
 }
 
 /// Recomputed, kept, and kept for attention alone.

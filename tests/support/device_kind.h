@@ -15,6 +15,12 @@ inline std::string device_kind() {
   return kind == nullptr ? "host" : kind;
 }
 
+/// True without a GPU: the kernels of the CUDA device run thread by thread on the host, which is
+/// slow.
+inline bool is_emulated() {
+  return device_kind() == "cuda" && std::getenv("BALLAST_FAKE_SEED") != nullptr;
+}
+
 /// Skips all tests of a program if there is no such device.
 class NeedsDevice : public testing::Environment {
  public:

@@ -117,6 +117,9 @@ TEST(OptimizerConfig, AParameterOfAnotherTypeIsRefused) {
 }
 
 TEST(OptimizerConfig, ValuesThatAreNotInThisVersionAreRefused) {
+  EXPECT_EQ(optimizer_error(R"({"type": "Adagard"})"),
+            "c.json: optimizer.type: expected one of AdamW, Adam, Adagrad, Lion, SGD, got the "
+            "string \"Adagard\" (did you mean 'Adagrad'?)");
   EXPECT_EQ(optimizer_error(R"({"type": "SGD", "params": {"dampening": 0.5}})"),
             "c.json: optimizer.params.dampening: must be 0 in Ballast, got 0.5");
   EXPECT_EQ(optimizer_error(R"({"type": "Adagrad", "params": {"lr_decay": 0.1}})"),
