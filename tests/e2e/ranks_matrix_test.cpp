@@ -27,28 +27,24 @@ namespace {
 
 using test::Overrides;
 
-const std::string kGpt2 = R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32,
-                             "num_layers": 2, "num_heads": 4)";
+const std::string kGpt2 =
+    R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 4)";
 /// Blocks of few pages: with three ranks, one of them has almost nothing of a block.
 const std::string kLlama = R"("family": "llama", "vocab_size": 131, "hidden_size": 24,
-                              "num_layers": 2, "num_heads": 3, "num_kv_heads": 1,
-                              "vocabulary_tiles": 3, "layer_tiles": 2)";
+    "num_layers": 2, "num_heads": 3, "num_kv_heads": 1, "vocabulary_tiles": 3, "layer_tiles": 2)";
 
 /// Few tokens for the experts, so some have none.
 const std::string kExperts = R"("family": "qwen2_moe", "vocab_size": 131, "hidden_size": 24,
-                                "num_layers": 1, "num_heads": 3, "num_kv_heads": 1,
-                                "vocabulary_tiles": 2,
-                                "intermediate_size": 32, "num_experts": 24, "num_experts_per_tok": 1,
-                                "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24,
-                                "output_router_logits": true, "router_aux_loss_coef": 0.1)";
+    "num_layers": 1, "num_heads": 3, "num_kv_heads": 1, "vocabulary_tiles": 2,
+    "intermediate_size": 32, "num_experts": 24, "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24,
+    "output_router_logits": true, "router_aux_loss_coef": 0.1)";
 
 /// Every rank has whole tables in every stage, and updates its shards of them.
 const std::string kTables = R"("family": "gemma4", "vocab_size": 131, "hidden_size": 24,
-                               "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_dim": 12,
-                               "global_head_dim": 12, "intermediate_size": 32, "sliding_window": 9,
-                               "layer_types": ["sliding_attention", "full_attention"],
-                               "hidden_size_per_layer_input": 16,
-                               "vocab_size_per_layer_input": 131)";
+    "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_dim": 12, "global_head_dim": 12,
+    "intermediate_size": 32, "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 9, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 131)";
 
 /// Without a GPU the kernels of the CUDA device run thread by thread on the host, so runs are short
 /// on it and few.
@@ -112,9 +108,9 @@ const Overrides& mixed() {
 
 /// Settings that must not change a bit.
 std::vector<test::Axis> axes() {
-  const std::string optimizer = "zero_optimization.offload_optimizer.device=";
-  const std::string weights = "zero_optimization.offload_param.device=";
-  const std::string sub_group = "zero_optimization.sub_group_size=";
+  const std::string zero = "zero_optimization.", sub_group = zero + "sub_group_size=";
+  const std::string optimizer = zero + "offload_optimizer.device=";
+  const std::string weights = zero + "offload_param.device=";
   return {
       {{}, {weights + "cpu"}, {weights + "nvme"}},
       {{}, {optimizer + "cpu"}, {optimizer + "nvme"}},
@@ -167,11 +163,6 @@ void expect_close(const std::vector<double>& found, const std::vector<double>& e
   }
 }
 
-Overrides joined(Overrides first, const Overrides& second) {
-  first.insert(first.end(), second.begin(), second.end());
-  return first;
-}
-
 /// Runs of every stage, in which each setting occurs or, for `pairs`, occurs with each other one.
 /// The plans of the CUDA device are those of the host device.
 enum class Extent { settings, pairs };
@@ -183,7 +174,8 @@ std::vector<Overrides> placements_in_stages(Extent extent, std::uint64_t seed) {
   }
   std::vector<Overrides> runs;
   for (int stage = 0; stage <= 3; ++stage) {
-    if (extent == Extent::pairs || stage % 2 == 1) runs.push_back(joined(mixed(), in_stage(stage)));
+    if (extent == Extent::pairs || stage % 2 == 1)
+      runs.push_back(test::joined(mixed(), in_stage(stage)));
   }
   return runs;
 }
@@ -193,7 +185,7 @@ using Training = std::function<test::Outcome(const Overrides&)>;
 void compare_all(const Training& train_with, double clipping, Overrides common,
                  Extent extent = Extent::settings) {
   common.push_back(fmt::format("gradient_clipping={}", clipping));
-  const test::Outcome expected = train_with(joined(common, in_stage(0)));
+  const test::Outcome expected = train_with(test::joined(common, in_stage(0)));
   EXPECT_LT(expected.losses.back(), expected.losses.front()) << "nothing was learnt";
   const auto [smallest, largest] =
       std::minmax_element(expected.norms.begin(), expected.norms.end());
@@ -201,10 +193,9 @@ void compare_all(const Training& train_with, double clipping, Overrides common,
     EXPECT_LT(*smallest, clipping) << "every step rolls back, the largest norm is " << *largest;
     EXPECT_GT(*largest, clipping) << "no step rolls back, the smallest norm is " << *smallest;
   }
-  const std::uint64_t seed = fnv1a(fmt::format("{}", fmt::join(common, " ")));
+  const std::uint64_t seed = fnv1a(test::text_of(common));
   for (const Overrides& placed : placements_in_stages(extent, seed)) {
-    test::expect_same(train_with(joined(common, placed)), expected,
-                      fmt::format("{}", fmt::join(placed, " ")));
+    test::expect_same(train_with(test::joined(common, placed)), expected, test::text_of(placed));
   }
 }
 
@@ -273,7 +264,7 @@ TEST(RanksMatrix, ExpertsThatStayOnTheirRanksLearnNearlyTheSame) {
     const test::Outcome whole = with({});
     expect_close(apart.losses, whole.losses, 1e-5);
     expect_close(apart.norms, whole.norms, 1e-4);
-    test::expect_same(with(joined({expert_parallel()}, mixed())), apart, "mixed");
+    test::expect_same(with(test::joined({expert_parallel()}, mixed())), apart, "mixed");
   }
 }
 
@@ -299,13 +290,13 @@ TAG_TESTS("2_ranks", "RanksMatrix.InFp16WithSkippedSteps");
 /// All ranks skip the same steps.
 TEST(RanksMatrix, InFp16WithSkippedSteps) {
   const auto with = [&](const Overrides& placed) {
-    return train(kLlama, false, joined(test::kFp16, placed), &test::joined_ranks());
+    return train(kLlama, false, test::joined(test::kFp16, placed), &test::joined_ranks());
   };
   const test::Outcome expected = with(in_stage(0));
   EXPECT_GT(test::skipped_steps(expected), 0);
   EXPECT_GT(expected.norms.back(), 0.0) << "every step is skipped";
   for (const Overrides& placed : placements_in_stages(Extent::settings, 16)) {
-    test::expect_same(with(placed), expected, fmt::format("{}", fmt::join(placed, " ")));
+    test::expect_same(with(placed), expected, test::text_of(placed));
   }
 }
 
@@ -319,14 +310,13 @@ TEST(RanksMatrix, WithMomentsInEightBits) {
 void compare_stage_three(const std::string& model, const Overrides& common,
                          const Overrides& options) {
   const auto with = [&](const Overrides& more) {
-    return train(model, model == kGpt2, joined(joined(common, in_stage(3)), more),
+    return train(model, model == kGpt2, test::joined(test::joined(common, in_stage(3)), more),
                  &test::joined_ranks());
   };
   const test::Outcome expected = with({});
   if (!on_cuda()) test::expect_same(with(options), expected, "all on device");
   for (const Overrides& placed : placements(fnv1a(options.back()))) {
-    test::expect_same(with(joined(options, placed)), expected,
-                      fmt::format("{}", fmt::join(placed, " ")));
+    test::expect_same(with(test::joined(options, placed)), expected, test::text_of(placed));
   }
 }
 
@@ -370,7 +360,7 @@ TEST(RanksMatrix, QuantisedGathersLearnNearlyTheSameAndInEveryPlacementTheSameBi
     const auto with = [&](bool quantised, const Overrides& placed) {
       const std::string codes =
           fmt::format("zero_optimization.zero_quantized_weights={}", quantised);
-      return train(kGpt2, bf16, joined(joined(in_stage(3), {codes}), placed),
+      return train(kGpt2, bf16, test::joined(test::joined(in_stage(3), {codes}), placed),
                    &test::joined_ranks());
     };
     const test::Outcome exact = with(false, {});
@@ -378,7 +368,7 @@ TEST(RanksMatrix, QuantisedGathersLearnNearlyTheSameAndInEveryPlacementTheSameBi
     EXPECT_NE(quantised.losses, exact.losses) << "nothing was quantised";
     expect_close(quantised.losses, exact.losses, 0.01);
     for (const Overrides& placed : placements(bf16 ? 1 : 2)) {
-      test::expect_same(with(true, placed), quantised, fmt::format("{}", fmt::join(placed, " ")));
+      test::expect_same(with(true, placed), quantised, test::text_of(placed));
     }
   }
 }

@@ -7,6 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include "ballast/core/random.h"
 
 namespace ballast::test {
@@ -100,6 +103,15 @@ inline Row covering_row(const std::vector<Axis>& axes, const CoveredPairs& pairs
   Row row(axes.size());
   for (const CoveredPairs::Chosen& one : chosen) row[one.axis] = one.setting;
   return row;
+}
+
+inline Overrides joined(Overrides first, const Overrides& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+inline std::string text_of(const Overrides& settings) {
+  return fmt::format("{}", fmt::join(settings, " "));
 }
 
 /// The overrides of a row's settings.
