@@ -33,7 +33,7 @@ namespace {
 
 using Kind = FileSystem::Kind;
 
-struct Known {
+struct KnownFileSystem {
   std::uint32_t magic;
   Kind kind;
   std::string_view type;
@@ -42,42 +42,42 @@ struct Known {
 // Numbers that are not in linux/magic.h (6.1) come from the file systems' own sources, under fs/ of
 // the kernel unless noted otherwise.
 constexpr std::array kKnown = {
-    Known{EXT4_SUPER_MAGIC, Kind::disk, "ext4"},  // ext2 and ext3 have the same number
-    Known{XFS_SUPER_MAGIC, Kind::disk, "xfs"},
-    Known{BTRFS_SUPER_MAGIC, Kind::disk, "btrfs"},
-    Known{F2FS_SUPER_MAGIC, Kind::disk, "f2fs"},
-    Known{0x2fc12fc1, Kind::disk, "zfs"},       // OpenZFS, include/sys/fs/zfs.h
-    Known{0xca451a4e, Kind::disk, "bcachefs"},  // bcachefs/bcachefs_format.h
-    Known{0x3153464a, Kind::disk, "jfs"},       // jfs/jfs_superblock.h
-    Known{0x5346544e, Kind::disk, "ntfs"},      // ntfs/ntfs.h
-    Known{0x7366746e, Kind::disk, "ntfs3"},     // ntfs3/super.c
-    Known{EXFAT_SUPER_MAGIC, Kind::disk, "exfat"},
-    Known{MSDOS_SUPER_MAGIC, Kind::disk, "vfat"},
-    Known{NILFS_SUPER_MAGIC, Kind::disk, "nilfs2"},
-    Known{REISERFS_SUPER_MAGIC, Kind::disk, "reiserfs"},
-    Known{OCFS2_SUPER_MAGIC, Kind::disk, "ocfs2"},
-    Known{0x01161970, Kind::disk, "gfs2"},  // uapi/linux/gfs2_ondisk.h
-    Known{TMPFS_MAGIC, Kind::memory, "tmpfs"},
-    Known{RAMFS_MAGIC, Kind::memory, "ramfs"},
-    Known{HUGETLBFS_MAGIC, Kind::memory, "hugetlbfs"},
-    Known{OVERLAYFS_SUPER_MAGIC, Kind::overlay, "overlay"},
-    Known{0x61756673, Kind::overlay, "aufs"},  // aufs, include/uapi/linux/aufs_type.h
-    Known{ECRYPTFS_SUPER_MAGIC, Kind::overlay, "ecryptfs"},
-    Known{NFS_SUPER_MAGIC, Kind::network, "nfs"},
-    Known{SMB_SUPER_MAGIC, Kind::network, "smb"},
-    Known{CIFS_SUPER_MAGIC, Kind::network, "cifs"},
-    Known{SMB2_SUPER_MAGIC, Kind::network, "smb2"},
-    Known{CEPH_SUPER_MAGIC, Kind::network, "ceph"},
-    Known{FUSE_SUPER_MAGIC, Kind::network, "fuse"},  // virtiofs too
-    Known{V9FS_MAGIC, Kind::network, "9p"},
-    Known{AFS_SUPER_MAGIC, Kind::network, "afs"},
-    Known{AFS_FS_MAGIC, Kind::network, "afs"},
-    Known{CODA_SUPER_MAGIC, Kind::network, "coda"},
-    Known{0x786f4256, Kind::network, "vboxsf"},  // vboxsf/super.c
-    Known{0x0bd00bd0, Kind::network, "lustre"},  // coreutils, src/stat.c
-    Known{0x47504653, Kind::network, "gpfs"},    // coreutils, src/stat.c
-    Known{0x19830326, Kind::network, "beegfs"},  // BeeGFS, client_module FhgfsOpsSuper.h
-    Known{0xaad7aaea, Kind::network, "panfs"},   // coreutils, src/stat.c
+    KnownFileSystem{EXT4_SUPER_MAGIC, Kind::disk, "ext4"},  // ext2 and ext3 have the same number
+    KnownFileSystem{XFS_SUPER_MAGIC, Kind::disk, "xfs"},
+    KnownFileSystem{BTRFS_SUPER_MAGIC, Kind::disk, "btrfs"},
+    KnownFileSystem{F2FS_SUPER_MAGIC, Kind::disk, "f2fs"},
+    KnownFileSystem{0x2fc12fc1, Kind::disk, "zfs"},       // OpenZFS, include/sys/fs/zfs.h
+    KnownFileSystem{0xca451a4e, Kind::disk, "bcachefs"},  // bcachefs/bcachefs_format.h
+    KnownFileSystem{0x3153464a, Kind::disk, "jfs"},       // jfs/jfs_superblock.h
+    KnownFileSystem{0x5346544e, Kind::disk, "ntfs"},      // ntfs/ntfs.h
+    KnownFileSystem{0x7366746e, Kind::disk, "ntfs3"},     // ntfs3/super.c
+    KnownFileSystem{EXFAT_SUPER_MAGIC, Kind::disk, "exfat"},
+    KnownFileSystem{MSDOS_SUPER_MAGIC, Kind::disk, "vfat"},
+    KnownFileSystem{NILFS_SUPER_MAGIC, Kind::disk, "nilfs2"},
+    KnownFileSystem{REISERFS_SUPER_MAGIC, Kind::disk, "reiserfs"},
+    KnownFileSystem{OCFS2_SUPER_MAGIC, Kind::disk, "ocfs2"},
+    KnownFileSystem{0x01161970, Kind::disk, "gfs2"},  // uapi/linux/gfs2_ondisk.h
+    KnownFileSystem{TMPFS_MAGIC, Kind::memory, "tmpfs"},
+    KnownFileSystem{RAMFS_MAGIC, Kind::memory, "ramfs"},
+    KnownFileSystem{HUGETLBFS_MAGIC, Kind::memory, "hugetlbfs"},
+    KnownFileSystem{OVERLAYFS_SUPER_MAGIC, Kind::overlay, "overlay"},
+    KnownFileSystem{0x61756673, Kind::overlay, "aufs"},  // aufs, include/uapi/linux/aufs_type.h
+    KnownFileSystem{ECRYPTFS_SUPER_MAGIC, Kind::overlay, "ecryptfs"},
+    KnownFileSystem{NFS_SUPER_MAGIC, Kind::network, "nfs"},
+    KnownFileSystem{SMB_SUPER_MAGIC, Kind::network, "smb"},
+    KnownFileSystem{CIFS_SUPER_MAGIC, Kind::network, "cifs"},
+    KnownFileSystem{SMB2_SUPER_MAGIC, Kind::network, "smb2"},
+    KnownFileSystem{CEPH_SUPER_MAGIC, Kind::network, "ceph"},
+    KnownFileSystem{FUSE_SUPER_MAGIC, Kind::network, "fuse"},  // virtiofs too
+    KnownFileSystem{V9FS_MAGIC, Kind::network, "9p"},
+    KnownFileSystem{AFS_SUPER_MAGIC, Kind::network, "afs"},
+    KnownFileSystem{AFS_FS_MAGIC, Kind::network, "afs"},
+    KnownFileSystem{CODA_SUPER_MAGIC, Kind::network, "coda"},
+    KnownFileSystem{0x786f4256, Kind::network, "vboxsf"},  // vboxsf/super.c
+    KnownFileSystem{0x0bd00bd0, Kind::network, "lustre"},  // coreutils, src/stat.c
+    KnownFileSystem{0x47504653, Kind::network, "gpfs"},    // coreutils, src/stat.c
+    KnownFileSystem{0x19830326, Kind::network, "beegfs"},  // BeeGFS, client_module FhgfsOpsSuper.h
+    KnownFileSystem{0xaad7aaea, Kind::network, "panfs"},   // coreutils, src/stat.c
 };
 
 Error no_directory(const std::string& place, int error_number) {
@@ -102,8 +102,9 @@ FileSystem inspect_file_system(const std::filesystem::path& directory) {
   const auto magic = static_cast<std::uint32_t>(found.f_type);
   FileSystem result;
   result.device = status.st_dev;
-  const auto* known = std::find_if(kKnown.begin(), kKnown.end(),
-                                   [&](const Known& entry) { return entry.magic == magic; });
+  const auto* known = std::find_if(kKnown.begin(), kKnown.end(), [&](const KnownFileSystem& entry) {
+    return entry.magic == magic;
+  });
   if (known != kKnown.end()) {
     result.kind = known->kind;
     result.type = known->type;

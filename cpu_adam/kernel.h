@@ -294,7 +294,7 @@ constexpr void update_some(const Constants<Lanes>& k, Arrays<Weight, Grad> array
 /// Buffer for the last elements when they do not fill the lanes, so that the same instructions
 /// process all elements.
 template <class Lanes, class T>
-struct Padded {
+struct PaddedArray {
   T values[Lanes::kWidth] = {};
 
   void fill(const T* from, std::size_t count) { __builtin_memcpy(values, from, count * sizeof(T)); }
@@ -315,11 +315,11 @@ template <class Lanes, class Rule, class Weight, class Grad>
 inline void update_rest(const Coefficients& coefficients, const Streams& s, std::size_t i) {
   const std::size_t rest = s.size - i;
   const auto a = arrays_of<Weight, Grad>(s);
-  Padded<Lanes, typename Weight::Main> main;
-  Padded<Lanes, typename Weight::RemainderOrCopy> remainder_or_copy;
-  Padded<Lanes, float> first;
-  Padded<Lanes, float> second;
-  Padded<Lanes, typename Grad::Stored> gradient;
+  PaddedArray<Lanes, typename Weight::Main> main;
+  PaddedArray<Lanes, typename Weight::RemainderOrCopy> remainder_or_copy;
+  PaddedArray<Lanes, float> first;
+  PaddedArray<Lanes, float> second;
+  PaddedArray<Lanes, typename Grad::Stored> gradient;
   main.fill(a.main + i, rest);
   if constexpr (Weight::kLoadsRemainder) remainder_or_copy.fill(a.remainder_or_copy + i, rest);
   if constexpr (Rule::kFirst) first.fill(a.first + i, rest);

@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "tools/usage/table.h"
+#include "tools/usage/command_table.h"
 #include "tools/usage/words.h"
 
 namespace ballast::tools {

@@ -26,7 +26,7 @@
 
 #include "tools/command_line.h"
 #include "tools/console/terminal.h"
-#include "tools/process.h"
+#include "tools/signals.h"
 #include "tools/usage/words.h"
 
 namespace ballast::tools {
@@ -114,7 +114,7 @@ void run_as_rank(const comm::Launch& launch, const comm::JoinOptions& options,
       end_all(*ranks, as_error(std::current_exception()));
     }
   }
-  if (status != 0) throw Reported{status};
+  if (status != 0) throw ReportedFailure{status};
 }
 
 namespace {
@@ -254,7 +254,7 @@ int main_program(int argc, char** argv, const std::vector<std::string>& name) {
   open_standard_streams();
   try {
     return run(argc, argv, name);
-  } catch (const Reported& reported) {
+  } catch (const ReportedFailure& reported) {
     return reported.status;
   } catch (const Error& error) {
     return is_closed_pipe(error) ? kClosedPipe : fail(error.what(), status_of(error));

@@ -24,7 +24,7 @@ int status_of(const Error& error);
 std::string launching_words(const comm::Launch& launch);
 
 /// Thrown when everything that the program has to say was printed and only the status is left.
-struct Reported {
+struct ReportedFailure {
   int status = 1;
 };
 
@@ -33,9 +33,9 @@ struct Reported {
 void report_without_ranks(std::uint32_t rank, const std::string& message);
 
 /// Joins the run of several ranks that `launch` describes and calls `work`. After a
-/// comm::JointError, which all ranks throw, rank 0 prints it and all throw Reported. After any
-/// other exception this rank prints it, unless another rank has failed before, and ends the whole
-/// run. Throws Error(comm) if it cannot join.
+/// comm::JointError, which all ranks throw, rank 0 prints it and all throw ReportedFailure. After
+/// any other exception this rank prints it, unless another rank has failed before, and ends the
+/// whole run. Throws Error(comm) if it cannot join.
 void run_as_rank(const comm::Launch& launch, const comm::JoinOptions& options,
                  const std::function<void(comm::Ranks&)>& work);
 

@@ -296,9 +296,9 @@ long FaultyTransport::outcome(const Shadow& shadow) {
 
 void FaultyTransport::hand_back(std::vector<Block*>& finished) {
   const bool last = carried_.empty();
-  const auto ready = [&](const Held& held) { return held.reaps_left == 0 || last; };
+  const auto ready = [&](const DelayedBlock& held) { return held.reaps_left == 0 || last; };
   const auto count = std::ranges::count_if(held_, ready);
-  std::vector<Held> still_held;
+  std::vector<DelayedBlock> still_held;
   for (auto it = held_.rbegin(); it != held_.rend(); ++it) {
     const bool alone = it->reordered && count == 1 && !last;
     if (ready(*it) && !alone) {

@@ -107,7 +107,7 @@ class FaultyTransport final : public Transport {
     Fault fault;
   };
   /// A finished block that is not returned yet.
-  struct Held {
+  struct DelayedBlock {
     Block* block = nullptr;
     unsigned reaps_left = 0;
     bool reordered = false;
@@ -121,7 +121,7 @@ class FaultyTransport final : public Transport {
 
   Plan plan_;
   std::unordered_map<Shadow*, std::unique_ptr<Shadow>> carried_;
-  std::vector<Held> held_;
+  std::vector<DelayedBlock> held_;
   std::vector<Block*> hung_;
   std::atomic<bool> hangs_ended_ = false;
   std::unique_ptr<Transport> inner_;

@@ -28,7 +28,7 @@ namespace {
 /// Maximum size of the sample's output matrix and its gradient.
 constexpr Bytes kMatrixBytes = 224 * kMiB;
 /// Maximum size of the buffers that are used in turn to stay out of caches.
-constexpr Bytes kMostCold = 256 * kMiB;
+constexpr Bytes kMaxCold = 256 * kMiB;
 /// Assumed cache size if it is unknown.
 constexpr Bytes kSomeCache = 64 * kMiB;
 
@@ -278,7 +278,7 @@ Sample make_sample(const config::Config& config, const model::Architecture& mode
 
 std::size_t cold_copies(const Sample& sample, Bytes bytes) {
   const Bytes cache = sample.last_level_cache > 0 ? sample.last_level_cache : kSomeCache;
-  const Bytes cold = std::min(8 * cache, kMostCold);
+  const Bytes cold = std::min(8 * cache, kMaxCold);
   return std::clamp<std::size_t>((cold + bytes - 1) / bytes, 1, sample.blocks);
 }
 

@@ -36,13 +36,13 @@ double mean_up_to(std::vector<double> values, double most) {
 
 /// Returns the wall times of the slices that have not waited, or of all if these are too few.
 std::vector<double> clean_times(std::span<const Slice> slices) {
-  constexpr double kMostWaiting = 0.02;
+  constexpr double kMaxWaiting = 0.02;
   constexpr std::size_t kEnough = 3;
   std::vector<double> all;
   std::vector<double> clean;
   for (const Slice& slice : slices) {
     all.push_back(slice.wall);
-    if (slice.waited <= kMostWaiting * slice.wall) clean.push_back(slice.wall);
+    if (slice.waited <= kMaxWaiting * slice.wall) clean.push_back(slice.wall);
   }
   return clean.size() >= std::min(kEnough, all.size()) ? clean : all;
 }

@@ -30,7 +30,7 @@ using model::OperandKind;
 using model::Pass;
 using model::Port;
 
-constexpr std::uint64_t kMostLayers = 12;
+constexpr std::uint64_t kMaxLayers = 12;
 constexpr std::size_t kPattern = 65521;  ///< a prime, so that rows of a matrix differ
 
 constexpr std::string_view kSharing = "num_kv_shared_layers";
@@ -86,7 +86,7 @@ model::Architecture few_layers(const config::Config& config) {
   const model::Architecture whole = inputs::model_of(config);
   const std::size_t all = kinds_of_passes(whole, config.type);
   std::optional<model::Architecture> most;
-  for (std::uint64_t layers = 1; layers <= std::min(kMostLayers, config.model.num_layers);
+  for (std::uint64_t layers = 1; layers <= std::min(kMaxLayers, config.model.num_layers);
        ++layers) {
     for (std::uint64_t sharing = 0; sharing < (shares_keys(config) ? layers : 1); ++sharing) {
       try {
@@ -192,7 +192,7 @@ void StepPasses::fill_weights() {
   }
 }
 
-/// Tokens, targets, slots and, if they are packed, positions of two documents per sequence.
+/// Tokens, targets, sum rows and, if they are packed, positions of two documents per sequence.
 void StepPasses::fill_batch() {
   const std::size_t tokens = shape_.tokens();
   const std::uint64_t document = shape_.length / 2 + 1;
@@ -200,9 +200,9 @@ void StepPasses::fill_batch() {
   for (std::size_t i = 0; i < 2 * tokens; ++i) {
     batch.push_back(static_cast<std::int32_t>(random_u64(5, i) % model_.config.vocab_size));
   }
-  const std::vector<std::int32_t> slots =
-      model::number_slots(model_, std::span(batch).first(tokens));
-  batch.insert(batch.end(), slots.begin(), slots.end());
+  const std::vector<std::int32_t> sum_rows =
+      model::number_sum_rows(model_, std::span(batch).first(tokens));
+  batch.insert(batch.end(), sum_rows.begin(), sum_rows.end());
   for (std::size_t i = 0; packed_ && i < tokens; ++i) {
     batch.push_back(static_cast<std::int32_t>(i % shape_.length % document));
   }

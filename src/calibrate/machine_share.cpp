@@ -24,10 +24,10 @@ namespace ballast::calibrate {
 
 double estimate_exchange(std::uint32_t ranks) {
   using Clock = std::chrono::steady_clock;
-  constexpr std::uint32_t kMostThreads = 64;
+  constexpr std::uint32_t kMaxThreads = 64;
   constexpr int kTries = 4;  // the first one maps the memory
   constexpr Bytes kCopied = 64 * kMiB;
-  const std::uint32_t threads = std::clamp(ranks, 2U, kMostThreads);
+  const std::uint32_t threads = std::clamp(ranks, 2U, kMaxThreads);
   const Bytes part = kCopied / threads;
   Clock::time_point start;
   double best = std::numeric_limits<double>::max();

@@ -85,8 +85,8 @@ RateKey share(std::string name, double& target) {
 RateKey whole(std::string name, unsigned& target, unsigned usual) {
   return {std::move(name),
           [&target, usual](const ValuePlace& place, const Json& value) {
-            constexpr double kMost = 1U << 24U;
-            target = static_cast<unsigned>(read_whole(place, value, kMost));
+            constexpr double kMax = 1U << 24U;
+            target = static_cast<unsigned>(read_whole(place, value, kMax));
             if (target < usual) place.fail(fmt::format("must be at least {}", usual));
           },
           [&target, usual] { return target == usual ? Json() : Json(target); }};

@@ -21,10 +21,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// Largest transfer of a measurement.
-constexpr Bytes kMostBytes = 64 * kMiB;
+constexpr Bytes kMaxBytes = 64 * kMiB;
 constexpr std::size_t kExtents = 3;
 constexpr double kSeconds = 0.25;
-constexpr std::size_t kMostTransfers = 16;
+constexpr std::size_t kMaxTransfers = 16;
 /// Number of measurements of reading while writing; the fastest counts.
 constexpr int kMixed = 3;
 
@@ -43,7 +43,7 @@ state::SwapOptions existing_paths(const config::Config& config) {
 class SwapProbe {
  public:
   SwapProbe(const Sample& sample)
-      : bytes_(std::min(kMostBytes, sample.blueprint.problem.blocks[1].sub_groups[0].state_bytes)),
+      : bytes_(std::min(kMaxBytes, sample.blueprint.problem.blocks[1].sub_groups[0].state_bytes)),
         memory_(kExtents * bytes_, "measuring the swap paths") {
     std::vector<Bytes> extents(kExtents, bytes_);
     extents.push_back(kPage);
@@ -81,7 +81,7 @@ class SwapProbe {
 };
 
 /// Transfers of which the next one always starts before the current one ends, like on a lane.
-class Queued {
+class OverlappedTransfers {
  public:
   void add(std::unique_ptr<state::SwapTransfer> next) {
     if (current_) current_->finish();
@@ -93,13 +93,13 @@ class Queued {
 };
 
 /// Bytes per second of concurrent reading and writing, and the share of reads.
-struct Mixed {
+struct MixedRate {
   double per_second = 0.0;
   double read_share = 0.0;
 };
 
 /// Reads one extent while another thread writes the others.
-Mixed measure_mixed(SwapProbe& probe) {
+MixedRate measure_mixed(SwapProbe& probe) {
   std::atomic<bool> stop = false;
   std::atomic<std::size_t> written = 0;
   std::exception_ptr failure;
@@ -114,7 +114,7 @@ Mixed measure_mixed(SwapProbe& probe) {
   });
   std::size_t read = 0;
   try {
-    while (read == 0 || (seconds_since(start) < kSeconds && read + written < 2 * kMostTransfers)) {
+    while (read == 0 || (seconds_since(start) < kSeconds && read + written < 2 * kMaxTransfers)) {
       probe.read(0);
       ++read;
     }
@@ -141,12 +141,12 @@ void measure_swap(const Sample& sample, plan::Rates& rates) {
   const double read_latency = sample.measure(kElsewhere, few, [&] { probe.read(kExtents); });
   const double write_latency = sample.measure(kElsewhere, few, [&] { probe.write(kExtents); });
   rates.io_latency_seconds = std::min(read_latency, write_latency);
-  const Repeats repeats = {.seconds = kSeconds, .least = 3, .most = kMostTransfers};
+  const Repeats repeats = {.seconds = kSeconds, .least = 3, .most = kMaxTransfers};
   const double cpu = process_cpu_seconds();
   double transferred = 0.0;
   const auto queued_seconds = [&](auto start) {
     std::size_t turn = 0;
-    Queued queued;
+    OverlappedTransfers queued;
     const double seconds =
         sample.measure(kElsewhere, repeats, [&] { queued.add(start(turn++ % kExtents)); });
     transferred += seconds * static_cast<double>(turn);
@@ -158,9 +158,9 @@ void measure_swap(const Sample& sample, plan::Rates& rates) {
   rates.io_cores = (process_cpu_seconds() - cpu) / transferred;
   rates.read_per_second = probe.bytes() / read;
   rates.write_per_second = probe.bytes() / write;
-  Mixed mixed = measure_mixed(probe);
+  MixedRate mixed = measure_mixed(probe);
   for (int i = 1; i < kMixed; ++i) {
-    const Mixed other = measure_mixed(probe);
+    const MixedRate other = measure_mixed(probe);
     if (other.per_second > mixed.per_second) mixed = other;
   }
   rates.mixed_per_second = mixed.per_second;

@@ -90,7 +90,7 @@ constexpr double kWarm = 0.1;
 /// between them, only kernels shorter than kVeryShort are, because a clock cannot resolve them.
 constexpr double kShort = 0.02;
 constexpr double kVeryShort = 0.002;
-constexpr std::size_t kMostTogether = 64;
+constexpr std::size_t kMaxTogether = 64;
 /// Seconds in which a pass is repeated, divided by the kinds of passes.
 constexpr double kRepeated = 0.2;
 
@@ -365,7 +365,7 @@ double TimedPasses::seconds(const Kind& kind, std::size_t kinds) {
   const bool head = is_of_head(program_.passes[kind.pass].kernel);
   const double shortest = head || sample_.busy ? kVeryShort : kShort;
   const auto together =
-      std::clamp<std::size_t>(static_cast<std::size_t>(shortest / once), 1, kMostTogether);
+      std::clamp<std::size_t>(static_cast<std::size_t>(shortest / once), 1, kMaxTogether);
   const Repeats repeats = {.seconds = kRepeated / static_cast<double>(kinds),
                            .least = sample_.busy ? 3U : 5U,
                            .most = 50};

@@ -19,7 +19,7 @@
 
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/format.h"
-#include "src/checkpoint/swap.h"
+#include "src/checkpoint/kept_checkpoints.h"
 
 namespace ballast::checkpoint {
 

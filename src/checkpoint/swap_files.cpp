@@ -22,8 +22,8 @@
 #include "ballast/text/files.h"
 
 #include "src/checkpoint/checkpoint.h"
+#include "src/checkpoint/kept_checkpoints.h"
 #include "src/checkpoint/owner.h"
-#include "src/checkpoint/swap.h"
 
 namespace ballast::checkpoint {
 
@@ -234,7 +234,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr unsigned kLevels = 3;
-constexpr std::size_t kMostFolders = 200'000;
+constexpr std::size_t kMaxFolders = 200'000;
 
 /// Returns the path of a file without symbolic links in its folders.
 fs::path place_of(const fs::path& file) {
@@ -270,7 +270,7 @@ void RunSearch::walk(const fs::path& place, unsigned levels) {
        entry.increment(error)) {
     std::error_code ignored;
     if (entry->is_symlink(ignored) || !entry->is_directory(ignored)) continue;
-    if (++folders_ > kMostFolders) {
+    if (++folders_ > kMaxFolders) {
       complete_ = false;
       return;
     }

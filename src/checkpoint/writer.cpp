@@ -19,8 +19,8 @@
 #include "ballast/text/files.h"
 
 #include "src/checkpoint/format.h"
+#include "src/checkpoint/kept_checkpoints.h"
 #include "src/checkpoint/owner.h"
-#include "src/checkpoint/swap.h"
 
 namespace ballast::checkpoint {
 

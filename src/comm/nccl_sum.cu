@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "src/comm/sum.h"
-#include "src/device/cuda/eight.h"
+#include "src/device/cuda/eight_values.h"
 #include "src/device/cuda/kernel_language.h"
 
 namespace ballast::comm {
@@ -11,7 +11,7 @@ using device::kEight;
 
 constexpr unsigned kThreads = 256;
 /// Enough blocks for any GPU; each loops over the buffer.
-constexpr Bytes kMostBlocks = 512;
+constexpr Bytes kMaxBlocks = 512;
 
 template <class T>
 __device__ const T* elements_of(const SumTerms& terms, std::uint32_t turn) {
@@ -62,7 +62,7 @@ template <class A, class T>
 cudaError_t enqueue_ordered(cudaStream_t stream, const OrderedTerms& terms, std::byte* out,
                             std::uint64_t elements) {
   const std::uint64_t blocks =
-      std::min<std::uint64_t>((elements + kThreads - 1) / kThreads, kMostBlocks);
+      std::min<std::uint64_t>((elements + kThreads - 1) / kThreads, kMaxBlocks);
   return device::launch(
       {.stream = stream, .blocks = static_cast<unsigned>(blocks), .threads = kThreads},
       &add_ordered_terms<A, T>, terms, reinterpret_cast<T*>(out), elements);
@@ -72,7 +72,7 @@ template <class T>
 cudaError_t enqueue(cudaStream_t stream, const SumTerms& terms, std::byte* out, Bytes bytes) {
   constexpr Bytes kTogether = Bytes{kThreads} * kEight;
   const Bytes size = bytes / sizeof(T);
-  const Bytes blocks = std::min((size + kTogether - 1) / kTogether, kMostBlocks);
+  const Bytes blocks = std::min((size + kTogether - 1) / kTogether, kMaxBlocks);
   return device::launch(
       {.stream = stream, .blocks = static_cast<unsigned>(blocks), .threads = kThreads},
       &sum_terms<T>, terms, reinterpret_cast<T*>(out), size);

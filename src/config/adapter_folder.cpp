@@ -94,7 +94,7 @@ std::vector<std::string> adapted_modules(const model::Architecture& model) {
 /// Whether the last parts of the adapted modules' names also name maps of experts.
 bool has_ambiguous_targets(const model::Architecture& model) {
   const bool experts = std::ranges::any_of(model.blocks, [](const model::BlockSpec& block) {
-    return block.part == model::LayerPart::router;
+    return block.content == model::BlockContent::router;
   });
   return experts && std::ranges::any_of(adapted_modules(model), is_named_like_expert);
 }
@@ -406,8 +406,8 @@ bool flag_of(const std::string& file, const Json& json, std::string_view key) {
 
 std::uint64_t MergeSettings::rank_of(const std::string& module) const {
   const Pattern* const found = find_match(ranks, module);
-  constexpr double kMost = 1e15;  // no tensor has this number of rows
-  return found == nullptr ? rank : static_cast<std::uint64_t>(std::min(found->value, kMost));
+  constexpr double kMax = 1e15;  // no tensor has this number of rows
+  return found == nullptr ? rank : static_cast<std::uint64_t>(std::min(found->value, kMax));
 }
 
 double MergeSettings::scale_of(const std::string& module) const {

@@ -8,14 +8,14 @@
 #include <fmt/format.h>
 
 #include "ballast/config/adapter_folder.h"
-#include "ballast/config/checkpoint_config.h"
+#include "ballast/config/hugging_face_config.h"
 #include "ballast/config/stored_model.h"
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 
 #include "src/config/adapter_config.h"
-#include "src/config/document.h"
-#include "src/config/sections.h"
+#include "src/config/config_tree.h"
+#include "src/config/key_table.h"
 
 namespace ballast::config {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "ballast/core/error.h"
 
-#include "src/config/sections.h"
+#include "src/config/key_table.h"
 
 namespace ballast::config {
 namespace {
@@ -406,7 +406,7 @@ Key buffers_key(std::string_view path, step::BufferCounts& buffers) {
                                         [path](const BufferKind& one) { return one.key == path; });
   expects(kind != kBufferKinds.end(), "a number of buffers must be in the table");
   return whole(std::string(path.substr(path.rfind('.') + 1)), buffers.*(kind->count),
-               {0, BufferKind::kMost});
+               {0, BufferKind::kMax});
 }
 
 Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {

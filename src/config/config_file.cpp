@@ -8,14 +8,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "ballast/config/checkpoint_config.h"
 #include "ballast/config/config.h"
+#include "ballast/config/hugging_face_config.h"
 #include "ballast/core/error.h"
 #include "ballast/model/block_layout.h"
 #include "ballast/text/files.h"
 
-#include "src/config/document.h"
-#include "src/config/sections.h"
+#include "src/config/config_tree.h"
+#include "src/config/key_table.h"
 
 namespace ballast::config {
 

@@ -6,7 +6,7 @@
 
 #include "ballast/text/json.h"
 
-#include "src/config/sections.h"
+#include "src/config/key_table.h"
 
 namespace ballast::config {
 namespace {

@@ -49,7 +49,7 @@ std::optional<std::uint64_t> as_whole(const Value& value, WholeRange range) {
 /// Suggests keys anywhere in the config that end in `name`, or that other programs call `name`; ""
 /// if there are none, or too many.
 std::string suggestion_elsewhere(const std::string& name) {
-  constexpr std::size_t kMost = 3;
+  constexpr std::size_t kMax = 3;
   static const std::vector<KeyInfo> all = key_list();
   std::vector<std::string> found;
   for (const KeyInfo& key : all) {
@@ -58,7 +58,7 @@ std::string suggestion_elsewhere(const std::string& name) {
       found.push_back(fmt::format("'{}'", key.path));
     }
   }
-  if (found.empty() || found.size() > kMost) return "";
+  if (found.empty() || found.size() > kMax) return "";
   return fmt::format(" (did you mean {}?)", fmt::join(found, " or "));
 }
 

@@ -15,7 +15,7 @@
 #include "ballast/config/choices.h"
 #include "ballast/config/key_effects.h"
 
-#include "src/config/document.h"
+#include "src/config/config_tree.h"
 
 namespace ballast::config {
 

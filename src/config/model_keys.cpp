@@ -12,8 +12,8 @@
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 
-#include "src/config/sections.h"
-#include "src/model/spec/families/families.h"
+#include "src/config/key_table.h"
+#include "src/model/description/families/families.h"
 
 namespace ballast::config {
 namespace {

@@ -6,9 +6,9 @@
 
 #include "ballast/model/family.h"
 
-#include "src/config/document.h"
-#include "src/config/sections.h"
-#include "src/model/spec/families/families.h"
+#include "src/config/config_tree.h"
+#include "src/config/key_table.h"
+#include "src/model/description/families/families.h"
 
 namespace ballast::config {
 
@@ -225,7 +225,7 @@ Section pipeline_keys(PipelineSection& pipeline, std::vector<std::string>& log) 
   return with_deepspeed_keys(
       {row(kPlanOnly,
            also_called(
-               or_auto(whole("stages", pipeline.stages, {1, kMostStages}), pipeline.stages),
+               or_auto(whole("stages", pipeline.stages, {1, kMaxStages}), pipeline.stages),
                {"stage", "pp_size", "pp", "num_stages", "pipeline_stages", "pipeline_parallel_size",
                 "pipeline_parallel_degree", "pipeline_model_parallel_size"}),
            {"number of devices of each rank, to which the layers are dealt in turn, see "
@@ -240,8 +240,8 @@ Key devices_key(std::vector<std::uint32_t>& devices) {
     devices.clear();
     if (value.is_auto()) return;
     const auto numbers = value.elements("\"auto\" or an array of GPU numbers such as [0, 1]");
-    if (numbers.empty() || numbers.size() > kMostStages) {
-      value.fail(fmt::format("must have 1 to {} numbers, got {}", kMostStages, numbers.size()));
+    if (numbers.empty() || numbers.size() > kMaxStages) {
+      value.fail(fmt::format("must have 1 to {} numbers, got {}", kMaxStages, numbers.size()));
     }
     for (const Value& number : numbers) {
       devices.push_back(static_cast<std::uint32_t>(number.whole(kNumbers)));

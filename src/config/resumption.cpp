@@ -8,7 +8,7 @@
 #include "ballast/config/key_effects.h"
 #include "ballast/core/error.h"
 
-#include "src/config/sections.h"
+#include "src/config/key_table.h"
 
 namespace ballast::config {
 namespace {
@@ -115,8 +115,8 @@ Settings settings_of(const Config& config) {
   return settings;
 }
 
-std::vector<Change> find_changes(const Settings& before, const Settings& now) {
-  std::vector<Change> changes;
+std::vector<SettingChange> find_changes(const Settings& before, const Settings& now) {
+  std::vector<SettingChange> changes;
   for (const auto& [key, value] : before) {
     const auto found = now.find(key);
     if (found == now.end()) {
@@ -151,12 +151,12 @@ bool is_allowed(const std::string& key, const std::vector<std::string>& allowed)
   });
 }
 
-void refuse_changes(const std::vector<Change>& changes, const std::vector<std::string>& allowed,
-                    const std::string& from) {
+void refuse_changes(const std::vector<SettingChange>& changes,
+                    const std::vector<std::string>& allowed, const std::string& from) {
   std::vector<std::string> texts;
   std::vector<std::string> positions;
   std::vector<std::string> refused;
-  for (const Change& change : changes) {
+  for (const SettingChange& change : changes) {
     texts.push_back(change.text());
     const KeyInfo* const row = row_of(change.key);
     if (row != nullptr && row->effects.on_resume == KeyRole::position) {

@@ -8,7 +8,7 @@
 #include "ballast/config/stored_model.h"
 #include "ballast/core/error.h"
 
-#include "src/config/document.h"
+#include "src/config/config_tree.h"
 
 namespace ballast::config {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "src/config/sections.h"
+#include "src/config/key_table.h"
 
 namespace ballast::config {
 namespace {

@@ -17,7 +17,7 @@
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
-#include "src/config/document.h"
+#include "src/config/config_tree.h"
 
 namespace ballast::config {
 

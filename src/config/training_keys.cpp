@@ -6,7 +6,7 @@
 
 #include "ballast/model/family.h"
 
-#include "src/config/sections.h"
+#include "src/config/key_table.h"
 
 namespace ballast::config {
 
@@ -306,7 +306,7 @@ void check_pairs(Config& config, const model::Architecture& model, const Documen
                   "reference, too; remove this key");
   }
   const auto routes = [](const model::BlockSpec& block) {
-    return block.part == model::LayerPart::router;
+    return block.content == model::BlockContent::router;
   };
   if (std::any_of(model.blocks.begin(), model.blocks.end(), routes)) {
     document.fail("data.pairs",

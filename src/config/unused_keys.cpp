@@ -12,9 +12,9 @@
 #include "ballast/model/family.h"
 #include "ballast/text/json.h"
 
-#include "src/config/document.h"
-#include "src/config/sections.h"
-#include "src/model/spec/families/families.h"
+#include "src/config/config_tree.h"
+#include "src/config/key_table.h"
+#include "src/model/description/families/families.h"
 
 namespace ballast::config {
 namespace {

@@ -113,10 +113,10 @@ double parse_seconds(std::string_view text) {
   double number = 0.0;
   const auto [end, error] = std::from_chars(all.data(), all.data() + all.size(), number);
   const std::string_view name = trim(all.substr(static_cast<std::size_t>(end - all.data())));
-  constexpr double kMost = 1000.0 * 86400.0;
+  constexpr double kMax = 1000.0 * 86400.0;
   for (const TimeUnit& unit : kTimeUnits) {
     const double seconds = number * unit.seconds;
-    if (error == std::errc() && unit.name == name && seconds > 0.0 && seconds <= kMost) {
+    if (error == std::errc() && unit.name == name && seconds > 0.0 && seconds <= kMax) {
       return seconds;
     }
   }

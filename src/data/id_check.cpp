@@ -20,7 +20,7 @@ constexpr std::uint64_t kAllAtOnce = std::uint64_t{1} << 24U;
 constexpr std::uint64_t kSamples = 256;
 constexpr std::uint64_t kSampleLength = std::uint64_t{1} << 14U;
 constexpr std::uint64_t kEndLength = std::uint64_t{1} << 10U;
-constexpr std::size_t kMostEnds = 256;
+constexpr std::size_t kMaxEnds = 256;
 constexpr std::uint64_t kPieceLength = std::uint64_t{1} << 18U;
 /// Odd, so that ids at even and at odd places are counted.
 constexpr std::size_t kStride = 31;
@@ -45,7 +45,7 @@ class Sampler {
   /// Warns if nearly all ids are the same.
   void warn_about_one_id() const {
     constexpr std::uint64_t kLong = 4096;
-    constexpr double kMost = 0.4;
+    constexpr double kMax = 0.4;
     if (read_ < kLong) return;
     const auto most =
         std::max_element(counts_.begin(), counts_.end(),
@@ -58,7 +58,7 @@ class Sampler {
       log(LogLevel::warning,
           fmt::format("data: all {} tokens sampled from {} are id {}: is the file complete?", read_,
                       file, first_));
-    } else if (share > kMost) {
+    } else if (share > kMax) {
       log(LogLevel::warning,
           fmt::format("data: {:.0f}% of the tokens sampled from {} are id {}: if this is padding, "
                       "the model is trained on it; tools/prepare.py makes documents without it",
@@ -92,7 +92,7 @@ bool check_sample(const TokenSource& source) {
     return true;
   }
   auto starts = source.starts();
-  starts.resize(std::min(starts.size(), kMostEnds));
+  starts.resize(std::min(starts.size(), kMaxEnds));
   for (const std::uint64_t start : starts) {
     sampler.read(start - std::min(start, kEndLength), 2 * kEndLength);
   }

@@ -27,10 +27,10 @@ namespace {
 /// Returns this rank's columns of `ids`, rows of `length`.
 std::vector<std::int32_t> columns_of(const std::vector<std::int32_t>& ids, std::uint64_t length,
                                      const SequenceCut& cut) {
-  const std::uint64_t wide = length / cut.parts;
-  std::vector<std::int32_t> own(ids.size() / cut.parts);
+  const std::uint64_t wide = length / cut.slices;
+  std::vector<std::int32_t> own(ids.size() / cut.slices);
   for (std::uint64_t row = 0; row * length < ids.size(); ++row) {
-    std::copy_n(&ids[row * length + cut.part * wide], wide, &own[row * wide]);
+    std::copy_n(&ids[row * length + cut.slice * wide], wide, &own[row * wide]);
   }
   return own;
 }
@@ -38,7 +38,7 @@ std::vector<std::int32_t> columns_of(const std::vector<std::int32_t>& ids, std::
 }  // namespace
 
 void Batch::reduce(std::uint64_t length, const SequenceCut& cut) {
-  if (cut.parts == 1) return;
+  if (cut.slices == 1) return;
   std::vector<std::int32_t> whole = std::move(positions);
   const bool packed = !whole.empty();
   whole.resize(tokens.size());
@@ -172,7 +172,7 @@ Loader::Loader(std::shared_ptr<const SequenceSource> training,
                std::shared_ptr<const SequenceSource> evaluation, const LoaderOptions& options) {
   expects(options.length >= 1 && options.micro_batches >= 1 && options.sequences >= 1 &&
               options.place < options.places && options.prefetch >= 1 && options.first_step >= 1 &&
-              options.cut.part < options.cut.parts && options.length % options.cut.parts == 0,
+              options.cut.slice < options.cut.slices && options.length % options.cut.slices == 0,
           "loader: an option is out of range");
   expects(training->size() > 0, "loader: there is no sequence");
   worker_ = std::make_unique<Worker>(std::move(training), std::move(evaluation), options);

@@ -353,12 +353,12 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr Bytes kSample = 64 * kKiB;
-constexpr std::uint64_t kMostSamples = 256;
+constexpr std::uint64_t kMaxSamples = 256;
 
 /// The files concatenated.
-class Joined {
+class JoinedFiles {
  public:
-  explicit Joined(const std::vector<fs::path>& files) : files_(files) {
+  explicit JoinedFiles(const std::vector<fs::path>& files) : files_(files) {
     for (const fs::path& path : files) {
       const Descriptor file = text::open_file(path, O_RDONLY, ErrorCategory::data);
       sizes_.push_back(text::regular_file_size(file, path, ErrorCategory::data));
@@ -392,17 +392,17 @@ class Joined {
 }  // namespace
 
 std::string describe_content(const std::vector<fs::path>& files, std::uint64_t tokens) {
-  const Joined data(files);
+  const JoinedFiles data(files);
   state::RunningChecksum hash;
   hash.add(std::as_bytes(std::span(data.sizes())));
   std::vector<std::byte> piece;
-  const bool whole = data.bytes() <= kMostSamples * kSample;
-  const std::uint64_t pieces = whole ? (data.bytes() + kSample - 1) / kSample : kMostSamples;
+  const bool whole = data.bytes() <= kMaxSamples * kSample;
+  const std::uint64_t pieces = whole ? (data.bytes() + kSample - 1) / kSample : kMaxSamples;
   for (std::uint64_t p = 0; p < pieces; ++p) {
     // Each piece begins at p / 255 of the last beginning. The form avoids overflow for large files.
     const Bytes last = data.bytes() - std::min(kSample, data.bytes());
     const Bytes spread =
-        last / (kMostSamples - 1) * p + last % (kMostSamples - 1) * p / (kMostSamples - 1);
+        last / (kMaxSamples - 1) * p + last % (kMaxSamples - 1) * p / (kMaxSamples - 1);
     const Bytes begin = whole ? p * kSample : spread;
     piece.resize(std::min(kSample, data.bytes() - begin));
     data.read(begin, piece);

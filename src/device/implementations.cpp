@@ -48,7 +48,7 @@ constexpr int kPopulateWrite = 23;
 /// Bytes that a thread populates at a time, aligned so that no two threads make the same huge page.
 constexpr Bytes kPiece = 32 * kMiB;
 /// More threads are hardly faster, because memory bandwidth is saturated.
-constexpr unsigned kMostThreads = 16;
+constexpr unsigned kMaxThreads = 16;
 
 /// The largest number of nodes that a kernel can be configured for.
 constexpr std::size_t kNodes = 1024;
@@ -72,7 +72,7 @@ void make_resident(HostBytes memory) {
     }
   };
   const auto threads =
-      std::min<std::size_t>({static_cast<std::size_t>(usable_cpus()), kMostThreads, pieces});
+      std::min<std::size_t>({static_cast<std::size_t>(usable_cpus()), kMaxThreads, pieces});
   std::vector<std::jthread> others;
   for (std::size_t i = 1; i < threads; ++i) others.emplace_back(work);
   work();

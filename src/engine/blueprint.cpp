@@ -27,7 +27,7 @@ step::BlockSizes sizes_of(const model::Architecture& model, DType type, std::siz
           .dequantized_bytes = quantized ? block.elements * size_of(type) : 0,
           .gradient_bytes = block.own_trained_elements() * size_of(type),
           .replicated = block.parameters <= persistence_threshold || quantized ||
-                        block.part == model::LayerPart::table ||
+                        block.content == model::BlockContent::layer_embedding ||
                         block.trained_elements() % block.elements > 0};
 }
 
@@ -138,22 +138,22 @@ std::string describe_kept(const Blueprint& blueprint) {
   std::size_t kept = 0;
   std::size_t attention = 0;
   for (std::size_t b = 0; b < blueprint.problem.blocks.size(); ++b) {
-    if (!blueprint.problem.table->keeps_intermediates(b)) continue;
+    if (!blueprint.problem.index->keeps_intermediates(b)) continue;
     ++layers;
     const step::Kept keeps = blueprint.placement.blocks[b].kept;
     kept += keeps == step::Kept::all ? 1 : 0;
     attention += keeps == step::Kept::attention ? 1 : 0;
   }
   if (layers == 0) return "";
-  const auto has_part = [&](model::LayerPart part) {
-    return std::ranges::any_of(blueprint.model.blocks, [part](const model::BlockSpec& block) {
-      return block.part == part;
+  const auto has_content = [&](model::BlockContent content) {
+    return std::ranges::any_of(blueprint.model.blocks, [content](const model::BlockSpec& block) {
+      return block.content == content;
     });
   };
   const std::string_view what =
-      has_part(model::LayerPart::router) ? " (layers with experts: only attention)"
-      : has_part(model::LayerPart::norm) ? " (layers in tiles: only the output of attention)"
-                                         : "";
+      has_content(model::BlockContent::router) ? " (layers with experts: only attention)"
+      : has_content(model::BlockContent::norm) ? " (layers in tiles: only the output of attention)"
+                                               : "";
   const auto count = [](std::size_t number) {
     return fmt::format("{} layer{}", number, number == 1 ? "" : "s");
   };
@@ -173,7 +173,7 @@ std::string describe_kept(const Blueprint& blueprint) {
 std::string describe_experts(const Blueprint& blueprint) {
   const step::Options& options = blueprint.options;
   std::string text;
-  if (blueprint.problem.table->routing_bytes() == 0) return text;
+  if (blueprint.problem.index->routing_bytes() == 0) return text;
   if (options.expert_updates == step::ExpertUpdates::active) {
     text = "updated only in steps with tokens; results differ from updating all";
   }
@@ -220,7 +220,7 @@ void size_problem(Blueprint& blueprint, const model::KernelSizes& kernels,
                                   .pairs = blueprint.pairs,
                                   .ranks = problem.sharers,
                                   .sum_scratch = sum_scratch(blueprint)};
-  problem.table = std::make_shared<const step::ProgramTable>(
+  problem.index = std::make_shared<const step::ProgramIndex>(
       model::write_program(model, blueprint.type, shape, kernels));
   problem.statistics_bytes = sizeof(GradientStats);
   problem.workspace_bytes = kernels.workspace;
@@ -267,7 +267,7 @@ std::vector<std::string> describe_placement(const Blueprint& blueprint) {
       const bool states = kind == &step::BlockPlacement::optimizer;
       const bool inputs = kind == &step::BlockPlacement::activations;
       if (states && blueprint.problem.blocks[b].is_frozen()) continue;
-      if (inputs && !blueprint.problem.table->places_input(b)) continue;
+      if (inputs && !blueprint.problem.index->places_input(b)) continue;
       ++count[static_cast<std::size_t>(blueprint.placement.blocks[b].*kind)];
     }
     std::string text;

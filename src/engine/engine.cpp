@@ -128,7 +128,7 @@ void Engine::check_blueprint() const {
   expects(problem.sharers == mesh.sharers() &&
               mesh.ranks() == (ranks_ == nullptr ? 1 : ranks_->world()) &&
               mesh.rank == (ranks_ == nullptr ? 0 : ranks_->rank()) &&
-              mesh.sequence == blueprint_.shape.parts && mesh.tensor == problem.tensor &&
+              mesh.sequence == blueprint_.shape.slices && mesh.tensor == problem.tensor &&
               mesh.tensor == blueprint_.model.split.tensor,
           "engine: the blueprint's mesh differs from the run's ranks");
   const model::StepProgram& program = problem.program();
@@ -388,7 +388,7 @@ std::unique_ptr<plan::Executor> Engine::make_executor(
   plan::ExecutorOptions options = {
       .finish = [this](const plan::Operation& operation,
                        std::uint64_t) { lanes_->finish(operation); },
-      .max_on_stream = device().kind() == "host" ? plan::kMostEnqueued : plan::kMostOnFastStream,
+      .max_on_stream = device().kind() == "host" ? plan::kMaxEnqueued : plan::kMaxOnFastStream,
       .devices = blueprint_.problem.devices,
       .serial = options_.serial || checks_each(),
       .delay_seed = options_.delay_seed,

@@ -38,9 +38,9 @@ void run_decode(const CurrentOperation& at) {
 
 /// Returns the gradient sums of the operation's block.
 DeviceView<float> sums_of(const CurrentOperation& at, Role role) {
-  const step::ProgramTable& table = *at.problem().table;
-  const model::SumId sum = table.sums_of(at.operation.block).front();
-  return view_as<float>(at.device(role, table.program().sums[sum].bytes));
+  const step::ProgramIndex& index = *at.problem().index;
+  const model::SumId sum = index.sums_of(at.operation.block).front();
+  return view_as<float>(at.device(role, index.program().sums[sum].bytes));
 }
 
 void run_clear(const CurrentOperation& at) {
@@ -60,7 +60,7 @@ std::vector<model::BatchViews> batches_of(const CurrentOperation& at) {
   for (const Use& use : at.operation.uses) {
     if (use.role != Role::tokens) continue;
     const Bytes bytes = at.blueprint().schedule.buffers[use.buffer].bytes;
-    batches.push_back(model::BatchViews::cut(at.device(use, bytes), shape.tokens(), shape.parts));
+    batches.push_back(model::BatchViews::cut(at.device(use, bytes), shape.tokens(), shape.slices));
   }
   return batches;
 }
@@ -192,11 +192,11 @@ void gather_as_codes(const CurrentOperation& at, comm::Communicator& channel) {
   const std::uint32_t place = at.blueprint().mesh.sharer() % sizes.ranks_per_copy();
   const DeviceBytes own = codes.subview(place * quantized, quantized);
   model::Compute& compute = at.compute();
-  compute.encode_weights(stream, at.device(Role::source, share), own);
+  compute.quantize_weights(stream, at.device(Role::source, share), own);
   channel.all_gather(stream, own, codes);
   for (std::uint32_t g = 0; g < sizes.ranks_per_copy(); ++g) {
-    compute.decode_weights(stream, codes.subview(g * quantized, quantized),
-                           whole.subview(g * share, share));
+    compute.dequantize_weights(stream, codes.subview(g * quantized, quantized),
+                               whole.subview(g * share, share));
   }
 }
 
@@ -217,7 +217,7 @@ void gather_weights(const CurrentOperation& at, comm::Communicator& channel) {
 
 void gather_counts(const CurrentOperation& at, comm::Communicator& channel) {
   channel.all_gather(*at.channels().stream,
-                     at.device(Role::source, at.problem().table->routing_bytes()),
+                     at.device(Role::source, at.problem().index->routing_bytes()),
                      at.device(Role::target, counts_of_micro_batch(at.problem())));
 }
 
@@ -313,7 +313,7 @@ constexpr std::array<ActionHandler, plan::kActionCount> kHandlers = {
      {Action::read, run_visit},
      {Action::select, run_select},
      {Action::scatter, run_scatter},
-     {Action::pass, run_copy_on_devices},
+     {Action::transfer, run_copy_on_devices},
      {Action::keep, run_copy_on_devices},
      {Action::exchange, run_exchange}}};
 

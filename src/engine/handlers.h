@@ -90,7 +90,7 @@ struct CurrentOperation {
   }
 };
 
-// The report of a step: all values of the program with SlotRule::report. Losses are in double
+// The report of a step: all values of the program with BufferRule::report. Losses are in double
 // precision.
 
 /// Places of one class of values: `bytes` per micro-batch, one after the other.
@@ -114,7 +114,7 @@ inline std::vector<ReportPart> report_parts(const step::Problem& problem) {
   const std::vector<model::ValueClass>& classes = problem.program().classes;
   std::vector<ReportPart> parts;
   for (model::ClassId id = 0; id < classes.size(); ++id) {
-    if (classes[id].slots != model::SlotRule::report) continue;
+    if (classes[id].buffers != model::BufferRule::report) continue;
     const Bytes end = parts.empty() ? 0 : parts.back().at(problem.micro_batches);
     parts.push_back({id, end, classes[id].bytes});
   }

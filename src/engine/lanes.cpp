@@ -25,7 +25,7 @@ namespace {
 
 /// Exchanges rows over a channel whose member p has expert p of each block, or part p of the
 /// sequences.
-class ChannelExchange final : public model::RowExchange {
+class ChannelExchange final : public model::AllToAll {
  public:
   explicit ChannelExchange(std::unique_ptr<comm::Communicator> channel)
       : channel_(std::move(channel)) {}
@@ -115,7 +115,7 @@ QueuedStream& Lanes::queue_of(const Operation& operation) {
       return lanes.upload;
     case Lane::offload:
       return lanes.offload;
-    case Lane::pass:
+    case Lane::peer:
       return lanes.pass.value();
     case Lane::gather:
       return lanes.gather.value();

@@ -31,7 +31,7 @@
 namespace ballast::engine {
 
 /// A device stream and the end events of the unfinished operations of a lane on it, at most
-/// plan::kMostOnFastStream. One thread enqueues, another waits, and all may let other streams wait.
+/// plan::kMaxOnFastStream. One thread enqueues, another waits, and all may let other streams wait.
 class QueuedStream {
  public:
   QueuedStream(device::Device& device, std::string_view name)
@@ -84,12 +84,12 @@ class QueuedStream {
 
   std::shared_ptr<device::Stream> stream_;
   std::mutex mutex_;
-  std::array<End, plan::kMostOnFastStream> ends_;
+  std::array<End, plan::kMaxOnFastStream> ends_;
   std::size_t ended_ = 0;     ///< changed by the enqueueing thread
   std::size_t finished_ = 0;  ///< changed by the waiting thread
 };
 
-/// Unfinished transfers of a lane, at most plan::kMostEnqueued. One thread starts them, another
+/// Unfinished transfers of a lane, at most plan::kMaxEnqueued. One thread starts them, another
 /// finishes them.
 class TransferQueue {
  public:
@@ -104,7 +104,7 @@ class TransferQueue {
   }
 
  private:
-  std::array<std::unique_ptr<state::SwapTransfer>, plan::kMostEnqueued> transfers_;
+  std::array<std::unique_ptr<state::SwapTransfer>, plan::kMaxEnqueued> transfers_;
   std::size_t added_ = 0;
   std::size_t finished_ = 0;
 };
@@ -219,10 +219,10 @@ class Lanes {
     std::shared_ptr<device::Stream> stream;
     /// With expert parallelism: exchange of rows, on the stream of the compute lane. It has its own
     /// channel, because NCCL runs the collectives of one channel one after the other.
-    std::unique_ptr<model::RowExchange> rows;
+    std::unique_ptr<model::AllToAll> rows;
     /// With sequence parallelism: exchange of rows against heads among the ranks that share
     /// sequences, on the same stream.
-    std::unique_ptr<model::RowExchange> heads;
+    std::unique_ptr<model::AllToAll> heads;
     /// With tensor parallelism: the ranks that share the tiles of each matrix, by tensor place, on
     /// the stream of gathers and reductions.
     std::unique_ptr<comm::Communicator> tensor;

@@ -98,7 +98,7 @@ model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass&
       .correction_biases = at.modules().biases.of(pass.block),
       .scalars = scalars_of(at, pass),
       .exchange = at.channels().rows.get(),
-      .sequence_part = {at.blueprint().mesh.sequence_place(), at.channels().heads.get()}};
+      .sequence_slice = {at.blueprint().mesh.sequence_place(), at.channels().heads.get()}};
   std::array<std::size_t, model::kPortCount> seen{};
   for (const Use& use : at.operation.uses) {
     const Port port = port_of(use);
@@ -115,7 +115,7 @@ model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass&
         break;
       case Port::batch:
         arguments.batch = model::BatchViews::cut(view(), at.blueprint().shape.tokens(),
-                                                 at.blueprint().shape.parts);
+                                                 at.blueprint().shape.slices);
         break;
       case Port::output_weights:
         arguments.output_weights.push_back(view());
@@ -176,7 +176,7 @@ bool holds(const CurrentOperation& at, const plan::Condition& condition) {
 }  // namespace
 
 Bytes counts_of_micro_batch(const step::Problem& problem) {
-  return problem.sharers * problem.table->routing_bytes();
+  return problem.sharers * problem.index->routing_bytes();
 }
 
 HostBytes counts_of_micro_batch(const step::Problem& problem, state::Store& store, BufferId counts,
@@ -198,15 +198,15 @@ bool has_work(const CurrentOperation& at) {
 
 void report_routing(const CurrentOperation& at) {
   const step::Problem& problem = at.problem();
-  const step::ProgramTable& table = *problem.table;
+  const step::ProgramIndex& index = *problem.index;
   const std::uint32_t micro_batches = at.context.micro_batches;
   StepResult& result = at.context.result;
   result.expert_rows.assign(at.blueprint().own().config.num_layers, {});
-  auto routing = table.values().counts.begin();
+  auto routing = index.values().counts.begin();
   // The counts are in the order of the routers.
   for (const plan::Use& use : at.operation.uses) {
     if (use.role != Role::counts) continue;
-    const model::BlockId end = table.counting_in(*routing++).end;
+    const model::BlockId end = index.counting_in(*routing++).end;
     const model::BlockSpec& last = at.blueprint().own().blocks[end - 1];
     std::vector<std::uint64_t>& rows = result.expert_rows[last.layer];
     rows.resize(last.expert + last.pieces);

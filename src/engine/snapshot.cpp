@@ -13,7 +13,7 @@
 
 namespace ballast::engine {
 
-BackgroundSave::BackgroundSave(std::vector<Part> parts, std::function<void()> end)
+BackgroundSave::BackgroundSave(std::vector<Item> parts, std::function<void()> end)
     : parts_(std::move(parts)), end_(std::move(end)), thread_([this] { run(); }) {}
 
 BackgroundSave::~BackgroundSave() {
@@ -57,7 +57,7 @@ void BackgroundSave::before_write(plan::BufferId buffer) {
   std::unique_lock lock(mutex_);
   if (saved_ == parts_.size()) return;  // the usual case
   const auto part = std::find_if(parts_.begin(), parts_.end(),
-                                 [buffer](const Part& one) { return one.buffer == buffer; });
+                                 [buffer](const Item& one) { return one.buffer == buffer; });
   if (part == parts_.end()) return;
   const auto index = static_cast<std::size_t>(part - parts_.begin());
   changed_.wait(lock, [&] { return saved_ > index || saved_ == parts_.size(); });
@@ -104,7 +104,7 @@ void Snapshot::save(const StateSink& sink, step::Homes homes) {
 std::shared_ptr<BackgroundSave> Snapshot::save_in_background(const StateSink& sink,
                                                              std::function<void()> end) {
   settle();
-  std::vector<BackgroundSave::Part> parts;
+  std::vector<BackgroundSave::Item> parts;
   for (KeptHome& home : host_homes_by_update(blueprint_)) {
     const plan::BufferId buffer = buffer_of(blueprint_, home);
     parts.push_back({buffer, [this, sink, buffer, ranges = std::move(home.ranges)] {

@@ -79,7 +79,7 @@ class Filler {
     DType type;  ///< type of the weights
   };
   /// The bytes of a place that may not be zero.
-  struct Filled {
+  struct FilledRange {
     Bytes begin = 0;
     Bytes end = 0;
   };
@@ -97,7 +97,7 @@ class Filler {
       std::memcpy(here.bytes.data(), encoded_->codes.data() + here.array.first, here.bytes.size());
     }
     piece.zeros_from = piece.bytes.size();
-    Filled& used = filled_[piece.bytes.data()];
+    FilledRange& used = filled_[piece.bytes.data()];
     used = {0, std::max(used.end, piece.zeros_from)};
   }
 
@@ -106,7 +106,7 @@ class Filler {
   void encode(std::size_t block, Bytes bytes) {
     if (encoded_ && encoded_->block == block) return;
     const model::Quantization& how = *blueprint_.own().quantization;
-    encoded_.emplace(Encoded{block, std::vector<std::byte>(bytes)});
+    encoded_.emplace(EncodedBlock{block, std::vector<std::byte>(bytes)});
     for (const model::BlockCodes::Matrix& matrix :
          model::BlockCodes(blueprint_.own(), blueprint_.own().blocks[block]).matrices) {
       std::byte* const out = encoded_->codes.data() + matrix.offset;
@@ -157,7 +157,7 @@ class Filler {
   void clear_around(const HomePiece& piece, Bytes count) {
     const HostBytes bytes = piece.bytes;
     const Bytes begin = piece.zeros_from - count;
-    Filled& used = filled_[bytes.data()];
+    FilledRange& used = filled_[bytes.data()];
     if (used.end == 0 && count > 0) {
       in_units(team_, bytes.size(), 256 * kKiB, [&](Bytes from, Bytes to) {
         for (Bytes page = from; page < to; page += kPage) bytes[page] = std::byte{0};
@@ -260,12 +260,12 @@ class Filler {
   WeightSource& source_;
   const cpu_adam::Updater& team_;
   InitialMagnitudes magnitudes_;
-  std::map<const std::byte*, Filled> filled_;  ///< by address of a place
-  struct Encoded {
+  std::map<const std::byte*, FilledRange> filled_;  ///< by address of a place
+  struct EncodedBlock {
     std::size_t block;
     std::vector<std::byte> codes;
   };
-  std::optional<Encoded> encoded_;  ///< the block whose codes were made last
+  std::optional<EncodedBlock> encoded_;  ///< the block whose codes were made last
 };
 
 /// Collects masters of the elements whose states are here.

@@ -46,18 +46,19 @@ void copy_batch(const Blueprint& blueprint, const TokenBatch& batch, std::uint32
                 std::span<const HostBytes> buffers) {
   const model::MicroBatchShape& shape = blueprint.shape;
   const std::size_t size = shape.tokens() * micro_batches;
-  const bool whole = blueprint.packed && shape.parts > 1;
+  const bool whole = blueprint.packed && shape.slices > 1;
   expects(batch.tokens.size() == size && batch.targets.size() == size &&
               batch.positions.size() == (blueprint.has_positions() ? size : 0) &&
-              batch.whole_positions.size() == (whole ? shape.parts * size : 0),
+              batch.whole_positions.size() == (whole ? shape.slices * size : 0),
           "engine: wrong batch size");
   check_positions(batch.positions, shape.length, blueprint.mesh.sequence_place() * shape.length);
   check_positions(batch.whole_positions, shape.whole_length(), 0);
-  const std::vector<std::int32_t> slots = model::number_slots(blueprint.own(), batch.tokens);
+  const std::vector<std::int32_t> sum_rows = model::number_sum_rows(blueprint.own(), batch.tokens);
   for (std::uint32_t m = 0; m < micro_batches; ++m) {
     std::byte* to = buffers[m].data();
     for (const std::span<const std::int32_t> ids :
-         {batch.tokens, batch.targets, std::span(slots), batch.positions, batch.whole_positions}) {
+         {batch.tokens, batch.targets, std::span(sum_rows), batch.positions,
+          batch.whole_positions}) {
       const auto part = ids.subspan(ids.size() / micro_batches * m, ids.size() / micro_batches);
       if (part.empty()) continue;
       std::memcpy(to, part.data(), part.size_bytes());

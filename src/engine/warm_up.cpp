@@ -54,7 +54,7 @@ void give_rows_to_experts(Lanes& lanes, const plan::Plan& plan) {
     const step::Problem& problem = modules.blueprint.problem;
     const HostBytes bytes = counts_of_micro_batch(
         problem, modules.store, operation.buffer(plan::Role::target), operation.micro);
-    const std::size_t of_rank = problem.table->routing_bytes() / sizeof(std::int32_t);
+    const std::size_t of_rank = problem.index->routing_bytes() / sizeof(std::int32_t);
     auto* const starts = reinterpret_cast<std::int32_t*>(bytes.data());
     for (std::size_t i = 0; i < problem.sharers * of_rank; ++i) {
       starts[i] = std::min(static_cast<std::int32_t>(i % of_rank), tokens);

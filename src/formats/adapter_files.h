@@ -65,11 +65,11 @@ class MergedAdapters {
   [[nodiscard]] bool unties() const { return unties_; }
   /// A tensor that the merged model has in addition to those of `base`: the previously tied output
   /// matrix.
-  struct Added {
+  struct AddedTensor {
     std::string name;
     const WeightPlace* like = nullptr;  ///< the embedding, whose type and shape it has
   };
-  [[nodiscard]] const std::optional<Added>& added() const { return added_; }
+  [[nodiscard]] const std::optional<AddedTensor>& added() const { return added_; }
 
   /// The tensor of the model from which the merged tensor `name` is made.
   [[nodiscard]] const WeightPlace* source(const std::string& name) const;
@@ -81,7 +81,7 @@ class MergedAdapters {
   void apply(const std::string& name, Elems first, std::span<float> values);
 
  private:
-  struct Change {
+  struct TensorChange {
     const WeightPlace* source = nullptr;       ///< weights of the model
     const WeightPlace* replacement = nullptr;  ///< weights of the adapters that replace the model's
     /// Adds scale * left [rows, rank] * right [rank, columns]; nothing if rank is 0.
@@ -98,39 +98,40 @@ class MergedAdapters {
     const WeightPlace* rows = nullptr;
   };
   /// A tensor of the adapters' file: its `module`, and the rest of its name.
-  struct Part {
+  struct AdapterTensor {
     const WeightPlace* place = nullptr;
     std::string module;
     std::string suffix;
   };
 
-  [[nodiscard]] Part part_of(const WeightPlace& place) const;
-  void add(const Part& part);
-  void add_product(const Part& part, bool embedding);
-  void add_bias(const Part& part);
-  void add_tokens(const Part& part);
-  void replace(const Part& part, const std::string& tensor);
+  [[nodiscard]] AdapterTensor part_of(const WeightPlace& place) const;
+  void add(const AdapterTensor& part);
+  void add_product(const AdapterTensor& part, bool embedding);
+  void add_bias(const AdapterTensor& part);
+  void add_tokens(const AdapterTensor& part);
+  void replace(const AdapterTensor& part, const std::string& tensor);
   /// The change of the model's tensor `name`, which `part` belongs to.
-  Change& change_of(const Part& part, const std::string& name);
+  TensorChange& change_of(const AdapterTensor& part, const std::string& name);
   void check_complete() const;
   void find_ends(const text::Json& description);
   void untie();
   [[noreturn]] void refuse_tied(bool of_output) const;
-  [[nodiscard]] const WeightPlace* sibling(const Part& part, const std::string& suffix) const;
+  [[nodiscard]] const WeightPlace* sibling(const AdapterTensor& part,
+                                           const std::string& suffix) const;
 
-  void add_to(const Change& change, Elems first, std::span<float> values) const;
-  void put_tokens(const Change& change, Elems first, std::span<float> values) const;
-  void compute_dora_scales(Change& change) const;
+  void add_to(const TensorChange& change, Elems first, std::span<float> values) const;
+  void put_tokens(const TensorChange& change, Elems first, std::span<float> values) const;
+  void compute_dora_scales(TensorChange& change) const;
 
   const WeightFiles& base_;
   WeightFiles files_;
   config::MergeSettings settings_;
-  std::map<std::string, Change> changes_;  ///< by the name of the merged tensor
-  std::string tokens_;                     ///< name of the embedding
-  std::string output_;                     ///< name of the output matrix
+  std::map<std::string, TensorChange> changes_;  ///< by the name of the merged tensor
+  std::string tokens_;                           ///< name of the embedding
+  std::string output_;                           ///< name of the output matrix
   bool tied_ = false;
   bool unties_ = false;
-  std::optional<Added> added_;
+  std::optional<AddedTensor> added_;
 };
 
 /// Returns the folder of the base model that the adapters in `folder` name. Throws Error(data) if

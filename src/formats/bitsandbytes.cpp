@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "ballast/config/checkpoint_config.h"
+#include "ballast/config/hugging_face_config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/memory.h"
 #include "ballast/formats/safetensors_header.h"
@@ -128,9 +128,9 @@ class Nf4Matrix {
       dequantized.shape.push_back(extent.is_number() ? extent.whole().value_or(0) : 0);
       valid = valid && dequantized.shape.back() > 0;
     }
-    constexpr Elems kMost = Elems{1} << 56U;
+    constexpr Elems kMax = Elems{1} << 56U;
     if (!valid || !count_elements(dequantized.shape, dequantized.elements) ||
-        dequantized.elements > kMost) {
+        dequantized.elements > kMax) {
       refuse_tensor(description_,
                     fmt::format("says that shape is {}, not that of a matrix", shown(shape)));
     }

@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 
 #include "ballast/config/adapter_folder.h"
-#include "ballast/config/checkpoint_config.h"
+#include "ballast/config/hugging_face_config.h"
 #include "ballast/core/error.h"
 #include "ballast/formats/weight_files.h"
 #include "ballast/text/json.h"

@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "ballast/config/checkpoint_config.h"
+#include "ballast/config/hugging_face_config.h"
 #include "ballast/config/stored_model.h"
 #include "ballast/core/error.h"
 #include "ballast/formats/safetensors_header.h"
@@ -126,7 +126,7 @@ void MergedAdapters::find_ends(const Json& whole) {
           (known ? given->flag() : standard.value_or(base_.find(output_) == nullptr));
 }
 
-MergedAdapters::Part MergedAdapters::part_of(const WeightPlace& place) const {
+MergedAdapters::AdapterTensor MergedAdapters::part_of(const WeightPlace& place) const {
   std::string name = place.tensor->name;
   if (!name.starts_with(config::kAdapterPrefix)) {
     refuse_merge(files_, fmt::format("tensor '{}' does not begin with '{}', as PEFT's do; save the "
@@ -151,7 +151,8 @@ MergedAdapters::Part MergedAdapters::part_of(const WeightPlace& place) const {
   return {&place, name, ""};
 }
 
-const WeightPlace* MergedAdapters::sibling(const Part& part, const std::string& suffix) const {
+const WeightPlace* MergedAdapters::sibling(const AdapterTensor& part,
+                                           const std::string& suffix) const {
   for (const std::string& end : {suffix, suffix + ".weight"}) {
     const std::string name = config::kAdapterPrefix + part.module + end;
     const WeightPlace* const found = files_.find(name);
@@ -160,7 +161,7 @@ const WeightPlace* MergedAdapters::sibling(const Part& part, const std::string& 
   return nullptr;
 }
 
-void MergedAdapters::add(const Part& part) {
+void MergedAdapters::add(const AdapterTensor& part) {
   if (part.suffix == kFirst) return add_product(part, false);
   if (part.suffix == kFirstOfTokens) return add_product(part, true);
   if (part.suffix == kSecondBias) return add_bias(part);
@@ -185,7 +186,8 @@ void MergedAdapters::add(const Part& part) {
                                          config::kAdapterPrefix, printable(part.module), first));
 }
 
-MergedAdapters::Change& MergedAdapters::change_of(const Part& part, const std::string& name) {
+MergedAdapters::TensorChange& MergedAdapters::change_of(const AdapterTensor& part,
+                                                        const std::string& name) {
   const WeightPlace* const found = base_.find(name);
   if (found == nullptr) {
     if (!tied_ || config::name_in_text_model(name) != config::name_in_text_model(output_)) {
@@ -200,13 +202,13 @@ MergedAdapters::Change& MergedAdapters::change_of(const Part& part, const std::s
                                      printable(part.place->tensor->name), printable(name),
                                      base_.path().string()));
   }
-  Change& change = changes_[found == nullptr ? output_ : found->tensor->name];
+  TensorChange& change = changes_[found == nullptr ? output_ : found->tensor->name];
   change.source = found;  // null for a tied output matrix: see untie()
   return change;
 }
 
-void MergedAdapters::replace(const Part& part, const std::string& tensor) {
-  Change& change = change_of(part, tensor);
+void MergedAdapters::replace(const AdapterTensor& part, const std::string& tensor) {
+  TensorChange& change = change_of(part, tensor);
   change.replacement = part.place;
   if (change.source == nullptr || change.source->tensor->shape == part.place->tensor->shape) return;
   const Shape& ours = change.source->tensor->shape;
@@ -221,8 +223,8 @@ void MergedAdapters::replace(const Part& part, const std::string& tensor) {
                                    : ""));
 }
 
-void MergedAdapters::add_product(const Part& part, bool embedding) {
-  Change& change = change_of(part, part.module + ".weight");
+void MergedAdapters::add_product(const AdapterTensor& part, bool embedding) {
+  TensorChange& change = change_of(part, part.module + ".weight");
   const StoredTensor& a = *part.place->tensor;
   const WeightPlace* const b = sibling(part, std::string(embedding ? kSecondOfTokens : kSecond));
   const std::uint64_t rank = settings_.rank_of(part.module);
@@ -260,13 +262,13 @@ void MergedAdapters::add_product(const Part& part, bool embedding) {
   change.right = transposed(change.right, shape[1], rank);
 }
 
-void MergedAdapters::add_bias(const Part& part) {
+void MergedAdapters::add_bias(const AdapterTensor& part) {
   if (base_.find(part.module + ".bias") == nullptr) {
     refuse_merge(files_, fmt::format("tensor '{}' is a bias (lora_bias), but the model's map '{}' "
                                      "has none, so it cannot be merged",
                                      printable(part.place->tensor->name), printable(part.module)));
   }
-  Change& change = change_of(part, part.module + ".bias");
+  TensorChange& change = change_of(part, part.module + ".bias");
   if (part.place->tensor->shape != change.source->tensor->shape) {
     refuse_merge(files_, fmt::format("tensor '{}' has not the shape of the model's bias",
                                      printable(part.place->tensor->name)));
@@ -277,8 +279,8 @@ void MergedAdapters::add_bias(const Part& part) {
   change.right = {1.0F};
 }
 
-void MergedAdapters::add_tokens(const Part& part) {
-  Change& change = change_of(part, part.module + ".weight");
+void MergedAdapters::add_tokens(const AdapterTensor& part) {
+  TensorChange& change = change_of(part, part.module + ".weight");
   const std::vector<std::uint64_t>* const tokens = settings_.tokens_of(part.module);
   const Shape& theirs = part.place->tensor->shape;
   change.rows = part.place;
@@ -342,7 +344,7 @@ void MergedAdapters::untie() {
   const WeightPlace* const embedding = base_.find(tokens_);
   if (!own) added_ = {output_, embedding};
   if (!output || own) return;
-  Change& change = of_output->second;
+  TensorChange& change = of_output->second;
   change.source = embedding;
   if (change.replacement->tensor->shape == embedding->tensor->shape) return;
   refuse_merge(files_, fmt::format("tensor '{}' has shape {}, but the model's embedding has {}",
@@ -356,7 +358,7 @@ const WeightPlace* MergedAdapters::source(const std::string& name) const {
 }
 
 void MergedAdapters::apply(const std::string& name, Elems first, std::span<float> values) {
-  Change& change = changes_.at(name);
+  TensorChange& change = changes_.at(name);
   if (change.replacement != nullptr) files_.read(change.replacement->tensor->name, values, first);
   if (change.rows != nullptr) return put_tokens(change, first, values);
   if (change.rank == 0) return;
@@ -373,7 +375,8 @@ void MergedAdapters::apply(const std::string& name, Elems first, std::span<float
   });
 }
 
-void MergedAdapters::add_to(const Change& change, Elems first, std::span<float> values) const {
+void MergedAdapters::add_to(const TensorChange& change, Elems first,
+                            std::span<float> values) const {
   const std::size_t columns = columns_of(*change.source->tensor);
   std::vector<float> sums;
   while (!values.empty()) {
@@ -392,7 +395,8 @@ void MergedAdapters::add_to(const Change& change, Elems first, std::span<float> 
   }
 }
 
-void MergedAdapters::put_tokens(const Change& change, Elems first, std::span<float> values) const {
+void MergedAdapters::put_tokens(const TensorChange& change, Elems first,
+                                std::span<float> values) const {
   const std::size_t columns = columns_of(*change.source->tensor);
   const Elems end = first + values.size();
   for (auto token = change.tokens.lower_bound(first / columns);
@@ -404,7 +408,7 @@ void MergedAdapters::put_tokens(const Change& change, Elems first, std::span<flo
   }
 }
 
-void MergedAdapters::compute_dora_scales(Change& change) const {
+void MergedAdapters::compute_dora_scales(TensorChange& change) const {
   change.dora_scales = read_all(files_, *change.magnitudes->tensor);
   const std::size_t rows = change.source->tensor->shape[0];
   const std::size_t columns = change.source->tensor->shape[1];

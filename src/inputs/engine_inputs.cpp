@@ -165,7 +165,7 @@ device::DeviceOptions device_options(const config::Config& config, std::uint32_t
 }
 
 std::uint32_t available_devices(const config::Config& config, std::uint32_t local_world) {
-  const auto most = [](std::uint32_t count) { return std::clamp(count, 1U, config::kMostStages); };
+  const auto most = [](std::uint32_t count) { return std::clamp(count, 1U, config::kMaxStages); };
   const auto listed = static_cast<std::uint32_t>(config.ballast.devices.size());
   if (listed > 0) return most(listed);
   if (device::shares_host_cores(device_options(config))) return 1;
@@ -193,13 +193,13 @@ Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank) 
 Elems sub_group_size(const config::Config& config, const engine::StateFormat& states,
                      const memory::Budgets& budgets) {
   constexpr Elems kLeast = Elems{1} << 22U;
-  constexpr Elems kMost = Elems{1} << 40U;
+  constexpr Elems kMax = Elems{1} << 40U;
   constexpr Bytes kParts = 16;
   Elems size = kLeast;
   const auto fits = [&](Elems elements) {
     return engine::StateLayout(config.type, states, elements).state_bytes <= budgets.host / kParts;
   };
-  while (size < kMost && fits(2 * size)) size *= 2;
+  while (size < kMax && fits(2 * size)) size *= 2;
   const std::uint64_t named = config.zero.sub_group_size;
   return named > 0 ? std::min<Elems>(named, size) : size;
 }
@@ -241,7 +241,7 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
   blueprint.budgets = budgets;
   blueprint.options = schedule_options(config);
   blueprint.mesh = mesh;
-  static_assert(config::kMostStages == plan::kMostDevices);
+  static_assert(config::kMaxStages == plan::kMaxDevices);
   blueprint.problem.devices = config.devices();
   blueprint.problem.sharers = mesh.sharers();
   blueprint.problem.tensor = mesh.tensor;

@@ -49,7 +49,8 @@ struct Executor::State {
   std::shared_ptr<Submission> last;
   std::map<std::pair<const Plan*, const Plan*>, Seam> seams;
   std::map<const Plan*, Turns> turns;
-  std::array<Submitted, kMostDevices> last_collective;  ///< by device: the last enqueued one
+  std::array<SubmittedOperation, kMaxDevices>
+      last_collective;  ///< by device: the last enqueued one
   std::size_t unfinished = 0;
   std::exception_ptr failure;
   bool stopping = false;      ///< no further operation starts
@@ -155,7 +156,7 @@ struct Executor::State {
   std::exception_ptr start(const LaneItem& item) const {
     delay(item, 0);
     const auto follow_and_start = [&](const Operation& operation, std::uint64_t submission) {
-      for (const Submitted& before : item.followed) {
+      for (const SubmittedOperation& before : item.followed) {
         options.follow(operation, before.operation(), before.submission->number);
       }
       handler(operation, submission);
@@ -177,8 +178,8 @@ struct Executor::State {
   /// Wakes the lanes that can start or finish an operation, and callers. Releases `lock` meanwhile,
   /// so that they find it free.
   void wake(std::unique_lock<std::mutex>& lock, bool callers) {
-    std::array<bool, lane_count(kMostDevices)> startable{};
-    std::array<bool, lane_count(kMostDevices)> finishable{};
+    std::array<bool, lane_count(kMaxDevices)> startable{};
+    std::array<bool, lane_count(kMaxDevices)> finishable{};
     for (std::size_t each = 0; each < lanes.size(); ++each) {
       startable[each] = lanes[each].can_start();
       finishable[each] = lanes[each].can_finish();
@@ -230,8 +231,8 @@ struct Executor::State {
     if (options.follow == nullptr) return;
     item.follow_needed();
     const Operation& operation = item.operation();
-    const Submitted& collective = last_collective[operation.device];
-    const Submitted& own = item.submitted;
+    const SubmittedOperation& collective = last_collective[operation.device];
+    const SubmittedOperation& own = item.submitted;
     if (own.submission->takes_turn(own.id) && !is_collective_lane(operation.lane) &&
         collective.submission != nullptr && collective.is(Progress::enqueued)) {
       item.followed.push_back(collective);
@@ -357,7 +358,7 @@ Executor::Executor(Handler handler, Names names, const ExecutorOptions& options)
     : state_(std::make_unique<State>(std::move(handler), std::move(names), options)) {
   for (std::size_t lane = 0; lane < state_->lanes.size(); ++lane) {
     state_->lanes[lane].most =
-        is_on_stream(lane_at(lane).lane) ? options.max_on_stream : kMostEnqueued;
+        is_on_stream(lane_at(lane).lane) ? options.max_on_stream : kMaxEnqueued;
   }
   if (!options.serial) state_->make_threads();
 }

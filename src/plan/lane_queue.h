@@ -33,7 +33,7 @@ struct Submission {
       previous;                  ///< reset after it has finished and a next one was submitted
   const Seam* seam = nullptr;    ///< between the previous submission and this one
   const Turns* turns = nullptr;  ///< nullptr: no operation takes a turn
-  std::array<std::size_t, kMostDevices> ended_turns{};  ///< by device
+  std::array<std::size_t, kMaxDevices> ended_turns{};  ///< by device
   /// ExecutorOptions::follow is set, so that streams can wait for each other.
   bool streams_wait = false;
   std::vector<double> ends;  ///< by operation, if streams can wait: when it finished
@@ -81,7 +81,7 @@ struct Submission {
 };
 
 /// An operation of a submitted plan.
-struct Submitted {
+struct SubmittedOperation {
   std::shared_ptr<Submission> submission;
   OpId id = kNoOp;
 
@@ -91,9 +91,10 @@ struct Submitted {
 
 /// An operation in a lane.
 struct LaneItem {
-  Submitted submitted;
+  SubmittedOperation submitted;
   double begun = 0.0;
-  std::vector<Submitted> followed = {};  ///< enqueued operations for which its stream waits
+  std::vector<SubmittedOperation> followed =
+      {};  ///< enqueued operations for which its stream waits
 
   [[nodiscard]] const Operation& operation() const { return submitted.operation(); }
   [[nodiscard]] std::uint64_t submission() const { return submitted.submission->number; }
@@ -112,12 +113,13 @@ struct LaneItem {
   /// Returns whether the device can have begun the operation.
   [[nodiscard]] bool followed_finished() const {
     return std::all_of(followed.begin(), followed.end(),
-                       [](const Submitted& each) { return each.is(Progress::finished); });
+                       [](const SubmittedOperation& each) { return each.is(Progress::finished); });
   }
   /// Returns when the followed operations, which have finished, did so; 0 if there are none.
   [[nodiscard]] double end_of_followed() const {
     double end = 0.0;
-    for (const Submitted& each : followed) end = std::max(end, each.submission->ends[each.id]);
+    for (const SubmittedOperation& each : followed)
+      end = std::max(end, each.submission->ends[each.id]);
     return end;
   }
 };
@@ -135,7 +137,7 @@ struct LaneQueue {
 
   [[nodiscard]] bool can_start() const {
     if (waiting.empty() || enqueued.size() >= most) return false;
-    const Submitted& next = waiting.front().submitted;
+    const SubmittedOperation& next = waiting.front().submitted;
     return next.submission->ready(next.id);
   }
   /// Returns whether an operation is enqueued, and those that it follows have finished. So an

@@ -13,7 +13,7 @@ namespace ballast::plan {
 std::vector<StreamId> drawn_lanes(std::uint32_t devices) {
   std::vector<StreamId> lanes;
   for (const Lane lane : kDrawnLanes) {
-    if (lane == Lane::pass && devices == 1) continue;
+    if (lane == Lane::peer && devices == 1) continue;
     const std::uint32_t count = is_per_device(lane) ? devices : 1;
     for (std::uint32_t d = 0; d < count; ++d) lanes.push_back({lane, static_cast<std::uint8_t>(d)});
   }
@@ -71,7 +71,7 @@ std::string_view resource_of(Lane lane) noexcept {
       return "network";
     case Lane::update:
       return "update";
-    case Lane::pass:
+    case Lane::peer:
       return "copies between devices";
     default:
       return "compute";

@@ -90,7 +90,7 @@ std::vector<std::vector<OpId>> seam(const Plan& before, const Plan& next) {
 Turns turns_of(const Plan& plan, const std::function<bool(const Operation&)>& takes_turn) {
   std::vector<std::uint64_t> begins;
   begins.reserve(plan.operations.size());
-  std::vector<std::uint64_t> free(lane_count(kMostDevices), 0);
+  std::vector<std::uint64_t> free(lane_count(kMaxDevices), 0);
   Turns turns;
   for (const Operation& operation : plan.operations) {
     std::uint64_t& lane_free = free[lane_number(operation)];

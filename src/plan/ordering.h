@@ -54,8 +54,8 @@ class Emitter {
 
 /// The order in which some operations of a plan start, across all lanes of a device.
 struct Turns {
-  std::array<std::vector<OpId>, kMostDevices> order;  ///< by device
-  std::vector<bool> taken;                            ///< by operation: whether it is in an order
+  std::array<std::vector<OpId>, kMaxDevices> order;  ///< by device
+  std::vector<bool> taken;                           ///< by operation: whether it is in an order
 };
 
 /// Returns the turns of the operations that `takes_turn` selects. They have the order in which the

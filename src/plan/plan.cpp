@@ -30,7 +30,7 @@ constexpr std::array<Traits, kActionCount> kActions = {
      {Action::read, "reading", Lane::update},
      {Action::select, "select", Lane::update},
      {Action::scatter, "scatter", Lane::update},
-     {Action::pass, "pass", Lane::pass},
+     {Action::transfer, "pass", Lane::peer},
      {Action::keep, "keep", Lane::compute},
      {Action::exchange, "exchange", Lane::reduce}}};
 

@@ -122,7 +122,7 @@ Rate of_bytes(const Operation& operation, const Schedule& schedule, const Rates&
       return {rates.read_per_second, "read_gbps", "the plan fetches from NVMe"};
     case Lane::writeback:
       return {rates.write_per_second, "write_gbps", "the plan writes to NVMe"};
-    case Lane::pass:
+    case Lane::peer:
       return between_devices(rates);
     default:
       return between_ranks(operation, schedule, rates);

@@ -40,7 +40,7 @@ Sharing::Sharing(const Rates& rates, std::uint32_t devices)
   for (std::uint8_t d = 0; d < devices; ++d) {
     computes_ |= lane_bit(lane_number(Lane::compute, d));
     copies_ |= set_of(Lane::upload, Lane::offload, d);
-    if (devices > 1) copies_ |= lane_bit(lane_number(Lane::pass, d));
+    if (devices > 1) copies_ |= lane_bit(lane_number(Lane::peer, d));
   }
   speeds_.resize(lanes_);
   if (devices > 1) return;
@@ -70,7 +70,7 @@ void Sharing::set_threads(const Rates& rates) {
   io_beside_update_ = speed(rates.io_beside_update);
   set(Lane::compute, rates.compute_threads, rates.compute_threads);
   set(Lane::update, rates.update_threads, rates.update_threads);
-  for (const Lane lane : {Lane::upload, Lane::offload, Lane::gather, Lane::reduce, Lane::pass}) {
+  for (const Lane lane : {Lane::upload, Lane::offload, Lane::gather, Lane::reduce, Lane::peer}) {
     set(lane, std::ceil(rates.link_cores), rates.link_cores);
   }
   for (const Lane lane : {Lane::fetch, Lane::writeback}) {
@@ -102,7 +102,7 @@ void Sharing::set_memory(const Rates& rates) {
       std::max(rates.host_memory_per_second, *std::max_element(traffic_.begin(), traffic_.end()));
   if (!passes_by_host_) return;
   const double copied = std::min(rates.upload_per_second, rates.offload_per_second);
-  traffic_[index(Lane::pass)] = 2.0 * copied;
+  traffic_[index(Lane::peer)] = 2.0 * copied;
 }
 
 /// Returns the largest fraction of a core that a thread gets. Cores are shared fairly, like by the
@@ -193,7 +193,7 @@ void Sharing::share(LaneSet working, std::span<double> speeds) const {
   }
   for (std::uint8_t d = 0; d < devices_; ++d) {
     halve(set_of(Lane::gather, Lane::reduce, d), working, speeds);
-    if (passes_by_host_) halve(set_of(Lane::offload, Lane::pass, d), working, speeds);
+    if (passes_by_host_) halve(set_of(Lane::offload, Lane::peer, d), working, speeds);
   }
   share_memory(speeds);
 }
@@ -213,7 +213,7 @@ std::vector<Sharing::Demand> Sharing::demands(std::span<const double> work) cons
       found.push_back({first >= second ? one : other, first + second});
     };
     add(Lane::gather, Lane::reduce);
-    if (passes_by_host_) add(Lane::offload, Lane::pass);
+    if (passes_by_host_) add(Lane::offload, Lane::peer);
   }
   // `share(number)` is the part of the resource that a lane occupies at full speed.
   const auto add_all = [&](auto share) {

@@ -16,7 +16,7 @@ constexpr std::size_t index(Lane lane) {
 
 /// One bit per lane of each device, by lane_number().
 using LaneSet = std::uint64_t;
-static_assert(lane_count(kMostDevices) <= 64);
+static_assert(lane_count(kMaxDevices) <= 64);
 inline constexpr LaneSet lane_bit(std::size_t lane) {
   return LaneSet{1} << lane;
 }

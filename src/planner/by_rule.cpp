@@ -151,7 +151,7 @@ std::vector<PlacementRecipe> rule_recipes(const config::Config& config) {
 namespace {
 
 /// The result of the rule for one order.
-struct Followed {
+struct RuleResult {
   Placement placement;
   step::Options options;
 };
@@ -159,8 +159,8 @@ struct Followed {
 /// Returns whether the micro-batch-major `other` is faster than the layer-major `usual` on any
 /// machine: no weights move per micro-batch, and it recomputes less, or the same with fewer
 /// activations moved.
-bool is_surely_faster(const Followed& other, const Followed& usual) {
-  const auto count = [](const Followed& one, auto matches) {
+bool is_surely_faster(const RuleResult& other, const RuleResult& usual) {
+  const auto count = [](const RuleResult& one, auto matches) {
     const auto& blocks = one.placement.blocks;
     return std::count_if(blocks.begin(), blocks.end(), matches);
   };
@@ -177,10 +177,10 @@ bool is_surely_faster(const Followed& other, const Followed& usual) {
 
 Placement place_by_rule(const TierFiller& filler, const config::Config& config,
                         step::Options& options) {
-  Followed last;
+  RuleResult last;
   for (const auto& open : {orders(config, options), last_orders(config)}) {
     for (const PlacementRecipe& recipe : rule_recipes(config)) {
-      std::optional<Followed> best;
+      std::optional<RuleResult> best;
       for (const step::Order order : open) {
         last.options = options;
         last.options.order = order;

@@ -116,8 +116,8 @@ Placement with_speculation(Placement placement, std::size_t count) {
 
 step::Kept TierFiller::kept_by_default(std::size_t block) const {
   const step::Kept kept = constraints_[block].kept.value_or(step::Kept::nothing);
-  const bool may = kept == step::Kept::attention ? problem_.table->keeps_attention(block)
-                                                 : problem_.table->may_keep(block);
+  const bool may = kept == step::Kept::attention ? problem_.index->keeps_attention(block)
+                                                 : problem_.index->may_keep(block);
   return may ? kept : step::Kept::nothing;
 }
 
@@ -129,7 +129,7 @@ Placement TierFiller::uniform(Tier weights, Tier optimizer, Tier activations,
     const PlacementConstraint& constraint = constraints_[b];
     // The embedding has no input; the head consumes its input immediately; without a backward pass
     // inputs are not kept.
-    const bool places = problem_.table->places_input(b);
+    const bool places = problem_.index->places_input(b);
     placement.blocks.push_back(
         {constraint.weights.value_or(weights),
          has_states(b) ? constraint.optimizer.value_or(optimizer) : Tier::device,
@@ -165,7 +165,8 @@ Bytes TierFiller::excess(const Placement& placement, const step::Options& option
   return ledger(placement, options).excess(budgets_);
 }
 
-TierFiller::Fit TierFiller::fit(const Placement& placement, const step::Options& options) const {
+TierFiller::Headroom TierFiller::fit(const Placement& placement,
+                                     const step::Options& options) const {
   const memory::Ledger sums = ledger(placement, options);
   const auto left = [&](Tier tier, Bytes budget) {
     return static_cast<std::int64_t>(budget) - static_cast<std::int64_t>(sums.needed(tier));
@@ -179,7 +180,7 @@ TierFiller::Fit TierFiller::fit(const Placement& placement, const step::Options&
 /// and halves every second time.
 std::size_t TierFiller::max_that_fit(const Placement& placement, const PlacementStep& step,
                                      const std::vector<std::size_t>& blocks, std::size_t most,
-                                     Fit& now, std::int64_t lacking,
+                                     Headroom& now, std::int64_t lacking,
                                      const step::Options& options) const {
   std::size_t fits = 0;
   std::size_t too_many = most;
@@ -189,7 +190,7 @@ std::size_t TierFiller::max_that_fit(const Placement& placement, const Placement
     const double part = halves ? 0.5 : left / (left + static_cast<double>(lacking));
     const auto guess = static_cast<std::size_t>(part * static_cast<double>(between));
     const std::size_t count = fits + std::clamp<std::size_t>(guess, 1, between - 1);
-    const Fit here = fit(moved_to(placement, step, blocks, count), options);
+    const Headroom here = fit(moved_to(placement, step, blocks, count), options);
     if (here.room >= 0) {
       fits = count;
       now = here;
@@ -204,16 +205,16 @@ std::size_t TierFiller::max_that_fit(const Placement& placement, const Placement
 bool TierFiller::is_open(std::size_t block, TensorClass kind) const {
   const PlacementConstraint& constraint = constraints_[block];
   if (kind == TensorClass::activations)
-    return problem_.table->places_input(block) && !constraint.activations;
+    return problem_.index->places_input(block) && !constraint.activations;
   if (kind == TensorClass::gradients) return has_states(block) && !constraint.gradients;
   if (kind == TensorClass::intermediates) {
-    return problem_.table->keeps_intermediates(block) && !constraint.kept;
+    return problem_.index->keeps_intermediates(block) && !constraint.kept;
   }
   if (kind == TensorClass::logits) {
-    return problem_.table->keeps_logits(block) && !constraint.kept;
+    return problem_.index->keeps_logits(block) && !constraint.kept;
   }
   if (kind == TensorClass::attention) {
-    return problem_.table->keeps_attention(block) && !constraint.kept;
+    return problem_.index->keeps_attention(block) && !constraint.kept;
   }
   return (!takes_weights(kind) || !constraint.weights) &&
          (!takes_optimizer(kind) || (has_states(block) && !constraint.optimizer));
@@ -253,12 +254,14 @@ std::vector<std::size_t> TierFiller::blocks_to_place(const Placement& placement,
 /// `most` blocks.
 std::size_t TierFiller::min_excess(const Placement& placement, const PlacementStep& step,
                                    const std::vector<std::size_t>& blocks, std::size_t most,
-                                   Fit& now, const Fit& all, const step::Options& options) const {
+                                   Headroom& now, const Headroom& all,
+                                   const step::Options& options) const {
   constexpr std::size_t kTries = 4;
   std::size_t best = 0;
   const std::size_t stride = std::max<std::size_t>(1, most / kTries);
   for (std::size_t count = stride; count <= most; count += stride) {
-    const Fit here = count == most ? all : fit(moved_to(placement, step, blocks, count), options);
+    const Headroom here =
+        count == most ? all : fit(moved_to(placement, step, blocks, count), options);
     if (here.excess > now.excess || (here.excess == now.excess && here.excess > 0)) continue;
     now = here;
     best = count;
@@ -376,10 +379,10 @@ Placement TierFiller::find_nearest(const step::Options& options, Tier gradients)
 
 std::size_t TierFiller::count_to_place(const Placement& placement, const PlacementStep& step,
                                        const std::vector<std::size_t>& blocks, std::size_t most,
-                                       std::optional<Fit>& now,
+                                       std::optional<Headroom>& now,
                                        const step::Options& options) const {
   // All blocks are tried first, because moving all may save a staging buffer.
-  const Fit all = fit(moved_to(placement, step, blocks, most), options);
+  const Headroom all = fit(moved_to(placement, step, blocks, most), options);
   if (all.room >= 0) {
     now = all;
     return most;
@@ -391,7 +394,7 @@ std::size_t TierFiller::count_to_place(const Placement& placement, const Placeme
 
 std::size_t TierFiller::apply(Placement& placement, const PlacementStep& step,
                               const step::Options& options, bool swapping, const std::string& moves,
-                              std::optional<Fit>& now) const {
+                              std::optional<Headroom>& now) const {
   if (step.kind == TensorClass::all) {
     placement = nearest(options, swapping ? Tier::nvme : Tier::host);
     now.reset();
@@ -418,7 +421,7 @@ Placement TierFiller::fill(const PlacementRecipe& recipe, const step::Options& o
       uniform(Tier::nvme, Tier::nvme, Tier::nvme, swapping ? Tier::nvme : Tier::host), options);
   if (moved != nullptr) moved->clear();
   std::string moves = describe(options) + (swapping ? "swapping" : "");
-  std::optional<Fit> now;
+  std::optional<Headroom> now;
   for (const PlacementStep& step : recipe) {
     moves += describe_move(step);
     const std::size_t count = apply(placement, step, options, swapping, moves, now);
@@ -428,7 +431,7 @@ Placement TierFiller::fill(const PlacementRecipe& recipe, const step::Options& o
   for (std::size_t b = 0; b < placement.blocks.size(); ++b) {
     BlockPlacement& block = placement.blocks[b];
     if (block.optimizer == Tier::device) block.gradients = Tier::host;
-    if (problem_.program().is_layer(b) && !problem_.table->places_input(b) &&
+    if (problem_.program().is_layer(b) && !problem_.index->places_input(b) &&
         !constraints_[b].activations) {
       block.activations = placement.blocks[b - 1].activations;
     }

@@ -84,7 +84,7 @@ step::Placement with_speculation(step::Placement placement, std::size_t count);
 
 /// Results that trials of one problem share, by a description of the question. Thread-safe.
 template <class Value>
-class Found {
+class Memo {
  public:
   [[nodiscard]] std::optional<Value> find(const std::string& question) const {
     const std::scoped_lock lock(mutex_);
@@ -129,15 +129,15 @@ class TierFiller {
   [[nodiscard]] step::Placement uniform(Tier weights, Tier optimizer, Tier activations,
                                         Tier gradients) const;
   /// The memory that a placement leaves.
-  struct Fit {
+  struct Headroom {
     std::int64_t room = 0;  ///< the smallest rest of a budget; negative if one is exceeded
     Bytes excess = 0;       ///< see excess()
   };
-  [[nodiscard]] Fit fit(const step::Placement& placement, const step::Options& options) const;
+  [[nodiscard]] Headroom fit(const step::Placement& placement, const step::Options& options) const;
   [[nodiscard]] std::size_t max_that_fit(const step::Placement& placement,
                                          const PlacementStep& step,
                                          const std::vector<std::size_t>& blocks, std::size_t most,
-                                         Fit& now, std::int64_t lacking,
+                                         Headroom& now, std::int64_t lacking,
                                          const step::Options& options) const;
   [[nodiscard]] bool has_states(std::size_t block) const {
     return !problem_.blocks[block].is_frozen();
@@ -163,15 +163,15 @@ class TierFiller {
   [[nodiscard]] std::size_t count_to_place(const step::Placement& placement,
                                            const PlacementStep& step,
                                            const std::vector<std::size_t>& blocks, std::size_t most,
-                                           std::optional<Fit>& now,
+                                           std::optional<Headroom>& now,
                                            const step::Options& options) const;
   /// `moves`: describes the options and all steps up to this one.
   std::size_t apply(step::Placement& placement, const PlacementStep& step,
                     const step::Options& options, bool swapping, const std::string& moves,
-                    std::optional<Fit>& now) const;
+                    std::optional<Headroom>& now) const;
   [[nodiscard]] std::size_t min_excess(const step::Placement& placement, const PlacementStep& step,
                                        const std::vector<std::size_t>& blocks, std::size_t most,
-                                       Fit& now, const Fit& all,
+                                       Headroom& now, const Headroom& all,
                                        const step::Options& options) const;
 
   const step::Problem& problem_;
@@ -179,9 +179,9 @@ class TierFiller {
   const memory::Budgets& budgets_;
   std::size_t speculating_;
   /// Numbers of blocks that moves placed, by the moves up to them: many recipes begin alike.
-  mutable Found<std::size_t> counts_;
+  mutable Memo<std::size_t> counts_;
   /// Results of nearest(), which tries hundreds of placements.
-  mutable Found<step::Placement> nearest_;
+  mutable Memo<step::Placement> nearest_;
 };
 
 }  // namespace ballast::planner

@@ -57,7 +57,7 @@ std::array<Operations, 3> parts_of(const plan::Plan& plan) {
 /// Returns the load of the device with most to do, since devices work at the same time.
 Load fixed_load(Operations operations, const plan::Schedule& schedule, const plan::Rates& rates,
                 std::initializer_list<Lane> lanes) {
-  std::array<Load, plan::kMostDevices> loads;
+  std::array<Load, plan::kMaxDevices> loads;
   for (const Operation& operation : operations) {
     if (std::find(lanes.begin(), lanes.end(), operation.lane) == lanes.end()) continue;
     const Bytes bytes = operation.lane == Lane::update ? operation.traffic : operation.bytes;
@@ -195,7 +195,7 @@ memory::Budgets budgets_of(const config::Config& config, const plan::Rates& rate
 
 std::uint32_t devices_of(const config::Config& config, const plan::Rates& rates) {
   const bool rated = config.ballast.devices.empty() && rates.devices > 0;
-  return rated ? std::min<std::uint32_t>(rates.devices, config::kMostStages)
+  return rated ? std::min<std::uint32_t>(rates.devices, config::kMaxStages)
                : inputs::available_devices(config);
 }
 

@@ -177,7 +177,7 @@ void describe_run(const Forecast& forecast, Lines& lines) {
   } else if (problem.sharers > 1) {
     ranks = fmt::format(" x {} ranks (stage {})", problem.sharers, problem.stage);
   }
-  if (const auto parts = blueprint.shape.parts; parts > 1)
+  if (const auto parts = blueprint.shape.slices; parts > 1)
     ranks += fmt::format(", {} share each sequence,", parts);
   add(lines, "batch",
       fmt::format("{} x {} x {}{} = {} tokens per step", blueprint.micro_batches,
@@ -342,11 +342,11 @@ std::optional<Wear> wear_with(const Improvement& variant, const Forecast& foreca
 
 /// Describes the five fastest changes, and those that spare the drives.
 void describe_improvements(const Forecast& forecast, Lines& lines) {
-  constexpr std::size_t kMost = 5;
+  constexpr std::size_t kMax = 5;
   if (!forecast.improvements.empty()) lines.emplace_back("speedup of single changes (simulated)");
   for (std::size_t i = 0; i < forecast.improvements.size(); ++i) {
     const Improvement& variant = forecast.improvements[i];
-    if (i >= kMost && !variant.spares_drives()) continue;
+    if (i >= kMax && !variant.spares_drives()) continue;
     const auto wear = wear_with(variant, forecast);
     add_wrapped(lines,
                 fmt::format("  {:>6.2f}x  {}{}", variant.speedup, variant.change,

@@ -205,7 +205,7 @@ class Improvements {
     if (used(Lane::gather) || used(Lane::reduce)) {
       faster("a network twice as fast", {&Rates::fabric_per_second, &Rates::network_per_second});
     }
-    if (used(Lane::pass) && request_.rates.peer_per_second > 0.0) {
+    if (used(Lane::peer) && request_.rates.peer_per_second > 0.0) {
       faster("copies between devices twice as fast", {&Rates::peer_per_second});
     }
     faster("an update twice as fast (ballast.update_threads, memory)", {&Rates::update_per_second});

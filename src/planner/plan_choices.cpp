@@ -43,7 +43,7 @@ Tier usual(const std::vector<BlockPlacement>& blocks, Tier BlockPlacement::*kind
 Kept mostly_kept(const step::Problem& problem, const std::vector<BlockPlacement>& blocks) {
   std::array<std::size_t, 3> count{};
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    if (problem.table->may_keep(b)) ++count.at(static_cast<std::size_t>(blocks[b].kept));
+    if (problem.index->may_keep(b)) ++count.at(static_cast<std::size_t>(blocks[b].kept));
   }
   return static_cast<Kept>(std::max_element(count.begin(), count.end()) - count.begin());
 }
@@ -64,7 +64,7 @@ void name_placement(config::Config& config, const step::Problem& problem,
   // Written as a number, because the blocks follow from the tiers.
   for (BlockPlacement& block : blocks) block.speculates = false;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    if (!problem.table->may_keep(b)) blocks[b].kept = most.kept;
+    if (!problem.index->may_keep(b)) blocks[b].kept = most.kept;
     if (!problem.blocks[b].is_frozen()) continue;
     blocks[b].optimizer = most.optimizer;
     blocks[b].gradients = most.gradients;
@@ -104,9 +104,8 @@ std::uint64_t whole(const Json& json, std::string_view key) {
 
 std::uint32_t read_devices(const Json& json) {
   const std::uint64_t count = whole(json, "devices");
-  if (count >= 1 && count <= plan::kMostDevices) return static_cast<std::uint32_t>(count);
-  throw Error(ErrorCategory::config,
-              fmt::format("\"devices\" must be 1 to {}", plan::kMostDevices));
+  if (count >= 1 && count <= plan::kMaxDevices) return static_cast<std::uint32_t>(count);
+  throw Error(ErrorCategory::config, fmt::format("\"devices\" must be 1 to {}", plan::kMaxDevices));
 }
 
 bool flag(const Json& json, std::string_view key) {
@@ -151,12 +150,12 @@ Json placement_data(const step::Placement& placement) {
 }
 
 step::Placement read_placement(const Json& list) {
-  constexpr std::size_t kMostBlocks = std::size_t{1} << 24U;
+  constexpr std::size_t kMaxBlocks = std::size_t{1} << 24U;
   if (!list.is_array()) throw Error(ErrorCategory::config, "\"placement\" must be an array");
   step::Placement placement;
   for (const Json& run : list.elements()) {
     const std::uint64_t count = whole(run, "blocks");
-    if (count > kMostBlocks - placement.blocks.size()) {
+    if (count > kMaxBlocks - placement.blocks.size()) {
       throw Error(ErrorCategory::config, "\"placement\" has too many blocks");
     }
     placement.blocks.insert(placement.blocks.end(), count, read_block(run));

@@ -63,7 +63,7 @@ bool can_share_experts(const model::Architecture& model, std::uint32_t ranks) {
   if (model.quantization) return false;
   std::uint64_t most = 0;
   for (const model::BlockSpec& block : model.blocks) {
-    if (block.part != model::LayerPart::expert) continue;
+    if (block.content != model::BlockContent::expert) continue;
     most = std::max(most, block.expert + 1);
     if (block.frozen_elements > 0 && block.trained_elements() > 0) return false;
   }

@@ -98,11 +98,11 @@ bool has_pairs(const Json& config) {
 void check_config(const PlanFile& plan, const config::Config& config) {
   config::Settings now = config::all_settings(config);
   // Some keys depend on others, so the first difference may not be the user's.
-  constexpr std::size_t kMostNamed = 3;
+  constexpr std::size_t kMaxNamed = 3;
   std::vector<std::string> differences;
   const auto note = [&](const std::string& path, const std::string& then, const std::string& here) {
     const bool free = config::effects_of(path).on_plan == config::PlanRole::free;
-    if (free || differences.size() == kMostNamed) return;
+    if (free || differences.size() == kMaxNamed) return;
     differences.push_back(fmt::format("{} was {} for it and is {} now", path, then, here));
   };
   for_each_value(plan.member("config"), [&](const std::string& path, const Json& value) {

@@ -260,9 +260,9 @@ void PlanSearch::vary_recipe(const Candidate& candidate, std::vector<SearchPoint
 /// activations.
 void PlanSearch::keep_attention(const Candidate& plan) {
   const std::vector<PlacementConstraint>& constraints = plan.point.choice->constraints;
-  const step::ProgramTable& table = *plan.point.choice->outline.problem.table;
+  const step::ProgramIndex& index = *plan.point.choice->outline.problem.index;
   const auto is_open = [&](std::size_t b) {
-    return table.keeps_attention(b) && !constraints[b].kept &&
+    return index.keeps_attention(b) && !constraints[b].kept &&
            plan.placement.blocks[b].kept == step::Kept::nothing;
   };
   bool open = false;
@@ -292,7 +292,7 @@ void PlanSearch::keep_attention(const Candidate& plan) {
 /// Moves weights of experts before their router has chosen, if that makes the best plan faster.
 void PlanSearch::prefetch_experts(Candidate plan) {
   const step::Problem& problem = plan.point.choice->outline.problem;
-  if (problem.table->routing_bytes() == 0 || request_.config.ballast.expert_prefetch) return;
+  if (problem.index->routing_bytes() == 0 || request_.config.ballast.expert_prefetch) return;
   plan.point.options.prefetches_experts = true;
   const plan::Schedule schedule =
       step::build_steady_step(problem, plan.placement, plan.point.options);

@@ -31,7 +31,7 @@ model::KernelSizes kernels_of(const PlanRequest& request, std::uint64_t size) {
   const int threads = on_host ? config.ballast.compute_threads : 1;
   const std::string question =
       fmt::format("{} {} {} on {}, {} threads; {} {} {} {}", shape.sequences, shape.length,
-                  shape.parts, device, threads, config.ballast.expert_parallel,
+                  shape.slices, device, threads, config.ballast.expert_parallel,
                   config.model.vocabulary_tiles, config.model.layer_tiles, to_string(config.type));
   return request.known_kernels->of(question, [&] {
     return model::kernel_memory(request.model, config.type, shape, device, threads);
@@ -99,9 +99,9 @@ void stop_if_interrupted(const PlanRequest& request) {
 }
 
 std::size_t search_threads(const PlanRequest& request) {
-  constexpr std::size_t kMostThreads = 16;
+  constexpr std::size_t kMaxThreads = 16;
   if (request.threads > 0) return request.threads;
-  return std::min(static_cast<std::size_t>(usable_cpus()), kMostThreads);
+  return std::min(static_cast<std::size_t>(usable_cpus()), kMaxThreads);
 }
 
 void measure(const PlanRequest& request, const plan::Schedule& schedule, Candidate& candidate) {

@@ -95,20 +95,20 @@ namespace nb = nanobind;
 using Writable = nb::ndarray<>;
 using ReadOnly = nb::ndarray<nb::ro>;
 
-struct Held {
+struct HeldObject {
   nb::object object;
   ReadOnly array;
 };
 
 /// Objects to be released under the GIL.
-struct Released {
+struct ReleaseQueue {
   std::mutex mutex;
-  std::vector<std::unique_ptr<Held>> objects;
+  std::vector<std::unique_ptr<HeldObject>> objects;
   bool scheduled = false;
 };
 
-Released& released() {
-  static auto* const all = new Released;  // threads may use it until the process ends
+ReleaseQueue& released() {
+  static auto* const all = new ReleaseQueue;  // threads may use it until the process ends
   return *all;
 }
 
@@ -117,7 +117,7 @@ int release_scheduled(void* /*unused*/) {
   return 0;
 }
 
-void release_later(Held* held) {
+void release_later(HeldObject* held) {
   // In a forked child the lock may be held forever.
   if (lost_threads()) return;
   const std::scoped_lock lock(released().mutex);
@@ -191,14 +191,14 @@ PythonBuffer take_buffer(nb::object given, BufferUse use, const char* name) {
   }
   auto* const data = static_cast<std::byte*>(const_cast<void*>(array.data()));
   const HostBytes bytes(data, array.nbytes());
-  auto* const held = new Held{std::move(object), std::move(array)};
+  auto* const held = new HeldObject{std::move(object), std::move(array)};
   return {bytes, std::shared_ptr<void>(
-                     held, [](void* memory) { release_later(static_cast<Held*>(memory)); })};
+                     held, [](void* memory) { release_later(static_cast<HeldObject*>(memory)); })};
 }
 
 void release_buffers() {
   if (lost_threads()) return;
-  std::vector<std::unique_ptr<Held>> objects;
+  std::vector<std::unique_ptr<HeldObject>> objects;
   {
     const std::scoped_lock lock(released().mutex);
     objects.swap(released().objects);

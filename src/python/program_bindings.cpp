@@ -17,9 +17,9 @@
 #include "src/python/run_observer.h"
 #include "tools/bench/bench.h"
 #include "tools/commands/requests.h"
-#include "tools/io/tune.h"
-#include "tools/process.h"
+#include "tools/io_load/tune.h"
 #include "tools/program.h"
+#include "tools/signals.h"
 
 namespace ballast::python {
 namespace {

@@ -8,7 +8,7 @@
 #include "ballast/train/metrics.h"
 
 #include "src/python/module.h"
-#include "tools/process.h"
+#include "tools/signals.h"
 
 namespace ballast::python {
 

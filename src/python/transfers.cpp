@@ -27,12 +27,12 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kPatience = std::chrono::seconds(1);
 const std::chrono::duration<double> kAbandoned(aio::QueueOptions().abandon_seconds + 10.0);
 
-std::size_t index(Way way) {
+std::size_t index(TransferMode way) {
   return static_cast<std::size_t>(way);
 }
 
-std::size_t other(Way way) {
-  return index(way == Way::direct ? Way::buffered : Way::direct);
+std::size_t other(TransferMode way) {
+  return index(way == TransferMode::direct ? TransferMode::buffered : TransferMode::direct);
 }
 
 std::mutex& singleton_mutex() {
@@ -307,8 +307,8 @@ void SharedFile::reach(aio::Direction direction, Bytes offset, Bytes end) {
   reopen();
 }
 
-const Handle& SharedFile::opened(Way way) {
-  if (way == Way::direct) return direct_;
+const Handle& SharedFile::opened(TransferMode way) {
+  if (way == TransferMode::direct) return direct_;
   if (!buffered_) {
     buffered_ = std::make_shared<const aio::File>(direct_->reopened(writable(), Access::buffered));
     size_ = std::min(size_, buffered_->size());  // other programs may have truncated it
@@ -316,10 +316,10 @@ const Handle& SharedFile::opened(Way way) {
   return buffered_;
 }
 
-Way SharedFile::way_for(Bytes offset, HostBytes memory) const {
-  if (!direct_ || offset % kPage != 0 || memory.size() % kPage != 0) return Way::buffered;
+TransferMode SharedFile::way_for(Bytes offset, HostBytes memory) const {
+  if (!direct_ || offset % kPage != 0 || memory.size() % kPage != 0) return TransferMode::buffered;
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
-  return address % direct_->alignment() == 0 ? Way::direct : Way::buffered;
+  return address % direct_->alignment() == 0 ? TransferMode::direct : TransferMode::buffered;
 }
 
 std::shared_ptr<PythonTransfer> SharedFile::start(aio::Direction direction, Bytes offset,

@@ -33,7 +33,7 @@ class Wakeup {
 };
 
 /// The path of a transfer's bytes.
-enum class Way { direct, buffered };
+enum class TransferMode { direct, buffered };
 
 struct PythonTransfer;
 
@@ -47,7 +47,7 @@ struct FileTransfers {
 /// A requested transfer. Its members belong to Transfers.
 struct PythonTransfer {
   aio::Direction direction = aio::Direction::read;
-  Way way = Way::buffered;
+  TransferMode way = TransferMode::buffered;
   Bytes offset = 0;
   HostBytes memory;
   std::shared_ptr<void> memory_owner;   ///< released when the transfer has ended
@@ -152,8 +152,8 @@ class SharedFile : public std::enable_shared_from_this<SharedFile> {
   void reach(aio::Direction direction, Bytes offset, Bytes end);
   void reopen();
   [[nodiscard]] const aio::File& any() const { return direct_ ? *direct_ : *buffered_; }
-  const std::shared_ptr<const aio::File>& opened(Way way);
-  [[nodiscard]] Way way_for(Bytes offset, HostBytes memory) const;
+  const std::shared_ptr<const aio::File>& opened(TransferMode way);
+  [[nodiscard]] TransferMode way_for(Bytes offset, HostBytes memory) const;
 
   const std::string path_;
   const Mode mode_;

@@ -12,7 +12,7 @@
 
 namespace ballast::state {
 
-Slots::Slots(std::span<const Bytes> extents, std::size_t homes)
+HomeExtents::HomeExtents(std::span<const Bytes> extents, std::size_t homes)
     : sizes_(extents.begin(), extents.end()),
       extents_(homes),
       in_use_(extents.size(), false),
@@ -23,12 +23,12 @@ Slots::Slots(std::span<const Bytes> extents, std::size_t homes)
   for (std::size_t e = extents.size(); e-- > homes;) free_[sizes_[e]].push_back(e);
 }
 
-std::size_t Slots::extent(std::size_t home) const {
+std::size_t HomeExtents::extent(std::size_t home) const {
   const std::lock_guard lock(mutex_);
   return extents_.at(home);
 }
 
-std::size_t Slots::take_free(Bytes size) {
+std::size_t HomeExtents::take_free(Bytes size) {
   auto& free = free_[size];
   expects(!free.empty(), "slots: checkpoints keep all extents of this size");
   const std::size_t taken = free.back();
@@ -37,7 +37,7 @@ std::size_t Slots::take_free(Bytes size) {
   return taken;
 }
 
-std::size_t Slots::for_writing(std::size_t home) {
+std::size_t HomeExtents::for_writing(std::size_t home) {
   const std::lock_guard lock(mutex_);
   std::size_t& extent = extents_.at(home);
   if (keepers_[extent] == 0) return extent;
@@ -46,12 +46,12 @@ std::size_t Slots::for_writing(std::size_t home) {
   return extent = other;
 }
 
-void Slots::exchange(std::size_t home, std::size_t other) {
+void HomeExtents::exchange(std::size_t home, std::size_t other) {
   const std::lock_guard lock(mutex_);
   std::swap(extents_.at(home), extents_.at(other));
 }
 
-void Slots::keep(std::uint64_t checkpoint, std::span<const std::size_t> homes) {
+void HomeExtents::keep(std::uint64_t checkpoint, std::span<const std::size_t> homes) {
   const std::lock_guard lock(mutex_);
   auto& kept = kept_[checkpoint];
   expects(kept.empty(), "slots: the checkpoint keeps extents already");
@@ -61,7 +61,7 @@ void Slots::keep(std::uint64_t checkpoint, std::span<const std::size_t> homes) {
   }
 }
 
-void Slots::release(std::uint64_t checkpoint) {
+void HomeExtents::release(std::uint64_t checkpoint) {
   const std::lock_guard lock(mutex_);
   const auto found = kept_.find(checkpoint);
   if (found == kept_.end()) return;
@@ -71,15 +71,15 @@ void Slots::release(std::uint64_t checkpoint) {
   kept_.erase(found);
 }
 
-std::vector<std::uint64_t> Slots::checkpoints() const {
+std::vector<std::uint64_t> HomeExtents::checkpoints() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::uint64_t> found;
   for (const auto& [checkpoint, extents] : kept_) found.push_back(checkpoint);
   return found;
 }
 
-void Slots::restore(std::span<const std::pair<std::size_t, std::size_t>> homes,
-                    const std::map<std::uint64_t, std::vector<std::size_t>>& kept) {
+void HomeExtents::restore(std::span<const std::pair<std::size_t, std::size_t>> homes,
+                          const std::map<std::uint64_t, std::vector<std::size_t>>& kept) {
   const std::lock_guard lock(mutex_);
   std::vector<Bytes> wanted;
   for (const std::size_t extent : extents_) wanted.push_back(sizes_[extent]);
@@ -200,7 +200,7 @@ Store::Store(const plan::Schedule& schedule, std::vector<device::Device*> device
   const auto staging =
       staging_memory(schedule, [this](plan::BufferId id) { return allocations_.at(id).host; });
   swap_ = std::make_unique<SwapSpace>(*swap, staging);
-  slots_ = std::make_unique<Slots>(swap_->image().extents, homes);
+  extents_ = std::make_unique<HomeExtents>(swap_->image().extents, homes);
 }
 
 Store::~Store() = default;
@@ -241,21 +241,21 @@ DeviceBytes Store::device(plan::BufferId id, Bytes bytes) const {
 std::unique_ptr<SwapTransfer> Store::fetch(plan::BufferId home, HostBytes data, bool ahead) {
   const Allocation& at = allocations_.at(home);
   expects(at.home.has_value(), "store: not an NVMe buffer");
-  return swap_->read(slots_->extent(*at.home), data, at.version, ahead);
+  return swap_->read(extents_->extent(*at.home), data, at.version, ahead);
 }
 
 std::unique_ptr<SwapTransfer> Store::writeback(plan::BufferId home, HostBytes data,
                                                Bytes zeros_from) {
   Allocation& at = allocations_.at(home);
   expects(at.home.has_value(), "store: not an NVMe buffer");
-  return swap_->write(slots_->for_writing(*at.home), data, ++at.version, zeros_from);
+  return swap_->write(extents_->for_writing(*at.home), data, ++at.version, zeros_from);
 }
 
 void Store::exchange(plan::BufferId home, plan::BufferId other) {
   Allocation& current = allocations_.at(home);
   Allocation& before = allocations_.at(other);
   expects(current.home && before.home, "store: not NVMe buffers");
-  slots_->exchange(*current.home, *before.home);
+  extents_->exchange(*current.home, *before.home);
   std::swap(current.version, before.version);
 }
 
@@ -265,21 +265,21 @@ std::vector<KeptExtent> Store::keep(std::uint64_t checkpoint,
   std::vector<KeptExtent> kept;
   for (const plan::BufferId id : homes) {
     const std::size_t home = allocations_.at(id).home.value();
-    const std::size_t extent = slots_->extent(home);
+    const std::size_t extent = extents_->extent(home);
     numbers.push_back(home);
     kept.push_back({extent, swap_->checksums(extent)});
   }
   swap_->sync();
-  slots_->keep(checkpoint, numbers);
+  extents_->keep(checkpoint, numbers);
   return kept;
 }
 
 void Store::release(std::uint64_t checkpoint) {
-  if (slots_) slots_->release(checkpoint);
+  if (extents_) extents_->release(checkpoint);
 }
 
 std::vector<std::uint64_t> Store::kept() const {
-  return slots_ ? slots_->checkpoints() : std::vector<std::uint64_t>{};
+  return extents_ ? extents_->checkpoints() : std::vector<std::uint64_t>{};
 }
 
 void Store::restore(std::span<const std::pair<plan::BufferId, KeptExtent>> homes,
@@ -290,7 +290,7 @@ void Store::restore(std::span<const std::pair<plan::BufferId, KeptExtent>> homes
     places.emplace_back(at.home.value(), held.extent);
     swap_->restore(held.extent, held.checksums, at.version);
   }
-  slots_->restore(places, kept);
+  extents_->restore(places, kept);
 }
 
 Bytes Store::allocated(Tier tier) const {

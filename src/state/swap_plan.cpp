@@ -149,19 +149,19 @@ void require_suited(const SwapPath& path, const SwapOptions& options) {
 }
 
 /// Bytes that the paths on one file system need together.
-struct Need {
+struct SpaceNeed {
   std::string paths;
   std::size_t count = 0;
   Bytes bytes = 0;
   aio::FileSystem file_system;
 };
 
-std::vector<Need> needs(const SwapPlan& plan) {
-  std::vector<Need> found;
+std::vector<SpaceNeed> needs(const SwapPlan& plan) {
+  std::vector<SpaceNeed> found;
   for (std::size_t p = 0; p < plan.options.paths.size(); ++p) {
     const SwapPath& path = plan.options.paths[p];
     const aio::FileSystem here = aio::inspect_file_system(path.existing());
-    auto need = std::find_if(found.begin(), found.end(), [&](const Need& other) {
+    auto need = std::find_if(found.begin(), found.end(), [&](const SpaceNeed& other) {
       return other.file_system.device == here.device;
     });
     if (need == found.end()) need = found.insert(found.end(), {.file_system = here});
@@ -173,7 +173,7 @@ std::vector<Need> needs(const SwapPlan& plan) {
 }
 
 void require_space(const SwapPlan& plan) {
-  for (const Need& need : needs(plan)) {
+  for (const SpaceNeed& need : needs(plan)) {
     if (!need.file_system.free || need.bytes <= *need.file_system.free) continue;
     throw Error(
         ErrorCategory::io,

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ballast/plan/plan.h"
-#include "ballast/step/program_table.h"
+#include "ballast/step/program_index.h"
 
 namespace ballast::step {
 
@@ -70,7 +70,7 @@ Routes::Routes(const model::StepProgram& program, const std::vector<const model:
   std::vector<Devices> readers(program.values.size(), 0);
   const auto write = [&](PassId pass, ValueId value, std::uint8_t device, bool begins) {
     const auto own = static_cast<Devices>(1U << device);
-    for (std::uint8_t to = 0; to < plan::kMostDevices; ++to) {
+    for (std::uint8_t to = 0; to < plan::kMaxDevices; ++to) {
       if (to != device && (readers[value] >> to & 1U) != 0) copies_[pass].push_back({value, to});
     }
     const bool leaves = readers[value] != 0 && (readers[value] & own) == 0;

@@ -89,7 +89,7 @@ BufferId Movements::pack_on_device(std::uint32_t block) {
     uses.push_back({Role::statistics, layout_.statistics_device[block], true});
   }
   Bytes traffic = problem_.blocks[block].gradient_bytes;
-  const std::vector<model::SumId>& sums = problem_.table->sums_of(block);
+  const std::vector<model::SumId>& sums = problem_.index->sums_of(block);
   for (const model::SumId sum : sums) {
     const Role role = sum == sums.front() ? Role::source : Role::added_gradient;
     uses.push_back({role, sums_[sum], false});
@@ -200,7 +200,7 @@ OpId Movements::gate(bool training) {
     for (const BufferId id : layout_.statistics_host) {
       if (id != kNoBuffer) uses.push_back({Role::statistics, id, false});
     }
-    for (const model::ValueId value : problem_.table->values().counts) {
+    for (const model::ValueId value : problem_.index->values().counts) {
       uses.push_back({Role::counts, layout_.values.counts[value], false});
     }
   }

@@ -213,15 +213,15 @@ class LayoutMaker {
 
   // Buffers for data in transit.
 
-  struct Need {
+  struct TransitNeed {
     Bytes bytes = 0;        ///< size of the largest block
     std::size_t count = 0;  ///< number of blocks
   };
 
   /// Returns the number of blocks for which `counts` holds, and their largest `size`.
   template <class Size, class Counts>
-  [[nodiscard]] Need need(Size size, Counts counts) const {
-    Need found;
+  [[nodiscard]] TransitNeed need(Size size, Counts counts) const {
+    TransitNeed found;
     for (const auto& [b, count] : alike_) {
       if (!counts(b)) continue;
       found.bytes = std::max(found.bytes, size(b));
@@ -232,7 +232,7 @@ class LayoutMaker {
 
   void weight_buffers() {
     for (std::uint8_t d = 0; d < placed_.devices(); ++d) weight_buffers_of(d);
-    const Need rows = rows_of_tables([](std::uint32_t) { return true; });
+    const TransitNeed rows = rows_of_tables([](std::uint32_t) { return true; });
     layout_.table_rows =
         list_.add_slots("rows of tables", Tier::host, Kind::staging, rows.bytes,
                         std::min(rows.count, kSelectedTables) * placed_.micro_batches_per_stop());
@@ -240,7 +240,7 @@ class LayoutMaker {
       return placed_.at(b).weights == Tier::device ? rank_.updated_weights(b)
                                                    : rank_.resident_weights(b);
     };
-    const Need staged = need(on_host, [this](std::uint32_t b) {
+    const TransitNeed staged = need(on_host, [this](std::uint32_t b) {
       const bool borrowed = placed_.at(b).weights == Tier::device && placed_.updates_below(b);
       return placed_.at(b).weights == Tier::nvme || borrowed;
     });
@@ -251,7 +251,7 @@ class LayoutMaker {
 
   /// Returns the number of tables for which `counts` holds, and their most rows.
   template <class Counts>
-  [[nodiscard]] Need rows_of_tables(Counts counts) const {
+  [[nodiscard]] TransitNeed rows_of_tables(Counts counts) const {
     return need([this](std::uint32_t b) { return problem_.program().blocks[b].selected; },
                 [&](std::uint32_t b) { return placed_.is_table(b) && counts(b); });
   }
@@ -263,25 +263,26 @@ class LayoutMaker {
       return placed_.device_of(b) == device && placed_.uses_weights_on_device(b) &&
              (rank_.shards_weights(b) || placed_.at(b).weights != Tier::device);
     };
-    const Need rows =
+    const TransitNeed rows =
         rows_of_tables([&](std::uint32_t b) { return placed_.device_of(b) == device; });
     places.table_rows =
         list_.add_slots("rows of tables in transit", Tier::device, Kind::staging, rows.bytes,
                         std::min(rows.count * placed_.micro_batches(), kRowSlots), device);
-    const Need slots = need([this](std::uint32_t b) { return rank_.padded_weights(b); }, passes);
+    const TransitNeed slots =
+        need([this](std::uint32_t b) { return rank_.padded_weights(b); }, passes);
     const std::size_t wanted = options_.buffers.weight_slots + moved_for_other_blocks(passes);
     places.weight_slots = list_.add_slots("weights in transit", Tier::device, Kind::staging,
                                           slots.bytes, std::min(wanted, slots.count), device);
     const auto split_elsewhere = [&](std::uint32_t b) {
       return passes(b) && rank_.shards_weights(b) && placed_.at(b).weights != Tier::device;
     };
-    const Need shares =
+    const TransitNeed shares =
         need([this](std::uint32_t b) { return rank_.weight_partition(b); }, split_elsewhere);
     places.share_slots = list_.add_slots(
         "shares of weights in transit", Tier::device, Kind::staging, shares.bytes,
         std::min<std::size_t>({2, options_.buffers.weight_slots, shares.count}), device);
     if (rank_.quantizes_gathers()) {
-      const Need codes =
+      const TransitNeed codes =
           need([this](std::uint32_t b) { return rank_.gathered_codes(b); },
                [&](std::uint32_t b) { return passes(b) && rank_.shards_weights(b); });
       if (codes.bytes > 0) {
@@ -291,7 +292,7 @@ class LayoutMaker {
     }
     // One is enough, because dequantisation of the next block's weights runs on the same stream as
     // the passes.
-    const Need dequantized =
+    const TransitNeed dequantized =
         need([this](std::uint32_t b) { return problem_.blocks[b].dequantized_bytes; },
              [this, device](std::uint32_t b) {
                return placed_.device_of(b) == device && problem_.blocks[b].is_quantized();
@@ -307,7 +308,7 @@ class LayoutMaker {
   [[nodiscard]] std::size_t moved_for_other_blocks(Moves moves) const {
     const model::StepProgram& program = problem_.program();
     std::size_t most = 0;
-    for (const model::PassId id : problem_.table->passes_over_blocks(placed_.form)) {
+    for (const model::PassId id : problem_.index->passes_over_blocks(placed_.form)) {
       const model::Pass& pass = program.passes[id];
       std::size_t moving = 0;
       for (const model::Operand& operand : pass.operands) {
@@ -361,17 +362,18 @@ class LayoutMaker {
     }
     for (std::uint8_t d = 0; d < placed_.devices(); ++d) gradient_slots_of(d);
     row_gradients();
-    const Need swapped = need([this](std::uint32_t b) { return placed_.swapped_gradient_bytes(b); },
-                              [this](std::uint32_t b) { return placed_.swaps_gradient(b); });
+    const TransitNeed swapped =
+        need([this](std::uint32_t b) { return placed_.swapped_gradient_bytes(b); },
+             [this](std::uint32_t b) { return placed_.swaps_gradient(b); });
     layout_.gradient_staging =
         list_.add_slots("gradient staging", Tier::host, Kind::staging, swapped.bytes,
                         std::min<std::size_t>(options_.buffers.gradient_staging, swapped.count));
     if (!rank_.is_distributed()) return;
     for (std::uint8_t d = 0; d < placed_.devices(); ++d) {
-      const Need all = need([this](std::uint32_t b) { return rank_.padded_gradient(b); },
-                            [this, d](std::uint32_t b) {
-                              return placed_.device_of(b) == d && rank_.is_distributed(b);
-                            });
+      const TransitNeed all = need([this](std::uint32_t b) { return rank_.padded_gradient(b); },
+                                   [this, d](std::uint32_t b) {
+                                     return placed_.device_of(b) == d && rank_.is_distributed(b);
+                                   });
       const Bytes least = problem_.sharers * kPage;
       layout_.devices[d].received =
           list_.add("gradients from other ranks", Tier::device, Kind::workspace,
@@ -380,12 +382,12 @@ class LayoutMaker {
   }
 
   void gradient_slots_of(std::uint8_t device) {
-    const Need packed = need([this](std::uint32_t b) { return rank_.padded_gradient(b); },
-                             [this, device](std::uint32_t b) {
-                               return placed_.device_of(b) == device &&
-                                      placed_.packs_on_device(b) &&
-                                      (placed_.updates_below(b) || rank_.shards_gradients(b));
-                             });
+    const TransitNeed packed =
+        need([this](std::uint32_t b) { return rank_.padded_gradient(b); },
+             [this, device](std::uint32_t b) {
+               return placed_.device_of(b) == device && placed_.packs_on_device(b) &&
+                      (placed_.updates_below(b) || rank_.shards_gradients(b));
+             });
     layout_.devices[device].gradient_slots = list_.add_slots(
         "gradients in transit", Tier::device, Kind::staging, packed.bytes,
         std::min<std::size_t>(options_.buffers.gradient_slots, packed.count), device);
@@ -400,18 +402,18 @@ class LayoutMaker {
     };
     const auto trained = [this](std::uint32_t b) { return placed_.is_trained_table(b); };
     for (std::uint8_t d = 0; d < placed_.devices(); ++d) {
-      const Need own =
+      const TransitNeed own =
           need(rows, [&](std::uint32_t b) { return trained(b) && placed_.device_of(b) == d; });
       layout_.devices[d].row_gradients =
           list_.add_slots("gradients of rows in transit", Tier::device, Kind::staging, own.bytes,
                           std::min(own.count * placed_.micro_batches(), kRowSlots), d);
     }
-    const Need all = need(rows, trained);
+    const TransitNeed all = need(rows, trained);
     const bool together = placed_.micro_batches_per_stop() == placed_.micro_batches();
     layout_.row_gradients = list_.add_slots(
         "gradients of rows", Tier::host, Kind::staging, all.bytes,
         (together ? std::min(all.count, kSelectedTables) : all.count) * placed_.micro_batches());
-    const Need summed =
+    const TransitNeed summed =
         need([this](std::uint32_t b) { return rank_.padded_gradient(b); },
              [&](std::uint32_t b) { return trained(b) && rank_.is_distributed(b); });
     layout_.scattered = list_.add_slots("gradients of tables", Tier::host, Kind::staging,
@@ -437,16 +439,16 @@ class LayoutMaker {
   void gradients_in_sums() {
     for (std::uint32_t b = 0; b < placed_.blocks(); ++b) {
       if (!placed_.keeps_gradient_in_sum(b)) continue;
-      const model::SumId sum = problem_.table->sums_of(b).front();
+      const model::SumId sum = problem_.index->sums_of(b).front();
       layout_.gradient[b] = layout_.values.sums_on_host[sum];
     }
   }
 
   void fill_staging() {
-    const Need weights =
+    const TransitNeed weights =
         need([this](std::uint32_t b) { return rank_.resident_weights(b); },
              [this](std::uint32_t b) { return placed_.at(b).weights == Tier::device; });
-    const Need states =
+    const TransitNeed states =
         need([this](std::uint32_t b) { return rank_.states(b, 0); },  // the first is the largest
              [this](std::uint32_t b) {
                return placed_.trains() && placed_.is_trained(b) &&

@@ -104,7 +104,7 @@ struct DeviceValues {
   using Buffers = std::vector<BufferId>;
 
   // By class.
-  /// By SlotRule: own: colour * together + micro-batch; in_turn: a ring; scratch: one; step: by
+  /// By BufferRule: own: colour * together + micro-batch; in_turn: a ring; scratch: one; step: by
   /// micro-batch.
   std::vector<Buffers> shared;
   std::vector<Buffers> leaving;   ///< a ring, for values that only other devices read
@@ -114,7 +114,7 @@ struct DeviceValues {
 };
 
 /// The buffers of values and of gradient sums.
-struct ValueSlots {
+struct ValueBuffers {
   using Buffers = std::vector<BufferId>;
 
   std::vector<DeviceValues> devices;
@@ -149,7 +149,7 @@ inline Bytes swapped_bytes(const Problem& problem, const model::StepValue& value
 
 /// Adds the buffers of values and gradient sums to `list`. If the list merges buffers, the members
 /// by value stay empty.
-ValueSlots add_values(const PlacedProblem& placed, BufferList& list);
+ValueBuffers add_values(const PlacedProblem& placed, BufferList& list);
 
 /// Buffers that each device has for data in transit and in use.
 struct DevicePlaces {
@@ -196,7 +196,7 @@ struct Layout {
   /// outside steps. It may be a buffer of a step that is large enough.
   BufferId fill_staging = kNoBuffer;
 
-  ValueSlots values;  ///< values of the passes
+  ValueBuffers values;  ///< values of the passes
 
   BufferId decision = kNoBuffer;
 };

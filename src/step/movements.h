@@ -40,7 +40,7 @@ class BufferCache {
     for (const BufferId id : buffers) slots_.push_back({id, kEmpty, {}});
   }
 
-  struct Taken {
+  struct Entry {
     BufferId buffer = kNoBuffer;
     bool fill = false;  ///< the data must be moved there first
     /// The data are already there if this condition holds.
@@ -49,13 +49,13 @@ class BufferCache {
 
   /// Returns the buffer of `block`, which becomes the most recently used one. `when`: the condition
   /// under which the data are needed and will be there.
-  Taken take(std::uint32_t block, Condition when = {}) {
+  Entry take(std::uint32_t block, Condition when = {}) {
     auto found = std::find_if(slots_.begin(), slots_.end(),
                               [&](const Slot& slot) { return slot.block == block; });
     const bool there = found != slots_.end();
     if (!there) found = slots_.begin();
     Slot slot = *found;
-    Taken taken = {slot.buffer, !there || (!slot.when.always() && slot.when != when)};
+    Entry taken = {slot.buffer, !there || (!slot.when.always() && slot.when != when)};
     if (there && taken.fill) taken.unless = slot.when;
     slot.block = block;
     if (taken.fill) slot.when = when;
@@ -142,7 +142,7 @@ class Movements {
   }
   /// Returns the blocks that compute rows of `routing` and have buffers for weights that move
   /// before `router` has chosen.
-  [[nodiscard]] ProgramTable::Blocks blocks_ahead(std::uint32_t router,
+  [[nodiscard]] ProgramIndex::Blocks blocks_ahead(std::uint32_t router,
                                                   model::ValueId routing) const;
   /// Moves weights to the device if their block had rows in the preceding micro-batch or step.
   void prefetch(std::uint32_t block);
@@ -230,9 +230,9 @@ class Movements {
   };
   void copy_weights(Action action, std::uint32_t block, const Copy& copy);
   /// Brings all weights that a rank keeps to a place that lacks them.
-  void bring_weights(const BufferCache::Taken& place, Action action, std::uint32_t block,
+  void bring_weights(const BufferCache::Entry& place, Action action, std::uint32_t block,
                      BufferId from, Condition when);
-  void bring_frozen(const BufferCache::Taken& place, Action action, std::uint32_t block,
+  void bring_frozen(const BufferCache::Entry& place, Action action, std::uint32_t block,
                     BufferId from, Condition when);
   /// Returns whether the trained weights of `block` have a separate home.
   [[nodiscard]] bool has_separate_trained_home(std::uint32_t block) const {
@@ -260,19 +260,19 @@ class Movements {
   BufferId gradient_on_host(std::uint32_t block, std::uint32_t lag);
 
   /// The sub-groups with states on NVMe that are updated in one pass.
-  struct Swapped {
+  struct SwappedGroup {
     std::vector<SwappedStates> states;  ///< in update order
     std::size_t first_slot = 0;         ///< staging buffer of the first one, modulo their number
     std::size_t updated = 0;            ///< updates in the plan so far
   };
   static constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max();
-  [[nodiscard]] Swapped& swapped_in(UpdatedIn pass) {
+  [[nodiscard]] SwappedGroup& swapped_in(UpdatedIn pass) {
     return swapped_[static_cast<std::size_t>(pass)];
   }
-  [[nodiscard]] const Swapped& swapped_in(UpdatedIn pass) const {
+  [[nodiscard]] const SwappedGroup& swapped_in(UpdatedIn pass) const {
     return swapped_[static_cast<std::size_t>(pass)];
   }
-  [[nodiscard]] std::size_t slot_of(const Swapped& group, std::size_t ordinal) const;
+  [[nodiscard]] std::size_t slot_of(const SwappedGroup& group, std::size_t ordinal) const;
   [[nodiscard]] std::uint32_t sub_groups(std::uint32_t block) const {
     return static_cast<std::uint32_t>(problem_.blocks[block].sub_groups.size());
   }
@@ -336,9 +336,9 @@ class Movements {
     BufferId tokens = kNoBuffer;
   };
   std::vector<std::vector<KeptRows>> kept_rows_;  ///< by block, until it is delivered
-  std::uint32_t passing_ = 0;       ///< the first of the micro-batches that pass together
-  BufferId delivered_ = kNoBuffer;  ///< the last gradient in host memory
-  std::array<Swapped, 2> swapped_;  ///< by pass
+  std::uint32_t passing_ = 0;            ///< the first of the micro-batches that pass together
+  BufferId delivered_ = kNoBuffer;       ///< the last gradient in host memory
+  std::array<SwappedGroup, 2> swapped_;  ///< by pass
   /// By block: position of its first sub-group among those of its pass.
   std::vector<std::size_t> ordinal_;
 };

@@ -7,7 +7,7 @@
 #include "ballast/core/error.h"
 #include "ballast/plan/plan.h"
 #include "ballast/step/problem.h"
-#include "ballast/step/program_table.h"
+#include "ballast/step/program_index.h"
 
 #include "src/step/devices.h"
 
@@ -42,9 +42,9 @@ void refuse_arguments(const std::string& message) {
 namespace {
 
 void check_devices(const Problem& problem, const Options& options) {
-  if (problem.devices == 0 || problem.devices > plan::kMostDevices) {
+  if (problem.devices == 0 || problem.devices > plan::kMaxDevices) {
     refuse_arguments(
-        fmt::format("a rank has 1 to {} devices, not {}", plan::kMostDevices, problem.devices));
+        fmt::format("a rank has 1 to {} devices, not {}", plan::kMaxDevices, problem.devices));
   }
   if (problem.devices > 1 && options.order != Order::layer_major) {
     refuse_arguments(
@@ -113,7 +113,7 @@ void check_trains(const Options& options) {
 }
 
 void check_arguments(const Problem& problem, const Placement& placement, const Options& options) {
-  expects(problem.table != nullptr, "schedule: the problem has no program");
+  expects(problem.index != nullptr, "schedule: the problem has no program");
   const model::StepProgram& program = problem.program();
   expects(problem.blocks.size() == program.blocks.size(),
           "schedule: the sizes belong to another program");
@@ -127,7 +127,7 @@ void check_arguments(const Problem& problem, const Placement& placement, const O
       refuse_arguments(fmt::format("{} is quantised, but only layers can be", problem.name_of(b)));
     }
   }
-  if (problem.table->has_reference() && !program.is_layer(program.first_differentiated)) {
+  if (problem.index->has_reference() && !program.is_layer(program.first_differentiated)) {
     refuse_arguments(
         "a reference model needs layers that are not cut into tiles, at least one with adapters");
   }

@@ -1,5 +1,5 @@
 #include "ballast/step/labels.h"
-#include "ballast/step/program_table.h"
+#include "ballast/step/program_index.h"
 
 #include "src/step/step_writer.h"
 

@@ -40,8 +40,8 @@ std::vector<bool> blocks_that_keep(const PlacedProblem& placed) {
 
 StepWriter::StepWriter(const std::string& name, const PlacedProblem& placed, const Layout& layout,
                        std::uint32_t micro_batches)
-    : table_(*placed.problem.table),
-      program_(table_.program()),
+    : index_(*placed.problem.index),
+      program_(index_.program()),
       placed_(placed),
       layout_(layout),
       micro_batches_(micro_batches),
@@ -92,7 +92,7 @@ void StepWriter::prefetch(const Stop& stop) {
 
 /// Returns the blocks that compute rows of a router of `stop` and have buffers for weights that
 /// move before it has chosen.
-ProgramTable::Blocks StepWriter::ahead_of(const Stop& stop) const {
+ProgramIndex::Blocks StepWriter::ahead_of(const Stop& stop) const {
   if (!placed_.options.prefetches_experts) return {};
   for (const PassId id : stop.passes) {
     const model::Pass& pass = program_.passes[id];
@@ -144,7 +144,7 @@ void StepWriter::bring_sums(const Stop& stop, const Group& group) {
 /// Sums of blocks whose gradients are complete for this micro-batch return to their homes.
 void StepWriter::offload_sums(const Stop& stop, const Group& group) {
   for (const BlockId block : stop.finishes) {
-    for (const model::SumId sum : table_.sums_of(block)) {
+    for (const model::SumId sum : index_.sums_of(block)) {
       if (brought_[sum]) move_.offload_sum(sum, group.begin);
     }
   }
@@ -210,7 +210,7 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
   values_.after(id, micro);
   for (const Operand& operand : pass.operands) {
     const bool adds = operand.kind == OperandKind::gradient;
-    if (adds && program_.sums[operand.number].by_slots) move_.keep_tokens(pass.block, tokens);
+    if (adds && program_.sums[operand.number].by_token) move_.keep_tokens(pass.block, tokens);
   }
   if (row_gradients != kNoBuffer) {
     const auto rows =

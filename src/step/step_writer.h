@@ -6,11 +6,11 @@
 
 #include "ballast/model/step_program.h"
 #include "ballast/step/labels.h"
-#include "ballast/step/program_table.h"
+#include "ballast/step/program_index.h"
 
 #include "src/step/layout.h"
 #include "src/step/movements.h"
-#include "src/step/values.h"
+#include "src/step/value_movements.h"
 
 namespace ballast::step {
 
@@ -84,7 +84,7 @@ class StepWriter {
   OpId compute(model::PassId id, std::uint32_t micro);
   BufferId bind(const model::Operand& operand, model::PassId pass, std::uint32_t micro);
   void clear(BlockId block);
-  [[nodiscard]] ProgramTable::Blocks ahead_of(const Stop& stop) const;
+  [[nodiscard]] ProgramIndex::Blocks ahead_of(const Stop& stop) const;
   [[nodiscard]] bool leaves_updates() const;
   [[nodiscard]] bool is_updated_in_forward(BlockId block) const {
     return placed_.is_updated_in(UpdatedIn::forward, block);
@@ -93,17 +93,17 @@ class StepWriter {
 
   /// Returns the sum of a block's gradient that is cleared; kNone if there is none.
   [[nodiscard]] model::SumId cleared_sum(BlockId block) const {
-    const std::vector<model::SumId>& sums = table_.sums_of(block);
+    const std::vector<model::SumId>& sums = index_.sums_of(block);
     return sums.empty() || !program_.sums[sums.front()].clears ? model::kNone : sums.front();
   }
 
-  const ProgramTable& table_;
+  const ProgramIndex& index_;
   const model::StepProgram& program_;
   const PlacedProblem& placed_;
   const Layout& layout_;
   std::uint32_t micro_batches_;
   Movements move_;
-  Values values_;
+  ValueMovements values_;
   Recomputation recomputation_;
   bool applies_updates_ = false;
   BlockId arrived_ = 0;            ///< blocks that the current group has reached

@@ -9,7 +9,7 @@
 
 namespace ballast::step {
 
-std::size_t Movements::slot_of(const Swapped& group, std::size_t ordinal) const {
+std::size_t Movements::slot_of(const SwappedGroup& group, std::size_t ordinal) const {
   return (group.first_slot + ordinal) % layout_.state_staging.size();
 }
 
@@ -24,7 +24,7 @@ std::uint32_t Movements::states_ahead(UpdatedIn pass) const {
 }
 
 bool Movements::has_room_ahead(UpdatedIn pass, std::uint32_t ordinal) const {
-  const Swapped& other =
+  const SwappedGroup& other =
       swapped_in(pass == UpdatedIn::forward ? UpdatedIn::backward : UpdatedIn::forward);
   const std::size_t slot = slot_of(swapped_in(pass), ordinal);
   for (std::size_t i = other.updated; i < other.states.size(); ++i) {

@@ -30,7 +30,7 @@ Movements::Movements(std::string name, const PlacedProblem& placed, const Layout
   for (const auto& ring : layout.values.sum_rings) sum_rings_.emplace_back(ring);
   std::size_t slot = 0;
   for (const UpdatedIn pass : {UpdatedIn::forward, UpdatedIn::backward}) {
-    Swapped& group = swapped_in(pass);
+    SwappedGroup& group = swapped_in(pass);
     group = {.states = placed.swapped_states(pass), .first_slot = slot};
     slot += group.states.size();
     for (std::size_t i = 0; i < group.states.size(); ++i) {
@@ -80,7 +80,7 @@ BufferId Movements::weights_on_device(std::uint32_t block, Condition when) {
   const BlockSizes& sizes = problem_.blocks[block];
   if (!sizes.is_quantized()) return kept_on_device(block, when);
   // Dequantised weights stay valid: in a plan, an update of a block has all passes on one side.
-  const BufferCache::Taken place = caches_of(block).dequantized.take(block, when);
+  const BufferCache::Entry place = caches_of(block).dequantized.take(block, when);
   if (!place.fill) return place.buffer;
   Operation decode = {.action = Action::decode,
                       .payload = Payload::weights,
@@ -97,7 +97,7 @@ BufferId Movements::weights_on_device(std::uint32_t block, Condition when) {
 BufferId Movements::kept_on_device(std::uint32_t block, Condition when) {
   const bool split = rank_.shards_weights(block);
   if (at(block).weights == Tier::device && !split) return layout_.weight_home[block];
-  const BufferCache::Taken slot = caches_of(block).slots.take(block, when);
+  const BufferCache::Entry slot = caches_of(block).slots.take(block, when);
   if (!slot.fill) return slot.buffer;
   if (split) {
     gather_weights(block, share_on_device(block, when), slot.buffer, when, slot.unless);
@@ -110,7 +110,7 @@ BufferId Movements::kept_on_device(std::uint32_t block, Condition when) {
 /// Returns the device buffer with this rank's share of split weights; moves it there if necessary.
 BufferId Movements::share_on_device(std::uint32_t block, Condition when) {
   if (at(block).weights == Tier::device) return layout_.weight_home[block];
-  const BufferCache::Taken slot = caches_of(block).share_slots.take(block, when);
+  const BufferCache::Entry slot = caches_of(block).share_slots.take(block, when);
   if (slot.fill) bring_weights(slot, Action::upload, block, weights_on_host(block, when), when);
   return slot.buffer;
 }
@@ -124,7 +124,7 @@ BufferId Movements::weights_on_host(std::uint32_t block, Condition when) {
 /// Fetches weights from NVMe unless an update or an earlier fetch left them in staging. If the
 /// trained ones are in host memory, only the frozen ones pass through staging.
 BufferId Movements::weights_in_staging(std::uint32_t block, Condition when) {
-  const BufferCache::Taken staging = weight_staging_.take(block, when);
+  const BufferCache::Entry staging = weight_staging_.take(block, when);
   if (!staging.fill) return staging.buffer;
   const BufferId home = layout_.weight_home[block];
   if (has_separate_trained_home(block, Tier::host)) {
@@ -174,7 +174,7 @@ BufferId Movements::select_rows(std::uint32_t table, std::uint32_t micro, Buffer
   return selected;
 }
 
-void Movements::bring_weights(const BufferCache::Taken& place, Action action, std::uint32_t block,
+void Movements::bring_weights(const BufferCache::Entry& place, Action action, std::uint32_t block,
                               BufferId from, Condition when) {
   // A separate home, on the tier that they all come from, or through which the others passed.
   const Tier tier = action == Action::fetch ? Tier::nvme : Tier::host;
@@ -189,7 +189,7 @@ void Movements::bring_weights(const BufferCache::Taken& place, Action action, st
 }
 
 /// Brings the frozen weights; the trained ones follow separately.
-void Movements::bring_frozen(const BufferCache::Taken& place, Action action, std::uint32_t block,
+void Movements::bring_frozen(const BufferCache::Entry& place, Action action, std::uint32_t block,
                              BufferId from, Condition when) {
   const Bytes trained = rank_.trained_weights(block);
   copy_weights(action, block,
@@ -240,8 +240,8 @@ void Movements::gather_weights(std::uint32_t block, BufferId from, BufferId to, 
   emit(std::move(gather));
 }
 
-ProgramTable::Blocks Movements::blocks_ahead(std::uint32_t router, model::ValueId routing) const {
-  const ProgramTable::Blocks counting = problem_.table->counting_in(routing);
+ProgramIndex::Blocks Movements::blocks_ahead(std::uint32_t router, model::ValueId routing) const {
+  const ProgramIndex::Blocks counting = problem_.index->counting_in(routing);
   // The weights of the router, and of blocks for all rows, are used first.
   std::uint32_t slots = options_.buffers.weight_slots;
   std::uint32_t staging = options_.buffers.weight_staging;

@@ -54,9 +54,9 @@ std::optional<int> number_in(const std::string& name) {
 /// The open descriptor that `path`, or a symbolic link at `path`, names. Opening it again would
 /// write at the beginning of a file, and a new file cannot be made next to it.
 std::optional<int> named_descriptor(const fs::path& path) {
-  constexpr int kMostLinks = 40;  // as in Linux
+  constexpr int kMaxLinks = 40;  // as in Linux
   fs::path place = path;
-  for (int i = 0; i < kMostLinks; ++i) {
+  for (int i = 0; i < kMaxLinks; ++i) {
     const auto number = number_in(place.lexically_normal().string());
     if (number) return *number == STDOUT_FILENO ? standard_output() : *number;
     std::error_code error;

@@ -17,9 +17,9 @@ void Recovery::checkpoint_is(std::filesystem::path folder, std::uint64_t step) {
   newest_step_ = step;
 }
 
-Resumed Recovery::go_back(RestartableEngine& engine, comm::Ranks* ranks, const std::string& reason,
-                          std::uint64_t before, bool skip) {
-  const auto announce = [&](const Resumed& found) {
+ResumedRun Recovery::go_back(RestartableEngine& engine, comm::Ranks* ranks,
+                             const std::string& reason, std::uint64_t before, bool skip) {
+  const auto announce = [&](const ResumedRun& found) {
     if (engine.blueprint().mesh.rank != 0) return;
     const std::uint64_t steps = before - found.facts.step;
     log(LogLevel::warning,
@@ -61,7 +61,7 @@ std::string Recovery::after_failure(std::uint64_t step, const StepFailure& failu
   // anything.
   if (config_.ballast.on_error != config::OnError::resume || world_ > 1 || newest_.empty())
     throw failure;
-  if (resumes_ == kMostResumes) {
+  if (resumes_ == kMaxResumes) {
     throw StepFailure(failure.category(),
                       fmt::format("step {}: {}; the run has gone back {} times without a new "
                                   "checkpoint (ballast.on_error)",

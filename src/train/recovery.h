@@ -14,7 +14,7 @@
 namespace ballast::train {
 
 /// Maximum number of consecutive returns after errors without a new checkpoint between them.
-inline constexpr std::uint64_t kMostResumes = 3;
+inline constexpr std::uint64_t kMaxResumes = 3;
 
 /// Decides whether a run goes back to its latest checkpoint (ballast.on_error, ballast.spike), and
 /// describes in errors what a run that ends can continue from. Decisions are equal on all ranks.
@@ -30,8 +30,8 @@ class Recovery {
   /// and logs one warning with `reason`. `skip`: skip the data of the steps since then. Collective.
   /// Throws StepFailure of the new engine. Throws Error or JointError with the reason if there is
   /// no such checkpoint, so that rethrow() does not mention one either.
-  Resumed go_back(RestartableEngine& engine, comm::Ranks* ranks, const std::string& reason,
-                  std::uint64_t before, bool skip);
+  ResumedRun go_back(RestartableEngine& engine, comm::Ranks* ranks, const std::string& reason,
+                     std::uint64_t before, bool skip);
   /// The run directory was renamed, so the command is no longer valid.
   void forget_command() { command_.clear(); }
   /// A new checkpoint was written: resets the counts of failures and rollbacks.

@@ -25,8 +25,8 @@
 
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/format.h"
+#include "src/checkpoint/kept_checkpoints.h"
 #include "src/checkpoint/owner.h"
-#include "src/checkpoint/swap.h"
 #include "src/train/initial_weights.h"
 #include "src/train/run_inputs.h"
 
@@ -61,8 +61,8 @@ void check_resumable(const checkpoint::Checkpoint& from, const config::Config& c
 
 /// Returns the settings of `from` that the run changes. Throws Error(config) if a change is not
 /// allowed.
-std::vector<config::Change> compare_settings(const checkpoint::Checkpoint& from,
-                                             const SettingsCheck& check, bool first) {
+std::vector<config::SettingChange> compare_settings(const checkpoint::Checkpoint& from,
+                                                    const SettingsCheck& check, bool first) {
   const config::Settings& before = from.facts().settings;
   if (before.empty()) {
     if (!first) return {};
@@ -72,9 +72,9 @@ std::vector<config::Change> compare_settings(const checkpoint::Checkpoint& from,
                     from.folder().string()));
     return {};
   }
-  const std::vector<config::Change> changes = config::find_changes(before, check.settings);
+  const std::vector<config::SettingChange> changes = config::find_changes(before, check.settings);
   config::refuse_changes(changes, check.allowed, from.folder().string());
-  for (const config::Change& change : changes) {
+  for (const config::SettingChange& change : changes) {
     if (!first) break;
     log(LogLevel::info, fmt::format("{}: the run changes {}, as --allow-change permits",
                                     from.folder().string(), change.text()));
@@ -200,10 +200,11 @@ void check_finite(const checkpoint::Checkpoint& from, const engine::Blueprint& b
 
 }  // namespace
 
-Resumed resume_run(engine::Engine& engine, const config::Config& config,
-                   const std::filesystem::path& from, comm::Ranks* ranks, std::uint64_t before,
-                   const std::function<void(const Resumed&)>& found, const SettingsCheck* check) {
-  std::vector<config::Change> changes;
+ResumedRun resume_run(engine::Engine& engine, const config::Config& config,
+                      const std::filesystem::path& from, comm::Ranks* ranks, std::uint64_t before,
+                      const std::function<void(const ResumedRun&)>& found,
+                      const SettingsCheck* check) {
+  std::vector<config::SettingChange> changes;
   checkpoint::Checkpoint::Check compare;
   if (check != nullptr) {
     compare = [&](const checkpoint::Checkpoint& one) {
@@ -223,7 +224,7 @@ Resumed resume_run(engine::Engine& engine, const config::Config& config,
   comm::require_agreement(ranks, files);
   const bool own = checkpoint::is_of_run(states.folder(), config.ballast.out);
   check_resumable(states, config, own);
-  Resumed resumed = {states.facts(), states.folder(), std::move(changes)};
+  ResumedRun resumed = {states.facts(), states.folder(), std::move(changes)};
   if (found) found(resumed);
   const std::uint32_t rank = engine.blueprint().mesh.rank;
   const bool fits = own && states.ranks() == engine.blueprint().mesh.ranks();

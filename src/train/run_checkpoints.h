@@ -23,10 +23,10 @@
 namespace ballast::train {
 
 /// The point from which a run continues.
-struct Resumed {
+struct ResumedRun {
   checkpoint::CheckpointFacts facts;
-  std::filesystem::path folder;              ///< folder of the checkpoint; "" for a run that begins
-  std::vector<config::Change> changes = {};  ///< changed settings that were allowed
+  std::filesystem::path folder;  ///< folder of the checkpoint; "" for a run that begins
+  std::vector<config::SettingChange> changes = {};  ///< changed settings that were allowed
 };
 
 /// Settings that determine the results of a resumed run, and the names of --allow-change.
@@ -41,11 +41,11 @@ struct SettingsCheck {
 /// Collective. Throws Error(data) if there is no checkpoint or it is from another model,
 /// Error(config) if the config has another batch, fewer steps, or other settings that are not
 /// allowed.
-Resumed resume_run(engine::Engine& engine, const config::Config& config,
-                   const std::filesystem::path& from, comm::Ranks* ranks,
-                   std::uint64_t before = std::numeric_limits<std::uint64_t>::max(),
-                   const std::function<void(const Resumed&)>& found = {},
-                   const SettingsCheck* check = nullptr);
+ResumedRun resume_run(engine::Engine& engine, const config::Config& config,
+                      const std::filesystem::path& from, comm::Ranks* ranks,
+                      std::uint64_t before = std::numeric_limits<std::uint64_t>::max(),
+                      const std::function<void(const ResumedRun&)>& found = {},
+                      const SettingsCheck* check = nullptr);
 
 /// Returns the checkpoint or run directory from which a run with these options resumes. "": it
 /// begins.

@@ -27,7 +27,7 @@
 
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/format.h"
-#include "src/checkpoint/swap.h"
+#include "src/checkpoint/kept_checkpoints.h"
 
 namespace ballast::train {
 
@@ -265,7 +265,7 @@ RunPlace::RunPlace(fs::path directory)
     : directory_(std::move(directory)),
       descriptor_(text::open_file(directory_, O_PATH | O_DIRECTORY, ErrorCategory::io)) {}
 
-RunPlace::Found RunPlace::look() const {
+RunPlace::Whereabouts RunPlace::look() const {
   struct stat here = {};
   struct stat own = {};
   if (::fstat(descriptor_.number(), &own) != 0) return {};
@@ -274,7 +274,7 @@ RunPlace::Found RunPlace::look() const {
   return find();
 }
 
-RunPlace::Found RunPlace::find() const {
+RunPlace::Whereabouts RunPlace::find() const {
   constexpr std::string_view kGone = " (deleted)";
   std::error_code error;
   const fs::path name =

@@ -57,7 +57,7 @@ class RunPlace {
     deleted,  ///< its name is unused, or belongs to an empty directory
     replaced  ///< it was deleted, and another directory has its name
   };
-  struct Found {
+  struct Whereabouts {
     Fate fate = Fate::there;
     std::filesystem::path now;  ///< the new path, if it was moved
   };
@@ -66,10 +66,10 @@ class RunPlace {
   explicit RunPlace(std::filesystem::path directory);
 
   /// Looks up the directory with two system calls.
-  [[nodiscard]] Found look() const;
+  [[nodiscard]] Whereabouts look() const;
 
  private:
-  [[nodiscard]] Found find() const;
+  [[nodiscard]] Whereabouts find() const;
 
   std::filesystem::path directory_;
   Descriptor descriptor_;

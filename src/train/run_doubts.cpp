@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "ballast/config/checkpoint_config.h"
+#include "ballast/config/hugging_face_config.h"
 #include "ballast/core/error.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"

@@ -21,7 +21,7 @@
 #include "ballast/text/json.h"
 
 #include "src/checkpoint/checkpoint.h"
-#include "src/checkpoint/swap.h"
+#include "src/checkpoint/kept_checkpoints.h"
 #include "src/train/monitors.h"
 #include "src/train/run_directory.h"
 
@@ -190,7 +190,7 @@ RunPlace::Fate RunFiles::write(const StepMetrics& metrics) {
 
 RunPlace::Fate RunFiles::look_after(std::uint64_t step) {
   using Fate = RunPlace::Fate;
-  const RunPlace::Found found = place_->look();
+  const RunPlace::Whereabouts found = place_->look();
   switch (found.fate) {
     case Fate::there:
       if (metrics_.file().is_deleted()) return restore(step);
@@ -292,7 +292,7 @@ std::string describe_run(const RunStart& start, const RunChoices& choices,
   Json words = Json::array();
   for (const std::string& word : command) words.push_back(word);
   Json changes = Json::array();
-  for (const config::Change& change : choices.changes) changes.push_back(change.text());
+  for (const config::SettingChange& change : choices.changes) changes.push_back(change.text());
   std::error_code ignored;
   const Json run =
       Json::object({{"version", version()},

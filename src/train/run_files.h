@@ -93,7 +93,7 @@ struct RunChoices {
   const config::Config& used;
   const plan::Prediction* prediction = nullptr;  ///< nullptr without rates of this machine
   /// Settings that differ from those of the checkpoint that the run resumes.
-  const std::vector<config::Change>& changes;
+  const std::vector<config::SettingChange>& changes;
 };
 
 /// Returns run.json: program, command, time, machine and device of a run of `world` ranks that has

@@ -18,7 +18,7 @@
 #include "ballast/checkpoint/checkpoints.h"
 #include "ballast/comm/agreement.h"
 #include "ballast/config/adapter_folder.h"
-#include "ballast/config/checkpoint_config.h"
+#include "ballast/config/hugging_face_config.h"
 #include "ballast/config/key_effects.h"
 #include "ballast/core/error.h"
 #include "ballast/core/machine.h"

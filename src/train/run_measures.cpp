@@ -142,9 +142,9 @@ void RunMeasures::add_devices(StepMetrics& metrics, const engine::EngineTotals& 
 /// after each wait for all updates or rollback, and while speculation pauses.
 void RunMeasures::note(const StepMetrics& metrics) {
   constexpr std::uint64_t kUnsettled = 2;
-  constexpr std::size_t kMost = 1000;
+  constexpr std::size_t kMax = 1000;
   if (metrics.rolled_back) settled_steps_ = 0;
-  if (settled_steps_++ < kUnsettled || steps_.size() == kMost) return;
+  if (settled_steps_++ < kUnsettled || steps_.size() == kMax) return;
   calibrate::MeasuredStep step = {.seconds = metrics.step_seconds};
   for (const plan::Lane lane : plan::lanes_of(engine_.blueprint().problem.devices)) {
     step.busy_seconds[static_cast<std::size_t>(lane)] =

@@ -73,7 +73,7 @@ void with_held_warnings(comm::Ranks* ranks, const std::function<void()>& work) {
 RoundedRouters::RoundedRouters(const model::Architecture& model, DType type) : type_(type) {
   if (type == DType::f32) return;
   for (const model::BlockSpec& block : model.blocks) {
-    if (block.part != model::LayerPart::router) continue;
+    if (block.content != model::BlockContent::router) continue;
     for (const model::TensorSpec& tensor : block.tensors) {
       if (tensor.shape.size() == 2) routers_.insert(tensor.name);
     }

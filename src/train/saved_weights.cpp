@@ -11,7 +11,7 @@
 
 #include "ballast/comm/agreement.h"
 #include "ballast/config/adapter_folder.h"
-#include "ballast/config/checkpoint_config.h"
+#include "ballast/config/hugging_face_config.h"
 #include "ballast/config/stored_model.h"
 #include "ballast/core/error.h"
 #include "ballast/formats/export.h"

@@ -218,7 +218,7 @@ class Trainer {
   }
 
   /// Continues after a checkpoint whose states the engine has. `own`: it is this run's.
-  void take(const Resumed& from, bool own) {
+  void take(const ResumedRun& from, bool own) {
     done_ = from.facts.step;
     skipped_in_a_row_ = from.facts.skipped_in_a_row;
     skipped_batches_ = from.facts.skipped_batches;
@@ -443,7 +443,7 @@ class Trainer {
   Spikes spikes_;
   Recovery recovery_;
   config::Settings settings_;  ///< settings that determine results, for checkpoints
-  Resumed resumed_;            ///< the earlier part of the run
+  ResumedRun resumed_;         ///< the earlier part of the run
   bool stopped_ = false;       ///< whether a signal stopped the run after a checkpoint
   std::unique_ptr<data::Loader> loader_;
   std::optional<data::IdCheck> id_check_;

@@ -11,7 +11,7 @@
 namespace ballast::train {
 namespace {
 
-constexpr Bytes kMostWaiting = 16 * kMiB;
+constexpr Bytes kMaxWaiting = 16 * kMiB;
 
 }  // namespace
 
@@ -25,7 +25,7 @@ void WaitingFile::append(std::uint64_t step, std::string row) {
   waiting_bytes_ += row.size();
   rows_.push_back({step, std::move(row)});
   flush();
-  while (waiting_bytes_ > kMostWaiting) {
+  while (waiting_bytes_ > kMaxWaiting) {
     if (dropped_++ == 0) first_missing_ = rows_.front().step;
     waiting_bytes_ -= rows_.front().text.size();
     rows_.pop_front();

@@ -40,7 +40,7 @@ SHORT = {
     "src/update/host_update.cpp",
     "tools/bench/adam_data.h",
     "tools/bench/step_times.h",
-    "tools/commands/checkpoints.h",
+    "tools/commands/inspected.h",
     "tools/commands/tokenize.cpp",
     "tools/program.h",
 }

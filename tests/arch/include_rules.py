@@ -20,13 +20,13 @@ MODULES = {
     "aio": ["core"],
     "cpu_adam": ["core"],
     "plan": ["core"],
-    "step": ["core", "model/spec", "plan"],
+    "step": ["core", "model/description", "plan"],
     "device": ["core"],
     "memory": ["core", "device"],
     "comm": ["core", "device"],
-    "model/spec": ["core", "text"],
-    "model/compute": ["core", "device", "model/spec", "text"],
-    "config": ["core", "cpu_adam", "model/spec", "step", "text"],
+    "model/description": ["core", "text"],
+    "model/compute": ["core", "device", "model/description", "text"],
+    "config": ["core", "cpu_adam", "model/description", "step", "text"],
     "state": ["core", "aio", "device", "memory", "plan"],
     "update": ["core", "cpu_adam", "device"],
     "engine": ["core", "aio", "comm", "cpu_adam", "device", "memory", "model", "plan", "state",
@@ -38,8 +38,8 @@ MODULES = {
     "planner": ["core", "calibrate", "comm", "config", "device", "engine", "inputs", "memory",
                 "model", "plan", "state", "step", "text"],
     "formats": ["core", "aio", "config", "model", "text"],
-    "data": ["core", "config", "formats", "model/spec", "state", "text"],
-    "checkpoint": ["core", "comm", "engine", "formats", "model/spec", "state", "text"],
+    "data": ["core", "config", "formats", "model/description", "state", "text"],
+    "checkpoint": ["core", "comm", "engine", "formats", "model/description", "state", "text"],
     "train": ["core", "calibrate", "checkpoint", "comm", "config", "data", "engine", "formats",
               "inputs", "memory", "model", "plan", "planner", "state", "step", "text"],
     "offload": ["core", "cpu_adam", "formats", "state"],
@@ -58,7 +58,7 @@ THIRD_PARTY = {
     r"(oneapi/)?tbb/.*": ["cpu_adam"],
     r"omp\.h": ["src/device/host", "src/model"],
     r"nlohmann/.*": ["src/text"],
-    r"CLI/.*": ["tools/io/job_file.cpp"],
+    r"CLI/.*": ["tools/io_load/job_file.cpp"],
     r"xxhash\.h": ["src/state"],
     r"openssl/.*": ["src/formats/data_files.cpp"],
     r"hwloc.*": ["cpu_adam", "src/memory"],
@@ -72,7 +72,7 @@ THIRD_PARTY = {
 }
 
 # Public headers of model/spec. The others of the model belong to model/compute.
-SPEC_HEADERS = {"architecture.h",
+DESCRIPTION_HEADERS = {"architecture.h",
                 "block_layout.h",
                 "family.h",
                 "kernels.h",
@@ -90,14 +90,14 @@ def module_of(path: pathlib.PurePath) -> str:
     if parts[0] != "src":
         return parts[0]
     if parts[1] == "model":
-        return "model/spec" if parts[2] == "spec" else "model/compute"
+        return "model/description" if parts[2] == "description" else "model/compute"
     return parts[1]
 
 
 def module_of_public(parts: tuple[str, ...]) -> str:
     """`parts`: parts of a header's path after include/ballast."""
     if parts[0] == "model":
-        return "model/spec" if parts[1] in SPEC_HEADERS else "model/compute"
+        return "model/description" if parts[1] in DESCRIPTION_HEADERS else "model/compute"
     return parts[0]
 
 
@@ -158,9 +158,9 @@ def main() -> int:
     for file, header in (("src/plan/probe.cpp", "engine/engine.h"),
                          ("src/engine/probe.cpp", "config/config.h"),
                          ("src/config/probe.cpp", "model/compute.h"),
-                         ("src/model/spec/probe.cpp", "model/compute.h"),
-                         ("src/model/spec/probe.cpp", "device/device.h"),
-                         ("src/model/spec/probe.cpp", "plan/plan.h"),
+                         ("src/model/description/probe.cpp", "model/compute.h"),
+                         ("src/model/description/probe.cpp", "device/device.h"),
+                         ("src/model/description/probe.cpp", "plan/plan.h"),
                          ("src/calibrate/probe.cpp", "planner/planner.h"),
                          ("src/formats/probe.cpp", "data/tokens.h"),
                          ("src/data/probe.cpp", "checkpoint/checkpoints.h"),

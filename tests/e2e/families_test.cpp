@@ -211,9 +211,9 @@ TEST_P(Families, KeptIntermediatesGiveTheSameBits) {
 double their_error(const json& errors, const std::vector<model::BlockSpec>& blocks, std::size_t b,
                    std::size_t at) {
   double error = errors.at(blocks[b].tensors[at].name);
-  if (blocks[b].part != model::LayerPart::expert) return error;
+  if (blocks[b].content != model::BlockContent::expert) return error;
   for (const model::BlockSpec& other : blocks) {
-    if (other.part != model::LayerPart::expert || other.layer != blocks[b].layer) continue;
+    if (other.content != model::BlockContent::expert || other.layer != blocks[b].layer) continue;
     error = std::max(error, errors.at(other.tensors[at].name).get<double>());
   }
   return error;

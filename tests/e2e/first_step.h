@@ -73,7 +73,8 @@ class FirstStep {
         std::ranges::copy(test::read_tensor(weights, tensor), flat.begin() + tensor.offset);
       }
       weights_.push_back(bench_.upload(flat));
-      if (block.part == model::LayerPart::table) select_rows(block, flat, batch.inputs);
+      if (block.content == model::BlockContent::layer_embedding)
+        select_rows(block, flat, batch.inputs);
       gradients_.push_back(bench_.gradient(std::vector<float>(block.trained_elements())));
     }
     run(batch, keeps);
@@ -212,16 +213,16 @@ class FirstStep {
 
   void forward(std::size_t i) {
     auto& b = bench_;
-    switch (b.architecture.blocks[i].part) {
-      case model::LayerPart::table:
+    switch (b.architecture.blocks[i].content) {
+      case model::BlockContent::layer_embedding:
         return;
-      case model::LayerPart::router:
+      case model::BlockContent::router:
         return route(i);
-      case model::LayerPart::shared_expert:
+      case model::BlockContent::shared_expert:
         b.kernels().tile_forward(*b.stream, i, weights_[i], positions_, routed_.back().rows,
                                  routed_.back().sums, {});
         return;
-      case model::LayerPart::expert: {
+      case model::BlockContent::expert: {
         const bool last = !b.architecture.is_layer_tile(i + 1);
         const DeviceBytes out = last ? b.activation() : DeviceBytes();
         const Routed& half = routed_.back();
@@ -282,15 +283,15 @@ class FirstStep {
 
   void backward(std::size_t i) {
     auto& b = bench_;
-    const model::LayerPart part = b.architecture.blocks[i].part;
-    if (part == model::LayerPart::table) return;
-    if (part == model::LayerPart::expert) {
+    const model::BlockContent content = b.architecture.blocks[i].content;
+    if (content == model::BlockContent::layer_embedding) return;
+    if (content == model::BlockContent::expert) {
       const Routed& half = routed_.back();
       b.kernels().expert_backward(*b.stream, i, weights_[i], half.rows, half.starts, flow_,
                                   half.sums, gradients_[i]);
       return;
     }
-    if (part == model::LayerPart::shared_expert) {
+    if (content == model::BlockContent::shared_expert) {
       const Routed& half = routed_.back();
       b.kernels().tile_backward(*b.stream, i, weights_[i], positions_, half.rows, flow_, half.sums,
                                 gradients_[i], model::Accumulation::later);
@@ -298,7 +299,7 @@ class FirstStep {
     }
     const DeviceBytes in = inputs_.back();
     inputs_.pop_back();
-    if (part == model::LayerPart::router) {
+    if (content == model::BlockContent::router) {
       const Routed& half = routed_.back();
       b.kernels().router_backward(*b.stream, i, weights_[i], in, half.rows, half.sums, totals_,
                                   1.0F, flow_, gradients_[i], model::Accumulation::later);

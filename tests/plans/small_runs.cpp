@@ -134,8 +134,8 @@ RunChoices draw(Draws& draws) {
 
 /// A pair of choices, as a number.
 std::size_t pair_of(const RunChoices& choices, std::size_t first, std::size_t second) {
-  constexpr std::size_t kMost = 8;
-  return ((first * kMost + choices[first]) * kFeatures + second) * kMost + choices[second];
+  constexpr std::size_t kMax = 8;
+  return ((first * kMax + choices[first]) * kFeatures + second) * kMax + choices[second];
 }
 constexpr std::size_t kPairs = kFeatures * 8 * kFeatures * 8;
 using PairSet = std::bitset<kPairs>;
@@ -159,9 +159,9 @@ std::size_t count_new(const RunChoices& choices, const PairSet& covered) {
 /// last pairs that are not covered.
 RunChoices draw_best(Draws& draws, const PairSet& covered) {
   constexpr int kDrawn = 300;
-  constexpr int kMost = 5000;
+  constexpr int kMax = 5000;
   RunChoices best = draw(draws);
-  for (int i = 1; i < kDrawn || (i < kMost && count_new(best, covered) == 0); ++i) {
+  for (int i = 1; i < kDrawn || (i < kMax && count_new(best, covered) == 0); ++i) {
     const RunChoices next = draw(draws);
     if (count_new(next, covered) > count_new(best, covered)) best = next;
   }
@@ -470,7 +470,7 @@ std::optional<engine::Blueprint> outline_with_attention(const SmallRun& run, std
   if (blueprint.options.purpose == step::Purpose::evaluation) return std::nullopt;
   bool any = false;
   for (std::size_t b = 0; b < blueprint.placement.blocks.size(); ++b) {
-    if (!blueprint.problem.table->keeps_attention(b)) continue;
+    if (!blueprint.problem.index->keeps_attention(b)) continue;
     blueprint.placement.blocks[b].kept = step::Kept::attention;
     any = true;
   }

@@ -56,11 +56,11 @@ class KernelCalls {
     call.weights(weights).batch({tokens, {}, positions}).needs(Port::output, out);
     run(stream, call);
   }
-  /// With tokens as slots, a gradient of the block's size has a row per token of the vocabulary.
-  void embedding_backward(Stream& stream, std::size_t block, Ids tokens, Ids slots, Ids positions,
-                          ConstDeviceBytes dy, DeviceView<float> gradient) {
+  /// With tokens as sum rows, a gradient of the block's size has a row per token of the vocabulary.
+  void embedding_backward(Stream& stream, std::size_t block, Ids tokens, Ids sum_rows,
+                          Ids positions, ConstDeviceBytes dy, DeviceView<float> gradient) {
     Call call(Kernel::embed_backward, block);
-    call.batch({tokens, {}, positions, {}, slots}).needs(Port::activation_gradient, written(dy));
+    call.batch({tokens, {}, positions, {}, sum_rows}).needs(Port::activation_gradient, written(dy));
     call.gradient(gradient);
     run(stream, call);
   }
@@ -286,7 +286,7 @@ class KernelCalls {
     return {const_cast<std::byte*>(view.raw()), view.size()};
   }
   [[nodiscard]] bool is_shared(std::size_t block) const {
-    return model_.blocks[block].part == model::LayerPart::shared_expert;
+    return model_.blocks[block].content == model::BlockContent::shared_expert;
   }
   void run(Stream& stream, const Call& call) { compute_.run(stream, call.pass, call.arguments); }
 

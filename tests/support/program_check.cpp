@@ -245,7 +245,7 @@ class Walk {
             bound) {
           // A second pass that adds to a gradient must not begin it anew.
           const ValueClass& of = program_.classes[program_.values[operand.number].of];
-          const bool scratch = of.slots == SlotRule::scratch;
+          const bool scratch = of.buffers == BufferRule::scratch;
           breaches_.require(recipe || scratch || !written_[operand.number],
                             "{} of {} writes '{}' again", kernel(id), name(pass.block),
                             program_.values[operand.number].name);
@@ -257,7 +257,7 @@ class Walk {
 
   void write(ValueId value) {
     // Buffers of a ring are used in turn.
-    if (class_of(value).slots == SlotRule::in_turn) {
+    if (class_of(value).buffers == BufferRule::in_turn) {
       for (ValueId other = 0; other < alive_.size(); ++other) {
         if (program_.values[other].of == program_.values[value].of && !backward_) {
           alive_[other] = false;
@@ -339,7 +339,7 @@ class PartCheck {
                           "{} of {} {} rows of a block that is not a {}table", kernel, block,
                           reads ? "reads" : "writes the gradient of", reads ? "" : "trained ");
       }
-      if (operand.kind == OperandKind::gradient && program_.sums[operand.number].by_slots) {
+      if (operand.kind == OperandKind::gradient && program_.sums[operand.number].by_token) {
         breaches_.require(
             std::ranges::find(pass.operands, Port::batch, &Operand::port) != pass.operands.end(),
             "{} of {} adds to the rows of tokens without a batch", kernel, block);

@@ -40,7 +40,7 @@ std::string grouped(Bytes number) {
   return grouped(static_cast<double>(number));
 }
 
-std::string_view to_string(SlotRule rule) {
+std::string_view to_string(BufferRule rule) {
   constexpr std::array<std::string_view, 5> kNames = {"own", "in turn", "scratch", "step",
                                                       "report"};
   return kNames[static_cast<std::size_t>(rule)];
@@ -133,7 +133,7 @@ class ProgramText {
         notes = fmt::format("evaluation alone: {}", program_.classes[one.in_evaluation].name);
       }
       line("  {:<30} {:>12}  {:<8} {:<14} {}", one.name, one.bytes > 0 ? grouped(one.bytes) : "",
-           to_string(one.slots), to_string(one.memory), notes);
+           to_string(one.buffers), to_string(one.memory), notes);
     }
   }
 
@@ -168,7 +168,7 @@ class ProgramText {
     for (const GradientSum& sum : program_.sums) {
       line("  {:<{}} {:>12} {:>12}{}", name_of(sum.block) + (sum.clears ? "" : ", by the head"),
            width_ + 10, grouped(sum.bytes), sum.clears ? grouped(sum.cleared) : "overwritten",
-           sum.by_slots ? " rows of tokens" : "");
+           sum.by_token ? " rows of tokens" : "");
     }
   }
 

@@ -15,7 +15,7 @@
 #include "ballast/step/labels.h"
 #include "ballast/step/plans.h"
 
-#include "src/model/spec/program_draft.h"
+#include "src/model/description/program_draft.h"
 
 namespace ballast::step {
 
@@ -78,7 +78,7 @@ inline BuildArguments simple_problem(const std::vector<SimpleBlock>& blocks,
          .gradient_bytes = 2 * block.elements,
          .sub_groups = {{10 * block.elements, 2 * block.elements, 26 * block.elements}}});
   }
-  made.problem.table = std::make_shared<const ProgramTable>(model::write_program(shape));
+  made.problem.index = std::make_shared<const ProgramIndex>(model::write_program(shape));
   made.problem.statistics_bytes = 16;
   made.problem.workspace_bytes = 8192;
   made.problem.micro_batch_tokens = 128;
@@ -120,7 +120,7 @@ class ProblemDraw {
     sizes();
     model::StepProgram program = model::write_program(shape_);
     share_values(program);
-    problem().table = std::make_shared<const ProgramTable>(std::move(program));
+    problem().index = std::make_shared<const ProgramIndex>(std::move(program));
     options();
     if (draw_.devices) devices();
     placement();
@@ -232,8 +232,8 @@ class ProblemDraw {
       block.cleared = block.gradient / 4;
       problem().blocks.push_back(
           {.weight_bytes = 2 * elements, .gradient_bytes = block.gradient / 2});
-      block.by_slots = trained && !in_part && block.role == Role::embedding;
-      if (block.by_slots) block.gradient /= 8;
+      block.by_token = trained && !in_part && block.role == Role::embedding;
+      if (block.by_token) block.gradient /= 8;
     }
     std::reverse(problem().blocks.begin(), problem().blocks.end());
     shape_.tied_gradient = shape_.tied && output ? 4096 : 0;

@@ -11,10 +11,10 @@ std::unique_ptr<model::Compute> make_recording_compute(const model::Architecture
                                                        const RecordedMlp& mlp, CallLog& log) {
   const model::MlpRule rule = {.bytes = mlp.bytes, .joins_gate_and_up = mlp.joins_gate_and_up};
   if (type == DType::f32) {
-    return std::make_unique<model::ComputeBy<RecordingOps<float>>>(model, shape, log, rule);
+    return std::make_unique<model::DeviceCompute<RecordingOps<float>>>(model, shape, log, rule);
   }
   expects(type == DType::bf16, "calls are recorded in f32 and bf16");
-  return std::make_unique<model::ComputeBy<RecordingOps<Bf16>>>(model, shape, log, rule);
+  return std::make_unique<model::DeviceCompute<RecordingOps<Bf16>>>(model, shape, log, rule);
 }
 
 }  // namespace ballast::test

@@ -47,12 +47,12 @@ class RecordingMixers {
                       const model::DeltaGradients<T>& to, std::byte* scratch) {
     log_->call("recur_backward", in, states, dout, to, scratch);
   }
-  void gate(const T* x, const T* gate, std::size_t gate_step, T* y, std::size_t rows,
-            std::size_t width) {
+  void output_gate(const T* x, const T* gate, std::size_t gate_step, T* y, std::size_t rows,
+                   std::size_t width) {
     log_->call("output_gate", x, gate, gate_step, y, rows, width);
   }
-  void gate_backward(const T* x, T* gate, std::size_t gate_step, T* dy, std::size_t rows,
-                     std::size_t width) {
+  void output_gate_backward(const T* x, T* gate, std::size_t gate_step, T* dy, std::size_t rows,
+                            std::size_t width) {
     log_->call("output_gate_backward", x, gate, gate_step, dy, rows, width);
   }
 
@@ -136,8 +136,8 @@ class RecordingOps {
                          std::size_t width) {
     log_->call("activate_backward", f, x, d, bias_gradient, rows, width);
   }
-  void gate(const Gating& how, const GateUp<T>& in, T* y) { log_->call("gate", how, in, y); }
-  void gate_backward(const Gating& how, const GateUp<T>& in, const T* dy) {
+  void glu(const Gating& how, const GateUp<T>& in, T* y) { log_->call("gate", how, in, y); }
+  void glu_backward(const Gating& how, const GateUp<T>& in, const T* dy) {
     log_->call("gate_backward", how, in, dy);
   }
   void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
@@ -318,12 +318,12 @@ class RecordingOps {
   void accumulate(const float* part, float* sums, std::size_t size) {
     log_->call("accumulate", part, sums, size);
   }
-  void forget_slots(std::uint32_t* slot_of_row, std::size_t rows) {
-    log_->call("forget_slots", slot_of_row, rows);
+  void forget_sum_rows(std::uint32_t* sum_row_of, std::size_t rows) {
+    log_->call("forget_sum_rows", sum_row_of, rows);
   }
   void find_slots(const model::Ids& ids, std::size_t first, std::size_t rows,
-                  std::uint32_t* slot_of_row) {
-    log_->call("find_slots", ids, first, rows, slot_of_row);
+                  std::uint32_t* sum_row_of) {
+    log_->call("find_slots", ids, first, rows, sum_row_of);
   }
   void pack(const model::UnpackedGradient& from, T* packed, std::size_t size,
             GradientStats* partial, GradientStats* stats) {

@@ -3,7 +3,7 @@
 #include "ballast/model/packed_values.h"
 
 // All headers of the kernels that tests with recorded calls need.
-#include "src/model/compute/compute_by.h"
+#include "src/model/compute/device_compute.h"
 #include "src/model/compute/formulas.h"
 #include "src/model/compute/kernel_arguments.h"
 #include "tests/support/call_log.h"
@@ -133,7 +133,7 @@ inline void show(test::CallLog& log, const ExpertRows& r) {
   log.add_group(r.places, r.count, r.per_token);
 }
 inline void show(test::CallLog& log, const UnpackedGradient& g) {
-  log.add_group(g.slots, g.slot_of_row, g.rows, g.width, g.table, g.rest, g.tied, g.tied_size);
+  log.add_group(g.slots, g.sum_row_of, g.rows, g.width, g.table, g.rest, g.tied, g.tied_size);
 }
 inline void show(test::CallLog& log, const QuantizedMatrix& m) {
   log.add_group(m.quantization.format, m.arrays.scales_count, m.at);

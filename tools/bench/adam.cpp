@@ -26,7 +26,7 @@
 #include "tools/bench/adam_data.h"
 #include "tools/bench/bench.h"
 #include "tools/command_line.h"
-#include "tools/process.h"
+#include "tools/signals.h"
 
 namespace ballast::tools {
 namespace {

@@ -217,9 +217,9 @@ const AdamVariant& find_adam_variant(const std::string& name) {
 }
 
 Bytes AdamArrays::bytes_needed(const AdamVariant& variant, Elems size) {
-  constexpr Bytes kMost = std::numeric_limits<Bytes>::max();
+  constexpr Bytes kMax = std::numeric_limits<Bytes>::max();
   const Bytes each = variant.traffic.stored_per_element();
-  if (size > kMost / 2 / each) return kMost;
+  if (size > kMax / 2 / each) return kMax;
   return size * each + size / 64 + kSlack;
 }
 

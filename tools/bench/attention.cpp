@@ -14,7 +14,7 @@
 
 #include "tools/bench/bench.h"
 #include "tools/command_line.h"
-#include "tools/process.h"
+#include "tools/signals.h"
 
 namespace ballast::tools {
 namespace {
@@ -32,7 +32,7 @@ struct BenchAttentionArguments {
   bool json = false;
 };
 
-constexpr std::size_t kMostPasses = std::size_t{1} << 16U;
+constexpr std::size_t kMaxPasses = std::size_t{1} << 16U;
 
 struct AttentionTiming {
   AttentionPass pass;
@@ -63,7 +63,7 @@ std::vector<AttentionTiming> measure(AttentionTrial& trial,
   };
   for (AttentionTiming& row : rows) {
     trial.run(row.pass, 1);  // the first call loads the kernels
-    while (row.passes < kMostPasses && run(row) < kShortestSeconds) row.passes *= 2;
+    while (row.passes < kMaxPasses && run(row) < kShortestSeconds) row.passes *= 2;
   }
   double total = 0.0;
   for (std::size_t round = 0; round < arguments.repeats || total < arguments.seconds; ++round) {

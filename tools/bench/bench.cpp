@@ -65,8 +65,8 @@ namespace {
 
 using text::Json;
 
-constexpr std::size_t kMostRuns = 50;
-constexpr std::size_t kMostBytes = std::size_t{900} << 10U;  // files of settings have at most 1 MiB
+constexpr std::size_t kMaxRuns = 50;
+constexpr std::size_t kMaxBytes = std::size_t{900} << 10U;  // files of settings have at most 1 MiB
 
 /// The runs in `file`, the latest last. Throws Error(config) for a file that has none.
 Json read_runs(const std::filesystem::path& file) {
@@ -92,9 +92,9 @@ Json newest(const Json& earlier, const Json& run) {
   std::vector<Json> kept = {run};
   std::size_t bytes = run.compact().size();
   const auto& all = earlier.elements();
-  for (auto at = all.rbegin(); at != all.rend() && kept.size() < kMostRuns; ++at) {
+  for (auto at = all.rbegin(); at != all.rend() && kept.size() < kMaxRuns; ++at) {
     bytes += at->compact().size();
-    if (bytes > kMostBytes) break;
+    if (bytes > kMaxBytes) break;
     kept.push_back(*at);
   }
   Json runs = Json::array();

@@ -15,8 +15,8 @@
 
 #include "tools/bench/bench.h"
 #include "tools/command_line.h"
-#include "tools/io/load.h"
-#include "tools/process.h"
+#include "tools/io_load/load.h"
+#include "tools/signals.h"
 
 namespace ballast::tools {
 namespace {

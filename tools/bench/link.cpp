@@ -17,7 +17,7 @@
 #include "tools/bench/bench.h"
 #include "tools/bench/link_copies.h"
 #include "tools/command_line.h"
-#include "tools/process.h"
+#include "tools/signals.h"
 
 namespace ballast::tools {
 namespace {
@@ -51,7 +51,7 @@ struct LinkResult {
 };
 
 constexpr std::array<CopyWay, 3> kWays = {CopyWay::up, CopyWay::down, CopyWay::both};
-constexpr std::size_t kMostCopies = std::size_t{1} << 16U;
+constexpr std::size_t kMaxCopies = std::size_t{1} << 16U;
 
 const char* name_of(CopyWay way) {
   switch (way) {
@@ -90,7 +90,7 @@ std::vector<Bytes> sizes_of(const BenchLinkArguments& arguments, const std::stri
 /// Returns the number of copies that is long enough for a measurement. Also warms up.
 std::size_t enough_copies(device::PlainCopies& plain, CopyWay way) {
   std::size_t count = 1;
-  while (count < kMostCopies && seconds_of([&] { plain.run(way, count); }) < kShortestSeconds) {
+  while (count < kMaxCopies && seconds_of([&] { plain.run(way, count); }) < kShortestSeconds) {
     count *= 2;
   }
   return count;

@@ -28,7 +28,7 @@
 
 #include "tools/bench/bench.h"
 #include "tools/command_line.h"
-#include "tools/process.h"
+#include "tools/signals.h"
 
 namespace ballast::tools {
 

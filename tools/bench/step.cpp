@@ -22,7 +22,7 @@
 #include "tools/bench/bench.h"
 #include "tools/bench/step_times.h"
 #include "tools/command_line.h"
-#include "tools/process.h"
+#include "tools/signals.h"
 
 namespace ballast::tools {
 namespace {
@@ -169,7 +169,7 @@ StepPlan plan_of(const engine::Blueprint& blueprint) {
                    .device_bytes = blueprint.ledger.total(Tier::device),
                    .host_bytes = blueprint.ledger.total(Tier::host)};
   for (std::size_t b = 0; b < blueprint.problem.blocks.size(); ++b) {
-    plan.recomputed_layers += blueprint.problem.table->keeps_intermediates(b) &&
+    plan.recomputed_layers += blueprint.problem.index->keeps_intermediates(b) &&
                                       blueprint.placement.blocks[b].kept != step::Kept::all
                                   ? 1U
                                   : 0U;

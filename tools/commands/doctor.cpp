@@ -23,7 +23,7 @@
 
 #include "tools/command_line.h"
 #include "tools/commands/requests.h"
-#include "tools/process.h"
+#include "tools/signals.h"
 
 namespace ballast::tools {
 namespace {

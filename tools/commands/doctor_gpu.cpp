@@ -18,7 +18,7 @@
 #include "tools/bench/bench.h"
 #include "tools/bench/link_copies.h"
 #include "tools/commands/doctor.h"
-#include "tools/process.h"
+#include "tools/signals.h"
 
 namespace ballast::tools {
 namespace {

@@ -13,8 +13,8 @@
 
 #include "tools/command_line.h"
 #include "tools/console/terminal.h"
-#include "tools/io/load.h"
-#include "tools/process.h"
+#include "tools/io_load/load.h"
+#include "tools/signals.h"
 
 namespace ballast::tools {
 namespace {

@@ -23,7 +23,7 @@
 #include "src/formats/folder_layout.h"
 #include "src/train/run_directory.h"
 #include "tools/command_line.h"
-#include "tools/commands/checkpoints.h"
+#include "tools/commands/inspected.h"
 
 namespace ballast::tools {
 namespace {

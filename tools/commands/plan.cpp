@@ -26,9 +26,9 @@
 #include "tools/command_line.h"
 #include "tools/commands/requests.h"
 #include "tools/console/terminal.h"
-#include "tools/process.h"
 #include "tools/program.h"
 #include "tools/report/page.h"
+#include "tools/signals.h"
 
 namespace ballast::tools {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "tools/command_line.h"
 #include "tools/console/terminal.h"
-#include "tools/process.h"
+#include "tools/signals.h"
 
 namespace ballast::tools {
 namespace {

@@ -23,11 +23,11 @@
 
 #include "tools/command_line.h"
 #include "tools/commands/requests.h"
-#include "tools/console/console.h"
+#include "tools/console/run_output.h"
 #include "tools/console/terminal.h"
 #include "tools/live/view.h"
-#include "tools/process.h"
 #include "tools/program.h"
+#include "tools/signals.h"
 #include "tools/usage/words.h"
 
 namespace ballast::tools {
@@ -221,7 +221,7 @@ train::Ending train_run(const TrainRequest& request, config::Config config,
 
 namespace {
 
-constexpr std::uint64_t kMostSteps = std::uint64_t{1} << 40U;  // like ballast.steps
+constexpr std::uint64_t kMaxSteps = std::uint64_t{1} << 40U;  // like ballast.steps
 
 struct TrainArguments {
   TrainRequest request;
@@ -307,7 +307,7 @@ void train_as_rank(const TrainArguments& arguments, const comm::Launch& launch) 
     });
     status = train_and_show(arguments, *config, &ranks);
   });
-  if (status != 0) throw Reported{status};
+  if (status != 0) throw ReportedFailure{status};
 }
 
 void run_train(TrainArguments arguments) {
@@ -331,7 +331,7 @@ void run_train(TrainArguments arguments) {
   check_words(request.command);
   check_run(request, config);
   if (const int status = train_and_show(arguments, config, nullptr); status != 0) {
-    throw Reported{status};
+    throw ReportedFailure{status};
   }
 }
 
@@ -346,7 +346,7 @@ void add_train(Command program) {
   command.add_option("--set", &a.request.config.overrides, "Override a key: path.to.key=value",
                      {.single_argument = true, .takes = Names::setting});
   command.add_option("--steps", &a.request.steps, "Steps to train; overrides ballast.steps",
-                     {.range = std::pair(std::uint64_t{1}, kMostSteps)});
+                     {.range = std::pair(std::uint64_t{1}, kMaxSteps)});
   command.add_option("--seed", &a.request.seed, "Random seed; overrides ballast.seed");
   command.add_option("--out", &a.request.out, "Run directory (default: a new one; see ballast.out)",
                      {.takes = Names::new_folder});

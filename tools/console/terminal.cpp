@@ -25,7 +25,7 @@
 
 #include "ballast/core/memory.h"
 
-#include "tools/process.h"
+#include "tools/signals.h"
 
 namespace ballast::tools {
 

@@ -13,7 +13,7 @@
 namespace ballast::tools {
 namespace {
 
-constexpr std::size_t kMostGroups = 1024;
+constexpr std::size_t kMaxGroups = 1024;
 constexpr std::size_t kGaugeName = 11;  ///< columns
 
 enum class Style { plain, strong, dim, bar, warning };
@@ -221,13 +221,13 @@ void shorten(std::vector<Row>& rows, std::size_t most) {
 
 void LossHistory::add(double loss) {
   if (groups_.empty() || groups_.back().count == steps_) {
-    if (groups_.size() == kMostGroups) {
-      for (std::size_t i = 0; i < kMostGroups / 2; ++i) {
+    if (groups_.size() == kMaxGroups) {
+      for (std::size_t i = 0; i < kMaxGroups / 2; ++i) {
         const Group& a = groups_[2 * i];
         const Group& b = groups_[2 * i + 1];
         groups_[i] = {.sum = a.sum + b.sum, .count = a.count + b.count};
       }
-      groups_.resize(kMostGroups / 2);
+      groups_.resize(kMaxGroups / 2);
       steps_ *= 2;
     }
     groups_.emplace_back();

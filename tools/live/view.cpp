@@ -23,7 +23,7 @@
 #include "ballast/core/units.h"
 
 #include "tools/console/terminal.h"
-#include "tools/process.h"
+#include "tools/signals.h"
 
 namespace ballast::tools {
 
@@ -211,8 +211,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMilliseconds = 200;
-constexpr std::size_t kMostHeld = 200;
-constexpr std::size_t kMostWarnings = 6;
+constexpr std::size_t kMaxHeld = 200;
+constexpr std::size_t kMaxWarnings = 6;
 constexpr std::size_t kPaceSteps = 100;
 constexpr std::uint64_t kStepsBeforeEta = 3;
 
@@ -348,10 +348,10 @@ bool LiveView::take(const std::string& line, bool warning) {
   if (!shown_) return false;
   if (warning) {
     state_.warnings.push_back(line);
-    if (state_.warnings.size() > kMostWarnings) state_.warnings.pop_front();
+    if (state_.warnings.size() > kMaxWarnings) state_.warnings.pop_front();
   }
   held_.push_back({.line = line, .warning = warning});
-  if (held_.size() > kMostHeld) {
+  if (held_.size() > kMaxHeld) {
     held_.pop_front();
     ++dropped_;
   }

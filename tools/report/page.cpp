@@ -134,7 +134,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kLargestRequest = std::size_t{16} << 10U;
-constexpr std::size_t kMostClients = 32;
+constexpr std::size_t kMaxClients = 32;
 constexpr int kPollMilliseconds = 250;
 /// Time limit of a whole request, and of a whole reply. Slower clients are dropped.
 constexpr std::chrono::seconds kPatience{10};
@@ -297,7 +297,7 @@ bool serve(Client& client, short ready, const LocalServer::Answer& answer) {
 void accept_client(const Descriptor& socket, std::vector<Client>& clients) {
   Descriptor accepted(::accept4(socket.number(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   const bool full = !accepted.is_open() && (errno == EMFILE || errno == ENFILE);
-  if ((full || clients.size() == kMostClients) && !clients.empty()) clients.erase(clients.begin());
+  if ((full || clients.size() == kMaxClients) && !clients.empty()) clients.erase(clients.begin());
   if (full) std::this_thread::sleep_for(std::chrono::milliseconds(kPollMilliseconds));
   if (accepted.is_open()) {
     clients.push_back({std::move(accepted), Stage::request, "", Clock::now() + kPatience});

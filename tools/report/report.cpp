@@ -20,10 +20,10 @@
 
 #include "tools/command_line.h"
 #include "tools/console/terminal.h"
-#include "tools/process.h"
 #include "tools/report/metrics_log.h"
 #include "tools/report/page.h"
 #include "tools/report/run_data.h"
+#include "tools/signals.h"
 
 namespace ballast::tools {
 namespace {

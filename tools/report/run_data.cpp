@@ -219,12 +219,12 @@ std::string RunData::state() const {
 /// Steps at which something happened, as a list of `step` and `kind`. Of many similar marks only
 /// some are returned.
 Json RunData::marks() const {
-  constexpr std::size_t kMost = 500;
+  constexpr std::size_t kMax = 500;
   Json list = Json::array();
   Json counts = Json::object();
   const auto add = [&](const char* kind, const std::vector<std::uint64_t>& steps) {
     counts[kind] = steps.size();
-    const std::size_t stride = (steps.size() + kMost - 1) / kMost;
+    const std::size_t stride = (steps.size() + kMax - 1) / kMax;
     for (std::size_t i = 0; i < steps.size(); i += stride) {
       list.push_back(Json::object({{"step", steps[i]}, {"kind", kind}}));
     }

@@ -243,14 +243,14 @@ struct Drawing {
 /// Returns all slices, or those of the middle step if there are too many. If these are still too
 /// many, joins the shortest until they can be drawn.
 Drawing draw(const LaneTimeline& timeline, const StepSeconds& seconds) {
-  constexpr std::size_t kMost = 20000;
+  constexpr std::size_t kMax = 20000;
   const std::vector<bool> critical = critical_slices(timeline.slices);
   Drawing drawing;
   drawing.steps = windows_of(timeline.slices);
   for (StepWindow& window : drawing.steps) fit_to(window, seconds);
   std::int64_t from = std::numeric_limits<std::int64_t>::min();
   std::int64_t to = std::numeric_limits<std::int64_t>::max();
-  if (timeline.slices.size() > kMost && !drawing.steps.empty()) {
+  if (timeline.slices.size() > kMax && !drawing.steps.empty()) {
     const StepWindow middle = drawing.steps[drawing.steps.size() / 2];
     drawing.steps = {middle};
     std::tie(from, to) = std::pair(middle.from, middle.to);
@@ -263,11 +263,11 @@ Drawing draw(const LaneTimeline& timeline, const StepSeconds& seconds) {
         {slice.lane, slice.name, slice.start, end, slice.step, slice.bytes, critical[i]});
   }
   drawing.left_out = timeline.slices.size() - drawing.slices.size();
-  if (drawing.slices.size() <= kMost) return drawing;
+  if (drawing.slices.size() <= kMax) return drawing;
   const std::int64_t whole =
       std::max<std::int64_t>(1, drawing.slices.back().end - drawing.slices.front().start);
-  for (std::int64_t shortest = whole / static_cast<std::int64_t>(kMost) + 1;
-       drawing.slices.size() > kMost && shortest < 4 * whole; shortest *= 2) {
+  for (std::int64_t shortest = whole / static_cast<std::int64_t>(kMax) + 1;
+       drawing.slices.size() > kMax && shortest < 4 * whole; shortest *= 2) {
     drawing.slices = joined(drawing.slices, shortest);
   }
   return drawing;

@@ -7,7 +7,7 @@
 
 #include "ballast/config/key_effects.h"
 
-#include "tools/usage/table.h"
+#include "tools/usage/command_table.h"
 
 namespace ballast::tools {
 

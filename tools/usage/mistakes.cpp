@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "ballast/config/checkpoint_config.h"
+#include "ballast/config/hugging_face_config.h"
 #include "ballast/config/key_effects.h"
 #include "ballast/core/error.h"
 #include "ballast/text/json.h"
@@ -118,9 +118,9 @@ std::vector<std::string> keys_called(const std::string& name) {
 }
 
 std::string key_hint(const std::string& name) {
-  constexpr std::size_t kMost = 3;
+  constexpr std::size_t kMax = 3;
   const std::vector<std::string> keys = keys_called(name);
-  if (keys.empty() || keys.size() > kMost) return "";
+  if (keys.empty() || keys.size() > kMax) return "";
   return fmt::format("it is a key of the config: --set {}=VALUE",
                      fmt::join(keys, "=VALUE or --set "));
 }
@@ -163,9 +163,9 @@ std::string option_hint(const CommandInfo& program, const CommandInfo& command,
   }
   std::vector<std::string> owners;
   add_owners(program, name, owners);
-  constexpr std::size_t kMost = 3;
+  constexpr std::size_t kMax = 3;
   if (owners.empty()) return "";
-  if (owners.size() > kMost) return "only other commands have it";
+  if (owners.size() > kMax) return "only other commands have it";
   return fmt::format("it is an option of {}", fmt::join(owners, ", "));
 }
 
@@ -180,12 +180,12 @@ bool there(const fs::path& path) {
 
 /// Returns " (did you mean 'config.json'?)" with a name similar to the missing one, or "".
 std::string similar_name(const fs::path& missing) {
-  constexpr std::size_t kMost = 4096;
+  constexpr std::size_t kMax = 4096;
   const fs::path folder = missing.has_parent_path() ? missing.parent_path() : ".";
   std::vector<std::string> names;
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), none;
-       !error && entry != none && names.size() < kMost; entry.increment(error)) {
+       !error && entry != none && names.size() < kMax; entry.increment(error)) {
     names.push_back((missing.parent_path() / entry->path().filename()).string());
   }
   const std::string near = nearest(missing.string(), names);
@@ -362,7 +362,7 @@ std::string excess_argument(const CommandInfo& command, const ReadWords& read) {
 }
 
 /// Describes a mistake in how an option is given, apart from its value; "" if there is none.
-std::string mistake_of(const ReadWords::Given& given) {
+std::string mistake_of(const ReadWords::GivenOption& given) {
   const OptionInfo& option = *given.option;
   if (option.flag && !option.optional_value()) {
     if (!given.attached || flag_value(given.values.front())) return "";
@@ -380,10 +380,10 @@ std::string mistake_of(const ReadWords::Given& given) {
 /// Describes an option that is given twice but takes one value; "" if there is none.
 std::string repetition(const ReadWords& read) {
   for (std::size_t i = 0; i < read.options.size(); ++i) {
-    const ReadWords::Given& later = read.options[i];
+    const ReadWords::GivenOption& later = read.options[i];
     if (later.option->flag || later.option->repeated || later.option->many) continue;
     for (std::size_t j = 0; j < i; ++j) {
-      const ReadWords::Given& earlier = read.options[j];
+      const ReadWords::GivenOption& earlier = read.options[j];
       if (earlier.option != later.option) continue;
       return fmt::format("{} is given twice ({} and {}); give it once", later.name,
                          earlier.values.front(), later.values.front());
@@ -408,7 +408,7 @@ std::string conflict(const CommandInfo& command, const ReadWords& read) {
   const auto given = [&](const std::string& name) {
     return !name.empty() && !read.values_of(*command.option(name)).empty();
   };
-  for (const ReadWords::Given& one : read.options) {
+  for (const ReadWords::GivenOption& one : read.options) {
     const OptionInfo& option = *one.option;
     if (!option.needs.empty() && !given(option.needs)) {
       return fmt::format("{} is for {}; give both, or neither", option.name(), option.needs);
@@ -442,7 +442,7 @@ std::string mistake_in(const CommandInfo& program, const ReadWords& read) {
   if (asks_for_help(read)) return read.has_unknown_command ? command_mistake(read) : "";
   if (!read.unknown.empty()) return unknown_option(program, command, read.unknown.front());
   if (std::string wrong = command_mistake(read); !wrong.empty()) return wrong;
-  for (const ReadWords::Given& given : read.options) {
+  for (const ReadWords::GivenOption& given : read.options) {
     if (std::string wrong = mistake_of(given); !wrong.empty()) return wrong;
   }
   if (std::string twice = repetition(read); !twice.empty()) return twice;

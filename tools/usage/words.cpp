@@ -63,7 +63,8 @@ class Reader {
 
   void read_option(const std::string& word) {
     const std::size_t equals = word.find('=');
-    ReadWords::Given given = {.option = nullptr, .name = word.substr(0, equals), .values = {}};
+    ReadWords::GivenOption given = {
+        .option = nullptr, .name = word.substr(0, equals), .values = {}};
     given.attached = equals != std::string::npos;
     given.at = at_++;
     given.option = read_.command->option(given.name);
@@ -81,10 +82,10 @@ class Reader {
   }
 
   /// Reads "-vh" as "-v -h". Returns false if the word contains anything else.
-  bool read_short_flags(const ReadWords::Given& word) {
-    std::vector<ReadWords::Given> flags;
+  bool read_short_flags(const ReadWords::GivenOption& word) {
+    std::vector<ReadWords::GivenOption> flags;
     for (const char letter : word.name.substr(1)) {
-      ReadWords::Given given = {.option = nullptr, .name = {'-', letter}, .values = {}};
+      ReadWords::GivenOption given = {.option = nullptr, .name = {'-', letter}, .values = {}};
       given.option = read_.command->option(given.name);
       if (given.option == nullptr) given.option = program_.option(given.name);
       if (given.option == nullptr || !given.option->flag || word.attached) return false;
@@ -94,7 +95,7 @@ class Reader {
     return true;
   }
 
-  void take_values(ReadWords::Given& given) {
+  void take_values(ReadWords::GivenOption& given) {
     while (at_ < words_.size()) {
       const std::string& word = words_[at_];
       const std::string name = word.substr(0, word.find('='));
@@ -136,7 +137,7 @@ std::vector<std::string> ReadWords::values_of(const OptionInfo& option) const {
     }
     return values;
   }
-  for (const Given& one : options) {
+  for (const GivenOption& one : options) {
     if (one.option != &option) continue;
     if (option.flag) values = {one.attached ? one.values.front() : kFlagAlone};
     if (!option.flag) values.insert(values.end(), one.values.begin(), one.values.end());

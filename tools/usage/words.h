@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/usage/table.h"
+#include "tools/usage/command_table.h"
 
 namespace ballast::tools {
 
@@ -16,7 +16,7 @@ std::optional<bool> flag_value(const std::string& word);
 
 /// A command line, split according to the table of commands. Nothing is checked.
 struct ReadWords {
-  struct Given {
+  struct GivenOption {
     const OptionInfo* option = nullptr;
     std::string name;                 ///< name as written, "-v"
     std::vector<std::string> values;  ///< values, attached or taken from the following words
@@ -27,7 +27,7 @@ struct ReadWords {
   const CommandInfo* command = nullptr;  ///< the chosen command
   std::string unknown_command;           ///< a word given as a command
   bool has_unknown_command = false;
-  std::vector<Given> options;
+  std::vector<GivenOption> options;
   std::vector<std::string> arguments;  ///< positional arguments
   std::vector<std::string> unknown;    ///< words that look like options but are not
 

@@ -113,7 +113,7 @@ struct BatchSection {
 };
 
 /// Maximum of pipeline.stages.
-inline constexpr std::uint32_t kMostStages = 8;
+inline constexpr std::uint32_t kMaxStages = 8;
 
 /// `pipeline`: the devices of a rank, to which the blocks of the model are dealt.
 struct PipelineSection {
@@ -305,11 +305,11 @@ inline constexpr step::BufferCounts kOpenBuffers = {0, 0, 0, 0, 0, 0};
 
 /// A member of BufferCounts in the config.
 struct BufferKind {
-  std::string_view key;                         ///< path of the key
-  std::uint32_t step::BufferCounts::*count;     ///< 0 in a config means open
-  std::uint32_t few;                            ///< number used if memory is short
-  static constexpr std::uint32_t kFewest = 1;   ///< number used if not even these fit
-  static constexpr std::uint32_t kMost = 1024;  ///< maximum of the key
+  std::string_view key;                        ///< path of the key
+  std::uint32_t step::BufferCounts::*count;    ///< 0 in a config means open
+  std::uint32_t few;                           ///< number used if memory is short
+  static constexpr std::uint32_t kFewest = 1;  ///< number used if not even these fit
+  static constexpr std::uint32_t kMax = 1024;  ///< maximum of the key
 };
 
 /// Kinds in the order in which the planner adds buffers where there is room.

@@ -78,7 +78,7 @@ inline constexpr const char* kPadTokenSetting = "model.pad_token_id";
 Settings settings_of(const Config& config);
 
 /// A setting that differs between a checkpoint and the run that resumes from it.
-struct Change {
+struct SettingChange {
   std::string key;
   std::string before;  ///< compact JSON
   std::string now;     ///< compact JSON, or "none"
@@ -87,7 +87,7 @@ struct Change {
 
 /// The settings in `before` that differ from those in `now`. Settings that `before` lacks belong to
 /// a newer version, or to another type of optimizer or schedule, whose `type` differs.
-std::vector<Change> find_changes(const Settings& before, const Settings& now);
+std::vector<SettingChange> find_changes(const Settings& before, const Settings& now);
 
 /// Throws Error(usage) with the nearest name unless each of `names` is "all", a key that determines
 /// results, or a section with such keys ("optimizer").
@@ -98,7 +98,7 @@ bool is_allowed(const std::string& key, const std::vector<std::string>& allowed)
 
 /// If `allowed` does not cover all `changes`, throws Error(config) with one line that begins with
 /// `from` and lists all changes.
-void refuse_changes(const std::vector<Change>& changes, const std::vector<std::string>& allowed,
-                    const std::string& from);
+void refuse_changes(const std::vector<SettingChange>& changes,
+                    const std::vector<std::string>& allowed, const std::string& from);
 
 }  // namespace ballast::config

@@ -8,42 +8,42 @@
 
 namespace ballast::data {
 
-/// The part of each sequence that a rank reads: one of `parts` equal runs of consecutive tokens.
+/// The slice of each sequence that a rank reads: one of `slices` equal runs of consecutive tokens.
 struct SequenceCut {
-  std::uint64_t parts = 1;
-  std::uint64_t part = 0;
+  std::uint64_t slices = 1;
+  std::uint64_t slice = 0;
 };
 
 /// One rank's tokens for one step. `tokens`, `targets` and `positions` have
-/// [micro_batches][sequences][length / parts] elements; see SequenceSpans. Targets and positions
-/// are those of whole sequences, so the last token of a part has the next part's first as its
+/// [micro_batches][sequences][length / slices] elements; see SequenceSpans. Targets and positions
+/// are those of whole sequences, so the last token of a slice has the next slice's first as its
 /// target.
 struct Batch {
   std::uint64_t step = 0;  ///< from 1; 0 for an evaluation batch
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> targets;
   std::vector<std::int32_t> positions;  ///< empty: whole sequences, each one document
-  /// Positions in whole sequences [micro_batches][sequences][length], for parts of packed ones.
+  /// Positions in whole sequences [micro_batches][sequences][length], for slices of packed ones.
   std::vector<std::int32_t> whole_positions;
   /// Tokens of the step without padding, over all ranks. For an evaluation: tokens of this batch.
   std::uint64_t real_tokens = 0;
 
   /// Appends the sequences of `other`.
   void append(const Batch& other);
-  /// Reduces whole sequences of `length` tokens to a part of each, with positions.
+  /// Reduces whole sequences of `length` tokens to a slice of each, with positions.
   void reduce(std::uint64_t length, const SequenceCut& cut);
 };
 
 struct LoaderOptions {
   std::uint64_t micro_batches = 1;
   std::uint64_t sequences = 1;   ///< per micro-batch and rank
-  std::uint64_t length = 0;      ///< tokens per sequence, a multiple of cut.parts
+  std::uint64_t length = 0;      ///< tokens per sequence, a multiple of cut.slices
   std::uint64_t first_step = 1;  ///< step of the first batch of next(); larger for a resumed run
   std::uint64_t skipped = 0;     ///< skipped batches: step k takes batch k + skipped
   std::uint64_t prefetch = 2;    ///< batches kept ready, at least 1
   std::uint64_t place = 0;       ///< this rank's, among those with other sequences: Mesh::data
   std::uint64_t places = 1;
-  SequenceCut cut;  ///< this rank's part of the sequences of its place
+  SequenceCut cut;  ///< this rank's slice of the sequences of its place
 };
 
 /// Assigns held-out micro-batches to the data places of ranks. All places together take each
@@ -72,7 +72,7 @@ class EvaluationBatches {
                     std::uint64_t length, const SequenceCut& cut = {});
 
   [[nodiscard]] std::uint64_t size() const;
-  /// Returns micro-batch `index` [sequences][length / parts]. From size() on it is all padding,
+  /// Returns micro-batch `index` [sequences][length / slices]. From size() on it is all padding,
   /// without targets.
   [[nodiscard]] Batch batch(std::uint64_t index) const;
 

@@ -61,7 +61,7 @@ struct Blueprint {
   /// The model with the tiles of this rank's tensor place.
   [[nodiscard]] const model::Architecture& own() const { return tiles ? *tiles : model; }
   /// Whether a batch has the positions of its tokens, which layers read.
-  [[nodiscard]] bool has_positions() const { return packed || shape.parts > 1; }
+  [[nodiscard]] bool has_positions() const { return packed || shape.slices > 1; }
   /// Tokens of one training step on this rank; problem.tokens_per_step() counts all ranks.
   [[nodiscard]] std::uint64_t tokens_per_step() const { return micro_batches * shape.tokens(); }
   /// FLOPs of this rank's matrix products in a training step, including recomputation.

@@ -204,7 +204,7 @@ class Engine {
   std::optional<Snapshot> snapshot_;
   std::unique_ptr<plan::Executor> executor_;
   std::chrono::duration<double> fill_time_{0};
-  std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, targets, slots, positions
+  std::vector<HostBytes> batches_;  ///< per micro-batch: tokens, targets, sum rows, positions
   /// By number of micro-batches, and whether updates are pending and speculation pauses.
   std::map<std::tuple<std::size_t, bool, bool>, plan::Plan> partial_steps_;
   SpeculationPace speculation_;

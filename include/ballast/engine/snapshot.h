@@ -26,14 +26,14 @@ namespace ballast::engine {
 /// about to write to one of them waits until it is saved.
 class BackgroundSave {
  public:
-  struct Part {
+  struct Item {
     plan::BufferId buffer = plan::kNoBuffer;
     std::function<void()> save;
   };
 
   /// Calls the `save` of each part in order, then `end`, all on the thread. After an error nothing
   /// more is called, and no thread waits any longer.
-  BackgroundSave(std::vector<Part> parts, std::function<void()> end);
+  BackgroundSave(std::vector<Item> parts, std::function<void()> end);
   /// Skips parts that have not begun.
   ~BackgroundSave();
   BackgroundSave(const BackgroundSave&) = delete;
@@ -53,7 +53,7 @@ class BackgroundSave {
   void run();
   [[nodiscard]] bool next();
 
-  std::vector<Part> parts_;
+  std::vector<Item> parts_;
   std::function<void()> end_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;

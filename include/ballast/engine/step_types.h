@@ -75,7 +75,7 @@ class SpeculationPace {
 /// Returns how many parts of `size` targets have a counted one.
 [[nodiscard]] std::uint64_t count_losses(std::span<const std::int32_t> targets, std::size_t size);
 
-/// Copies the micro-batches to their host `buffers`: tokens, targets, slots, positions. Throws
+/// Copies the micro-batches to their host `buffers`: tokens, targets, sum rows, positions. Throws
 /// Error(data) for positions that violate TokenBatch.
 void copy_batch(const Blueprint& blueprint, const TokenBatch& batch, std::uint32_t micro_batches,
                 std::span<const HostBytes> buffers);

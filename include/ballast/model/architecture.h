@@ -121,8 +121,8 @@ struct TensorSpec {
   [[nodiscard]] bool cuts_rows() const { return size != shape.front() * columns_in_all; }
 };
 
-/// The part of a layer that a block holds.
-enum class LayerPart {
+/// The tensors of a layer that a block holds.
+enum class BlockContent {
   whole,      ///< the whole layer
   norm,       ///< the norm before attention or the MLP of a layer in tiles; its tiles follow
   attention,  ///< a tile: queries, keys, values and columns of the output map for some heads
@@ -132,7 +132,8 @@ enum class LayerPart {
   router,          ///< the norm before the experts and the router; the experts follow
   shared_expert,   ///< a tile: the expert that computes all rows, weighted by its gate
   expert,  ///< a tile: a routed expert, which computes the rows that the router dispatches to it
-  table    ///< follows its layer: a tensor of which each token reads one row, see LayerInputsSpec
+  layer_embedding  ///< follows its layer: a tensor of which each token reads one row, see
+                   ///< LayerEmbeddingSpec
 };
 
 /// Values that the products of adapters read and write, outside of adapters' weights: elements or
@@ -159,9 +160,9 @@ struct AdapterValues {
 /// Padding is zero and stays zero under the update.
 struct BlockSpec {
   BlockKind kind = BlockKind::layer;
-  LayerPart part = LayerPart::whole;  ///< if it is part of a layer
-  std::uint64_t layer = 0;            ///< number of the layer, if it is part of one
-  std::uint64_t expert = 0;           ///< number of the expert in its layer, if it is one
+  BlockContent content = BlockContent::whole;  ///< if it belongs to a layer
+  std::uint64_t layer = 0;                     ///< number of the layer, if it is part of one
+  std::uint64_t expert = 0;                    ///< number of the expert in its layer, if it is one
   /// Number of pieces that the block stands for, each on another rank. With expert parallelism, a
   /// piece is an expert, from `expert` on, and rank r has piece r. With tensor parallelism, it is a
   /// tile, and tensor place p has piece p. Piece p begins at element own_elements() * p.
@@ -257,9 +258,9 @@ struct Architecture {
   [[nodiscard]] std::size_t head() const { return blocks.size() - 1 - output_blocks(); }
   /// Returns whether `block` is a tile of half a layer.
   [[nodiscard]] bool is_layer_tile(std::size_t block) const {
-    const LayerPart part = blocks[block].part;
-    return part == LayerPart::attention || part == LayerPart::mlp ||
-           part == LayerPart::shared_expert || part == LayerPart::expert;
+    const BlockContent content = blocks[block].content;
+    return content == BlockContent::attention || content == BlockContent::mlp ||
+           content == BlockContent::shared_expert || content == BlockContent::expert;
   }
   /// Returns vocabulary tile `number` of this tensor place, below own_vocabulary_tiles().
   [[nodiscard]] VocabularyTile tile(std::size_t number) const;
@@ -409,7 +410,7 @@ std::vector<float> sum_of_addends(const TensorSpec& tensor, std::span<const floa
 /// Returns the tensor of a router that is added to the scores of experts for the choice, with
 /// StoredRows::addends; nullptr for other blocks.
 inline const TensorSpec* correction_biases(const BlockSpec& block) {
-  if (block.part != LayerPart::router) return nullptr;
+  if (block.content != BlockContent::router) return nullptr;
   const auto found = std::ranges::find_if(
       block.tensors, [](const TensorSpec& tensor) { return tensor.stored.addends > 1; });
   return found == block.tensors.end() ? nullptr : &*found;

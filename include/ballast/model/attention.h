@@ -56,7 +56,7 @@ struct AttentionShape {
   /// Soft cap: scaled scores s become cap * tanh(s / cap) before the mask; 0: none. Source: Gemma
   /// Team, "Gemma 2", 2024, section 2.
   double cap = 0.0;
-  std::size_t parts = 1;  ///< MicroBatchShape::parts: a sequence has parts * length rows
+  std::size_t slices = 1;  ///< MicroBatchShape::slices: a sequence has slices * length rows
   /// Columns of a head of values before its padding, 0: all. Values in the padding are zeros, and
   /// so are gradients of results there. Kernels write zeros there and need not compute them.
   std::size_t value_dim = 0;
@@ -64,15 +64,15 @@ struct AttentionShape {
   [[nodiscard]] constexpr std::size_t value_columns() const {
     return value_dim == 0 ? head_dim : value_dim;
   }
-  [[nodiscard]] constexpr std::size_t whole_length() const { return parts * length; }
+  [[nodiscard]] constexpr std::size_t whole_length() const { return slices * length; }
   /// Returns the extents of attention after the exchange of heads against rows: whole sequences,
-  /// and 1 / parts of the heads. `parts` must divide kv_heads.
+  /// and 1 / slices of the heads. `slices` must divide kv_heads.
   [[nodiscard]] constexpr AttentionShape by_heads() const {
     AttentionShape shape = *this;
     shape.length = whole_length();
-    shape.heads = heads / parts;
-    shape.kv_heads = kv_heads / parts;
-    shape.parts = 1;
+    shape.heads = heads / slices;
+    shape.kv_heads = kv_heads / slices;
+    shape.slices = 1;
     return shape;
   }
   [[nodiscard]] constexpr std::size_t tokens() const { return sequences * length; }

@@ -48,16 +48,16 @@ std::vector<BlockSpec> join_tiles(std::vector<BlockSpec> tiles, std::uint64_t pl
 VocabularyTile vocabulary_tile(const ModelConfig& config, std::uint64_t number);
 
 /// Returns whether rows of tokens are trained in the block, which is then a tile of the embedding.
-[[nodiscard]] bool has_slots(const Architecture& model, const BlockSpec& block);
+[[nodiscard]] bool has_token_sums(const Architecture& model, const BlockSpec& block);
 
-/// Layout of the fp32 gradient sum of a block with slots: a row per distinct token of a step, then
-/// the learned positions.
-struct SlotSums {
+/// Layout of the fp32 gradient sum of a block with sum rows: a row per distinct token of a step,
+/// then the learned positions.
+struct TokenSums {
   Elems table = 0;  ///< elements of the block before the positions; 0: other blocks
   Elems rest = 0;   ///< elements of the positions with their padding
 
   /// `block`: of one rank, without further pieces.
-  SlotSums(const Architecture& model, const BlockSpec& block);
+  TokenSums(const Architecture& model, const BlockSpec& block);
 };
 
 /// Returns the elements of a block's gradient sum. A step has `tokens` tokens.
@@ -72,11 +72,11 @@ inline constexpr const char* kPadToken = "pad_token_id";
 /// Returns that token; nothing if there is none.
 [[nodiscard]] std::optional<std::int32_t> pad_token(const ModelConfig& config);
 
-/// The slot of the pad token, which no row has (kNoSlot).
-inline constexpr std::int32_t kPadSlot = -1;
-/// Returns the slot of each of a step's `tokens` in its vocabulary tile, in the order in which they
-/// occur. Tokens of other tensor places have slot 0, the pad token has kPadSlot.
-[[nodiscard]] std::vector<std::int32_t> number_slots(const Architecture& own,
-                                                     std::span<const std::int32_t> tokens);
+/// The sum row of the pad token, which no row has (kNoSumRow).
+inline constexpr std::int32_t kPadSumRow = -1;
+/// Returns the sum row of each of a step's `tokens` in its vocabulary tile, in the order in which
+/// they occur. Tokens of other tensor places have sum row 0, the pad token has kPadSumRow.
+[[nodiscard]] std::vector<std::int32_t> number_sum_rows(const Architecture& own,
+                                                        std::span<const std::int32_t> tokens);
 
 }  // namespace ballast::model

@@ -35,15 +35,15 @@ struct Dropout {
 
 /// Moves rows between ranks (comm::Communicator::all_to_all): those that share the experts of a
 /// block, or those that share sequences.
-class RowExchange {
+class AllToAll {
  public:
-  virtual ~RowExchange() = default;
-  RowExchange() = default;
-  RowExchange(const RowExchange&) = delete;
-  RowExchange& operator=(const RowExchange&) = delete;
+  virtual ~AllToAll() = default;
+  AllToAll() = default;
+  AllToAll(const AllToAll&) = delete;
+  AllToAll& operator=(const AllToAll&) = delete;
 
   /// Enqueues an all-to-all on `stream`: sends part p of `input` to the rank with expert p of a
-  /// block, or with part p of the sequences, and receives part p of `output` from it. Sizes of the
+  /// block, or with slice p of the sequences, and receives part p of `output` from it. Sizes of the
   /// parts are in bytes. Kernels call it inside of work on `stream`, too.
   virtual void exchange(device::Stream& stream, ConstDeviceBytes input,
                         std::span<const Bytes> input_parts, DeviceBytes output,
@@ -51,9 +51,9 @@ class RowExchange {
 };
 
 /// This rank's place among the ranks that share its sequences.
-struct SequencePart {
-  std::uint32_t number = 0;         ///< below MicroBatchShape::parts
-  RowExchange* exchange = nullptr;  ///< member p has part p; null if there is one part
+struct SequenceSlice {
+  std::uint32_t number = 0;      ///< below MicroBatchShape::slices
+  AllToAll* exchange = nullptr;  ///< member p has slice p; null if there is one slice
 };
 
 /// Port::batch in its parts, each [N] or empty.
@@ -64,15 +64,16 @@ struct BatchViews {
   /// stays inside a document. Empty: every sequence is one document.
   DeviceView<const std::int32_t> positions;
   /// Positions of all tokens of the sequences [sequences, whole length], for the mask of attention.
-  /// Only given for packed documents of which this rank has a part.
+  /// Only given for packed documents of which this rank has a slice.
   DeviceView<const std::int32_t> whole_positions = {};
   /// For each token the number of its row in the gradient sum of its vocabulary tile. Equal tokens
-  /// of a step have the same slot, so that the sum has a row per distinct token (slots.h).
-  DeviceView<const std::int32_t> slots = {};
+  /// of a step have the same sum row, so that the sum has a row per distinct token
+  /// (block_layout.h).
+  DeviceView<const std::int32_t> sum_rows = {};
 
   /// Cuts a batch of N = `tokens` of a rank, which has one of `parts` parts of its sequences, into
-  /// tokens, targets, slots and positions. Positions are there if documents are packed or if there
-  /// are several parts.
+  /// tokens, targets, sum rows and positions. Positions are there if documents are packed or if
+  /// there are several parts.
   static BatchViews cut(ConstDeviceBytes batch, std::size_t tokens, std::size_t parts = 1) {
     const auto all = view_as<std::int32_t>(batch);
     const auto part = [&](std::size_t number, std::size_t size) {
@@ -111,8 +112,8 @@ struct PassArguments {
   /// weights, which empty means. They stay valid until the stream is synchronised.
   std::span<const float> correction_biases;
   PassScalars scalars;
-  RowExchange* exchange = nullptr;  ///< for Kernel::exchanged_expert and its backward pass
-  SequencePart sequence_part;       ///< for Kernel::layer and its backward pass
+  AllToAll* exchange = nullptr;  ///< for Kernel::exchanged_expert and its backward pass
+  SequenceSlice sequence_slice;  ///< for Kernel::layer and its backward pass
 
   [[nodiscard]] DeviceBytes& operator[](Port port) { return views[static_cast<std::size_t>(port)]; }
   [[nodiscard]] DeviceBytes operator[](Port port) const {
@@ -182,7 +183,7 @@ struct GradientSums {
   DeviceView<const float> own;  ///< written by the backward passes of the block
   /// The head's gradient of a tied tile, added to the first elements; empty: none.
   DeviceView<const float> tied = {};
-  /// For an embedding that is trained: all micro-batches that have added to its slots.
+  /// For an embedding that is trained: all micro-batches that have added to its sum rows.
   std::span<const BatchViews> batches = {};
 };
 
@@ -218,8 +219,8 @@ class Compute {
   ///
   /// embed: output = rows of the tokens (+ positions). A tile writes the rows of its tokens. The
   ///   last tile adds the positions to all rows.
-  /// embed_backward: adds activation_gradient to the rows of the tokens' slots, in token order. Its
-  ///   gradient has the layout of SlotSums.
+  /// embed_backward: adds activation_gradient to the sum rows of the tokens, in token order. Its
+  ///   gradient has the layout of TokenSums.
   /// layer: output = layer of input; they may not alias. kept: receives the intermediates that
   ///   layer_backward would otherwise recompute.
   /// layer_backward: turns the activation_gradient of the output into that of the input, in
@@ -307,12 +308,12 @@ class Compute {
 
   /// Encodes `weights` (training type, a multiple of WeightCodes::kBlock elements) into `codes`
   /// (WeightCodes::bytes_of the elements). Works on any stream, without the workspace.
-  virtual void encode_weights(device::Stream& stream, ConstDeviceBytes weights,
-                              DeviceBytes codes) = 0;
+  virtual void quantize_weights(device::Stream& stream, ConstDeviceBytes weights,
+                                DeviceBytes codes) = 0;
   /// Decodes `codes` into `weights`, rounded to the training type. Works on any stream, without the
   /// workspace.
-  virtual void decode_weights(device::Stream& stream, ConstDeviceBytes codes,
-                              DeviceBytes weights) = 0;
+  virtual void dequantize_weights(device::Stream& stream, ConstDeviceBytes codes,
+                                  DeviceBytes weights) = 0;
   /// Dequantises a block of a quantised base from `stored` (plain elements, then BlockCodes) to
   /// `weights` (all elements of the block, training type). Padding between tensors stays unchanged.
   virtual void decode_block(device::Stream& stream, std::size_t block, ConstDeviceBytes stored,

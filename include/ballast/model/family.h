@@ -44,8 +44,8 @@ class BlockBuilder {
   BlockBuilder& table();
   /// Removes the prefix from the name of the last tensor.
   BlockBuilder& without_prefix();
-  /// Declares the block to be a part of a layer.
-  BlockBuilder& part(LayerPart part);
+  /// Declares what the block holds of a layer.
+  BlockBuilder& content(BlockContent content);
   /// Declares the block to be expert `number`, which computes `token_share` of the tokens.
   BlockBuilder& expert(std::uint64_t number, double token_share);
   /// Declares attention with heads of this total width over the last `window` tokens (0: all).
@@ -200,7 +200,8 @@ class Family {
                                               std::uint64_t index) const {
     return index;
   }
-  /// Values per token that each layer reads besides the residual stream (LayerInputsSpec); 0: none.
+  /// Values per token that each layer reads besides the residual stream (LayerEmbeddingSpec); 0:
+  /// none.
   [[nodiscard]] virtual std::uint64_t layer_input_width(const ModelConfig& /*config*/) const {
     return 0;
   }

@@ -38,10 +38,10 @@ struct MicroBatchShape {
   std::uint64_t length = 1;  ///< tokens per sequence on this rank
   /// Ranks that share the sequences (sequence parallelism). Each has `length` consecutive tokens of
   /// each sequence.
-  std::uint64_t parts = 1;
+  std::uint64_t slices = 1;
   [[nodiscard]] std::uint64_t tokens() const { return sequences * length; }
   /// Tokens per sequence on all ranks together.
-  [[nodiscard]] std::uint64_t whole_length() const { return length * parts; }
+  [[nodiscard]] std::uint64_t whole_length() const { return length * slices; }
 };
 
 /// Number of losses that the last router of a micro-batch reports: load balancing and z.
@@ -70,7 +70,7 @@ struct KernelSizes {
   /// 0 without tiles.
   Bytes rows = 0;
   /// Bytes of Port::partial_sums for one tensor place: fp32 sums of an activation and, if layers in
-  /// tiles have norms of heads, the parts of their gradients.
+  /// tiles have norms of heads, the slices of their gradients.
   Bytes sums = 0;
   std::uint64_t experts = 0;        ///< per layer; 0: no layer has experts
   std::uint64_t router_totals = 0;  ///< size of Port::router_totals

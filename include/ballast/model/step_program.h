@@ -70,7 +70,7 @@ std::string_view work_of(Kernel kernel) noexcept;
 enum class Port : std::uint8_t {
   weights,
   output_weights,  ///< tiles of the output matrix in other blocks; one operand per tile, ascending
-  batch,           ///< tokens, targets, slots and, if packed or in parts, positions
+  batch,           ///< tokens, targets, sum rows and, if packed or in parts, positions
   input,
   output,
   activation_gradient,
@@ -92,7 +92,7 @@ enum class Port : std::uint8_t {
   pairs,            ///< reference losses and row weights of preference pairs
   keys_values,      ///< [N, keys | values] of a layer whose keys others read, written by it
   keys_values_gradient,   ///< fp32 sums of its readers' gradients
-  layer_inputs,           ///< [N, layers x width], the projected part of LayerInputsSpec
+  layer_inputs,           ///< [N, layers x width], the projected part of LayerEmbeddingSpec
   layer_inputs_gradient,  ///< each layer writes its columns
   table_rows,             ///< [N, width], the rows of the layer's table that its tokens select
   gradient,               ///< fp32 gradient sum of the block
@@ -104,7 +104,7 @@ inline constexpr std::size_t kPortCount = 29;
 std::string_view to_string(Port port) noexcept;
 
 /// The way in which values of a class get their buffers.
-enum class SlotRule : std::uint8_t {
+enum class BufferRule : std::uint8_t {
   /// One buffer per life, and per micro-batch that passes a stop together with others. Lives that
   /// do not overlap share a buffer.
   own,
@@ -123,7 +123,7 @@ struct ValueClass {
   std::string word;  ///< word for messages: "activation"
   MemoryKind memory = MemoryKind::activations;
   Bytes bytes = 0;  ///< per micro-batch
-  SlotRule slots = SlotRule::own;
+  BufferRule buffers = BufferRule::own;
   /// The values are row counts per expert, copied to the host of every rank; see RowCount.
   bool counts = false;
   bool from_host = false;  ///< an input of the step: copied to the device before the passes
@@ -161,9 +161,9 @@ struct GradientSum {
   Bytes bytes = 0;
   Bytes cleared = 0;   ///< bytes that Compute::clear_gradient() sets to zero
   bool clears = true;  ///< false: the first pass overwrites it (a tied output matrix)
-  /// Whether it has rows only for the tokens of the step (BatchViews::slots), so that packing reads
-  /// the batches of all micro-batches.
-  bool by_slots = false;
+  /// Whether it has rows only for the tokens of the step (BatchViews::sum_rows), so that packing
+  /// reads the batches of all micro-batches.
+  bool by_token = false;
 };
 
 enum class OperandKind : std::uint8_t {
@@ -319,7 +319,7 @@ struct StepShape {
   Bytes sum_scratch = 0;  ///< with tensor parallelism: device memory of a sum_tiles pass
 
   /// Whether a batch has the positions of its tokens, which layers read.
-  [[nodiscard]] bool has_positions() const { return packed || micro_batch.parts > 1; }
+  [[nodiscard]] bool has_positions() const { return packed || micro_batch.slices > 1; }
 };
 
 /// Writes the passes of `model`. A pure function.

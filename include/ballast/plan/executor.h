@@ -34,9 +34,9 @@ using Handler = std::function<void(const Operation& operation, std::uint64_t sub
 /// Maximum number of unfinished operations in a queued lane: one runs, and the next can start when
 /// it ends. More would delay the end of the run after an interrupt, and share a disk between more
 /// requests.
-inline constexpr std::size_t kMostEnqueued = 2;
+inline constexpr std::size_t kMaxEnqueued = 2;
 /// The maximum for a stream whose operations may take less time than the host needs to enqueue one.
-inline constexpr std::size_t kMostOnFastStream = 8;
+inline constexpr std::size_t kMaxOnFastStream = 8;
 
 struct ExecutorOptions {
   /// If set, the executor's handler only enqueues operations of queued lanes (is_queued) on their
@@ -53,7 +53,7 @@ struct ExecutorOptions {
   std::function<void(const Operation& next, const Operation& before, std::uint64_t submission)>
       follow = nullptr;
   /// Maximum number of unfinished operations in a lane whose operations are on a stream.
-  std::size_t max_on_stream = kMostEnqueued;
+  std::size_t max_on_stream = kMaxEnqueued;
   /// If set, the operations that it selects start one at a time on each device, in an order that
   /// depends on the submitted plans alone. An operation's turn ends when it is enqueued, or, in a
   /// lane that is not queued, when it has finished. An operation of another lane follows the

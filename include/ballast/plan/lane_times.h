@@ -13,7 +13,7 @@ namespace ballast::plan {
 
 /// The lanes in the order in which a parameter passes them, for drawings.
 inline constexpr std::array<Lane, kLaneCount> kDrawnLanes = {
-    Lane::fetch,  Lane::upload,  Lane::gather, Lane::compute,  Lane::pass,
+    Lane::fetch,  Lane::upload,  Lane::gather, Lane::compute,  Lane::peer,
     Lane::reduce, Lane::offload, Lane::update, Lane::writeback};
 
 /// Returns the lanes of `devices` devices in the order of drawings: kind by kind, then by device.
@@ -24,7 +24,7 @@ std::vector<StreamId> drawn_lanes(std::uint32_t devices);
 std::string name_of(const StreamId& lane, std::uint32_t devices);
 
 /// Seconds of each lane of each device, by lane_number().
-using LaneSeconds = std::array<double, lane_count(kMostDevices)>;
+using LaneSeconds = std::array<double, lane_count(kMaxDevices)>;
 
 /// Start and end of one operation, measured by the executor or predicted by the simulator, in
 /// seconds since the executor or the simulation began.

@@ -27,13 +27,13 @@ enum class Lane : std::uint8_t {
   update,
   fetch,
   writeback,
-  pass  ///< between devices of a rank; only with several devices
+  peer  ///< between devices of a rank; only with several devices. Users read `pass`
 };
 
 inline constexpr std::size_t kLaneCount = 9;
 inline constexpr std::array<Lane, kLaneCount> kLanes = {
     Lane::compute, Lane::upload, Lane::offload,   Lane::gather, Lane::reduce,
-    Lane::update,  Lane::fetch,  Lane::writeback, Lane::pass};
+    Lane::update,  Lane::fetch,  Lane::writeback, Lane::peer};
 
 std::string_view to_string(Lane lane) noexcept;
 
@@ -50,7 +50,7 @@ constexpr bool is_per_device(Lane lane) noexcept {
     case Lane::offload:
     case Lane::gather:
     case Lane::reduce:
-    case Lane::pass:
+    case Lane::peer:
       return true;
     case Lane::update:
     case Lane::fetch:
@@ -61,7 +61,7 @@ constexpr bool is_per_device(Lane lane) noexcept {
 }
 
 /// Maximum number of devices of a rank.
-inline constexpr std::uint32_t kMostDevices = 8;
+inline constexpr std::uint32_t kMaxDevices = 8;
 
 /// How a lane runs its operations.
 enum class Mode : std::uint8_t {
@@ -75,7 +75,7 @@ constexpr Mode mode_of(Lane lane) noexcept {
     case Lane::compute:
     case Lane::upload:
     case Lane::offload:
-    case Lane::pass:
+    case Lane::peer:
       return Mode::streamed;
     case Lane::fetch:
     case Lane::writeback:
@@ -112,10 +112,10 @@ enum class Action : std::uint8_t {
   update,            ///< the optimizer on a block in host memory
   update_on_device,  ///< the optimizer on a block in device memory
   initialize,        ///< first values of data in host memory
-  read,              ///< passes weights or states in host memory to a visitor
+  read,              ///< gives weights or states in host memory to a visitor
   select,            ///< rows of a table in host memory to a buffer there, one per token
   scatter,           ///< gradients of selected rows, added up, to the packed gradient of a table
-  pass,              ///< device to another device of the same rank
+  transfer,          ///< device to another device of the same rank. Users read `pass`
   keep,              ///< this rank's part of a value to a buffer of the same device
   exchange           ///< a pass between the ranks that share tensors' tiles
 };
@@ -156,7 +156,7 @@ enum class Kind : std::uint8_t {
   activations,    ///< inputs of blocks, and their gradients
   intermediates,  ///< kept by layers from the forward to the backward pass
   staging,        ///< buffers for weights and states in transit
-  batch,          ///< tokens, targets, slots, positions, losses, statistics
+  batch,          ///< tokens, targets, sum rows, positions, losses, statistics
   workspace,      ///< intermediates of one block's kernels
   undo,           ///< weights and states as they were before a speculative update
   checkpoints     ///< NVMe extents that checkpoints keep, or will keep
@@ -356,7 +356,7 @@ constexpr std::size_t lane_count(std::uint32_t devices) noexcept {
 constexpr std::size_t lane_number(Lane lane, std::uint8_t device) noexcept {
   const auto kind = static_cast<std::size_t>(lane);
   if (device == 0 || !is_per_device(lane)) return kind;
-  const std::size_t place = lane == Lane::pass ? kLanesPerDevice - 1 : kind;
+  const std::size_t place = lane == Lane::peer ? kLanesPerDevice - 1 : kind;
   return kLaneCount + (std::size_t{device} - 1) * kLanesPerDevice + place;
 }
 constexpr std::size_t lane_number(const Operation& operation) noexcept {
@@ -367,7 +367,7 @@ constexpr StreamId lane_at(std::size_t number) noexcept {
   if (number < kLaneCount) return {kLanes[number], 0};
   const std::size_t place = (number - kLaneCount) % kLanesPerDevice;
   const auto device = static_cast<std::uint8_t>(1 + (number - kLaneCount) / kLanesPerDevice);
-  return {place + 1 == kLanesPerDevice ? Lane::pass : kLanes[place], device};
+  return {place + 1 == kLanesPerDevice ? Lane::peer : kLanes[place], device};
 }
 
 /// The first and last uses of one buffer in a plan, from which seam() derives edges between runs.

@@ -22,12 +22,12 @@ namespace ballast::state {
 /// The extent of the swap space that each home uses. A checkpoint keeps extents unchanged: the next
 /// write of a home goes to another one of the same size, and the old one becomes free when no
 /// checkpoint keeps it (redirect on write). Thread-safe for calls about different homes.
-class Slots {
+class HomeExtents {
  public:
-  Slots() = default;
+  HomeExtents() = default;
   /// `extents`: sizes. The first `homes` extents belong to the homes in order, the others are
   /// spare.
-  Slots(std::span<const Bytes> extents, std::size_t homes);
+  HomeExtents(std::span<const Bytes> extents, std::size_t homes);
 
   /// Returns the extent with the last write of a home.
   [[nodiscard]] std::size_t extent(std::size_t home) const;
@@ -61,7 +61,7 @@ class Slots {
   std::map<std::uint64_t, std::vector<std::size_t>> kept_;  ///< by checkpoint
 };
 
-class Slots;
+class HomeExtents;
 
 /// Returns the sizes of a schedule's NVMe buffers for plan_swap(): first those used by plans, in
 /// order, then those for checkpoints.
@@ -144,8 +144,8 @@ class Store {
   memory::HostPool pool_;
   std::vector<std::unique_ptr<device::Pin>> pins_;  ///< pin the whole pool; destroyed before it
   std::vector<Allocation> allocations_;
-  std::unique_ptr<Slots> slots_;     ///< slots of the homes
-  std::unique_ptr<SwapSpace> swap_;  ///< refers to the pool; destroyed first
+  std::unique_ptr<HomeExtents> extents_;  ///< extents of the homes
+  std::unique_ptr<SwapSpace> swap_;       ///< refers to the pool; destroyed first
 };
 
 }  // namespace ballast::state

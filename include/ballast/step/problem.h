@@ -10,7 +10,7 @@
 #include "ballast/core/units.h"
 #include "ballast/model/step_program.h"
 #include "ballast/step/options.h"
-#include "ballast/step/program_table.h"
+#include "ballast/step/program_index.h"
 
 namespace ballast::step {
 
@@ -51,7 +51,7 @@ struct BlockSizes {
 /// Input of a schedule: the passes of a model, the sizes of its data, batch and ranks. Here and in
 /// plans, ranks are those that share the same tensors: the sharers of core/mesh.h.
 struct Problem {
-  std::shared_ptr<const ProgramTable> table;  ///< the model's step program
+  std::shared_ptr<const ProgramIndex> index;  ///< the model's step program
   std::vector<BlockSizes> blocks;             ///< in the order of the program
   Bytes statistics_bytes = 0;                 ///< statistics of one block's gradient
   Bytes workspace_bytes = 0;
@@ -70,7 +70,7 @@ struct Problem {
   /// Bytes per weight (2 or 4) if gathers of split weights move WeightCodes, else 0.
   Bytes qwz_weight_bytes = 0;
 
-  [[nodiscard]] const model::StepProgram& program() const { return table->program(); }
+  [[nodiscard]] const model::StepProgram& program() const { return index->program(); }
   [[nodiscard]] const std::string& name_of(std::size_t block) const {
     return program().blocks[block].name;
   }
@@ -229,7 +229,7 @@ class RankSizes {
 struct BlockPlacement {
   Tier weights = Tier::device;
   Tier optimizer = Tier::device;
-  /// The block's input between forward and backward, see ProgramTable::places_input(), and the
+  /// The block's input between forward and backward, see ProgramIndex::places_input(), and the
   /// values of Kept::attention.
   Tier activations = Tier::device;
   /// Layers: what stays from forward to backward; the rest is recomputed. The other blocks that

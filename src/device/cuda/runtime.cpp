@@ -74,14 +74,14 @@ void check_cuda(cudaError_t code, std::string_view operation) {
 namespace {
 
 /// The limit of a kernel on a device.
-struct Allowed {
+struct SharedMemoryLimit {
   std::mutex mutex;
   std::size_t bytes = 0;
 };
 
-Allowed& allowed_to(const void* kernel, int ordinal) {
+SharedMemoryLimit& allowed_to(const void* kernel, int ordinal) {
   static std::mutex mutex;
-  static std::map<std::pair<const void*, int>, Allowed> all;
+  static std::map<std::pair<const void*, int>, SharedMemoryLimit> all;
   const std::scoped_lock lock(mutex);
   return all[{kernel, ordinal}];
 }
@@ -92,7 +92,7 @@ cudaError_t allow_shared_memory(const void* kernel, std::size_t bytes) {
   if (bytes <= kFreelyShared) return cudaSuccess;
   int ordinal = 0;
   if (const cudaError_t code = cudaGetDevice(&ordinal); code != cudaSuccess) return code;
-  Allowed& allowed = allowed_to(kernel, ordinal);
+  SharedMemoryLimit& allowed = allowed_to(kernel, ordinal);
   // The call may load the kernel and wait for its device. Launches on other devices do not wait.
   const std::scoped_lock lock(allowed.mutex);
   if (bytes <= allowed.bytes) return cudaSuccess;

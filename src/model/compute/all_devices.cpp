@@ -30,7 +30,7 @@ bool is_cuda(std::string_view kind) {
 }
 
 void require_shape(const Architecture& model, MicroBatchShape shape) {
-  if (shape.sequences == 0 || shape.length == 0 || shape.parts == 0) {
+  if (shape.sequences == 0 || shape.length == 0 || shape.slices == 0) {
     throw Error(ErrorCategory::config,
                 fmt::format("a micro-batch of {} sequences of {} tokens is empty", shape.sequences,
                             shape.length));

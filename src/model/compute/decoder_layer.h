@@ -12,7 +12,7 @@
 #include "src/model/compute/latent_attention.h"
 #include "src/model/compute/layer.h"
 #include "src/model/compute/layer_qkv.h"
-#include "src/model/spec/families/decoder.h"
+#include "src/model/description/families/decoder.h"
 
 namespace ballast::model {
 
@@ -55,8 +55,8 @@ class DecoderLayer final : public Layer<Ops> {
 
   void compute(const BlockWeights<T>& block, const T* in) override;
   void project(const BlockWeights<T>& block, const T* in, T* out) override;
-  [[nodiscard]] LayerPart part_of(const BlockWeights<T>& block) const override {
-    return bound_[block.layer].part;
+  [[nodiscard]] BlockContent part_of(const BlockWeights<T>& block) const override {
+    return bound_[block.layer].content;
   }
   [[nodiscard]] Mixer mixer_of(std::size_t layer) const override {
     return bound_[layer].delta ? Mixer::delta_net : Mixer::attention;
@@ -146,7 +146,7 @@ class DecoderLayer final : public Layer<Ops> {
   /// Returns the weights and gradients that query_norm, key_norm and DeltaAt::norm refer to. `x`:
   /// input of the first maps.
   [[nodiscard]] BlockWeights<T> head_norm_weights(const BlockWeights<T>& block, const T* x) const {
-    if (bound_[block.layer].part != LayerPart::attention) return block;
+    if (bound_[block.layer].content != BlockContent::attention) return block;
     const HeadNorms& norms = this->head_norms_;
     BlockWeights<T> own = {.weights = norms.weights(x)};
     if (this->head_gradient_ != nullptr) own.gradient = {this->head_gradient_, norms.size()};
@@ -171,7 +171,7 @@ class DecoderLayer final : public Layer<Ops> {
   AdaptedMaps<Ops> maps_;
   LatentAttention<Ops> latent_;
   LayerExperts<Ops> experts_;
-  LayerInputs<Ops> inputs_;
+  LayerEmbedding<Ops> inputs_;
   SharedKeys<Ops> shared_keys_;
   ValueNorms<Ops> value_norms_;
   DeltaNet<Ops> delta_;
@@ -181,7 +181,7 @@ class DecoderLayer final : public Layer<Ops> {
 template <class Ops>
 NormAt DecoderLayer<Ops>::norm_of(std::size_t layer) const {
   const Bound& b = bound_[layer];
-  expects(b.part == LayerPart::norm || b.part == LayerPart::router,
+  expects(b.content == BlockContent::norm || b.content == BlockContent::router,
           "the block is not a norm before tiles");
   return b.norm_before_attention ? *b.norm_before_attention : *b.norm_before_mlp;
 }
@@ -255,9 +255,9 @@ void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
   const std::size_t rows = this->rows_;
   if (b.norm_before_attention) ops.norm(block[*b.norm_before_attention], in, m.norm1, rows);
   project_qkv(block, b.norm_before_attention ? m.norm1 : in);
-  const bool half = b.part == LayerPart::attention_half;  // only the last product remains
+  const bool half = b.content == BlockContent::attention_half;  // only the last product remains
   if (b.delta) delta_.convolve(block, *b.delta, this->sequences_.documents, m);
-  if (this->attention_is_known()) {
+  if (this->has_kept_attention()) {
     if (!b.delta) this->exchange_projections();
   } else {
     if (b.delta) {
@@ -298,7 +298,7 @@ void DecoderLayer<Ops>::compute_mlp(const BlockWeights<T>& block, const MlpChunk
       maps_.linear(block, part, x, to, pair.step, rows);
       to = pair.up;
     }
-    ops.gate({b.activation}, pair, chunk.activated);
+    ops.glu({b.activation}, pair, chunk.activated);
   } else {
     maps_.linear(block, b.mlp_in.front(), x, chunk.hidden, chunk.width, rows);
     ops.activate(b.activation, chunk.hidden, chunk.activated, chunk.rows * chunk.width);
@@ -311,7 +311,7 @@ void DecoderLayer<Ops>::compute_mlp(const BlockWeights<T>& block, const MlpChunk
 template <class Ops>
 void DecoderLayer<Ops>::project(const BlockWeights<T>& block, const T* in, T* out) {
   const Bound& b = bound_[block.layer];
-  if (b.part == LayerPart::attention_half) {
+  if (b.content == BlockContent::attention_half) {
     maps_.linear_onto(block, b.attention_out, attention_results(block), in, out, all_rows());
     return;
   }
@@ -346,7 +346,7 @@ void DecoderLayer<Ops>::add_mlp(const BlockWeights<T>& block, const MlpChunk<T>&
 template <class Ops>
 void DecoderLayer<Ops>::differentiate(const BlockWeights<T>& block, const T* in, T* dy) {
   scale_result(block, dy);
-  if (bound_[block.layer].part == LayerPart::whole) differentiate_mlp(block, in, dy);
+  if (bound_[block.layer].content == BlockContent::whole) differentiate_mlp(block, in, dy);
   differentiate_attention(block, in, dy);
   const Bound& b = bound_[block.layer];
   if (b.inputs) inputs_.project_backward(block, *b.inputs, in, this->links_.inputs_gradient, dy);
@@ -404,7 +404,7 @@ void DecoderLayer<Ops>::mlp_backward(const BlockWeights<T>& block, const MlpChun
   dx += chunk.first * width;
   if (b.gated) {
     const GateUp<T> pair = gate_up(b, chunk);
-    ops.gate_backward({b.activation}, pair, chunk.activated);
+    ops.glu_backward({b.activation}, pair, chunk.activated);
     const T* from = pair.gate;
     for (const LinearAt& part : b.mlp_in) {
       add_bias_gradient(ops, block[part], from, pair.step, rows.count);

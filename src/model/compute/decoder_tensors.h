@@ -16,13 +16,13 @@
 #include "src/model/compute/layer_memory.h"
 #include "src/model/compute/shared_values.h"
 #include "src/model/compute/tensor_offsets.h"
-#include "src/model/spec/families/decoder.h"
+#include "src/model/description/families/decoder.h"
 
 namespace ballast::model {
 
 /// Positions of tensors in a block. A part of a layer lacks the tensors of the other parts.
 struct DecoderTensors {
-  LayerPart part = LayerPart::whole;
+  BlockContent content = BlockContent::whole;
   std::optional<NormAt> norm_before_attention;
   std::optional<NormAt> norm_after_attention;
   std::optional<NormAt> norm_before_mlp;
@@ -40,7 +40,7 @@ struct DecoderTensors {
   bool keys_are_values = false;  ///< qkv has no map of values
   std::optional<Elems> result_scale;
   std::optional<LayerExpertsAt> experts;
-  std::optional<LayerInputsAt> inputs;
+  std::optional<LayerEmbeddingAt> inputs;
   SharedKeysAt shared_keys;
   bool parallel = false;
   bool rotates = false;
@@ -71,14 +71,14 @@ inline void complete_qkv(DecoderTensors& b, const DecoderSpec& spec, const HeadN
     b.delta = find_delta(block, spec.delta, b.qkv);
     b.qkv.clear();
   }
-  if (block.part == LayerPart::norm && block.find(spec.delta.norm + ".weight") != nullptr) {
+  if (block.content == BlockContent::norm && block.find(spec.delta.norm + ".weight") != nullptr) {
     b.delta_norm = find_norm(block, spec.delta.norm);
   }
-  if (block.part == LayerPart::attention && !spec.query_norm.empty()) {
+  if (block.content == BlockContent::attention && !spec.query_norm.empty()) {
     b.query_norm = NormAt{.offset = spec.norm_offset};
     b.key_norm = NormAt{.weight = norms.keys(), .offset = spec.norm_offset};
   }
-  if (b.query_norm && block.part != LayerPart::norm) {
+  if (b.query_norm && block.content != BlockContent::norm) {
     expects(b.qkv.size() == 3 || b.keys_are_values || spec.reads_keys,
             "queries and keys with norms need separate maps");
     expects(!b.keys_are_values || b.norms_values, "values that are keys need norms");
@@ -96,10 +96,10 @@ inline std::optional<Elems> find_offset(const BlockSpec& block, const std::strin
 /// Finds the tensors of a layer that a DecoderSpec describes, or of a part of one.
 inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const BlockSpec& block,
                                            const MlpRule& rule, const HeadNorms& norms) {
-  if (block.part == LayerPart::table) return {.part = block.part};
+  if (block.content == BlockContent::layer_embedding) return {.content = block.content};
   const DecoderSpec spec = decoder_family(config).decoder(config, block.layer);
   const auto is_elsewhere = [&](const std::string& name) {
-    return block.part != LayerPart::whole && block.find(name + ".weight") == nullptr;
+    return block.content != BlockContent::whole && block.find(name + ".weight") == nullptr;
   };
   const auto norm = [&](const std::string& name) {
     return name.empty() || is_elsewhere(name)
@@ -118,7 +118,7 @@ inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const Bloc
     }
     return maps;
   };
-  DecoderTensors b = {.part = block.part,
+  DecoderTensors b = {.content = block.content,
                       .norm_before_attention = norm(spec.norm_before_attention),
                       .norm_after_attention = norm(spec.norm_after_attention),
                       .norm_before_mlp = norm(spec.norm_before_mlp),
@@ -145,7 +145,7 @@ inline DecoderTensors find_decoder_tensors(const ModelConfig& config, const Bloc
                       .mlp_in = linears(spec.mlp_in),
                       .mlp_out = linear(spec.mlp_out)};
   if (spec.layer_experts.count > 0) b.experts = find_layer_experts(block, spec.layer_experts);
-  if (spec.inputs.width > 0) b.inputs = find_layer_inputs(block, spec.inputs, config);
+  if (spec.inputs.width > 0) b.inputs = find_layer_embedding(block, spec.inputs, config);
   b.shared_keys = find_shared_keys(config, block.layer);
   complete_qkv(b, spec, norms, block);
   expects(!b.parallel || (b.norm_before_attention && b.norm_before_mlp),

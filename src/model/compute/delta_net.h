@@ -16,7 +16,7 @@
 #include "src/model/compute/layer.h"
 #include "src/model/compute/layer_memory.h"
 #include "src/model/compute/tensor_offsets.h"
-#include "src/model/spec/families/decoder.h"
+#include "src/model/description/families/decoder.h"
 
 namespace ballast::model {
 
@@ -34,7 +34,7 @@ struct DeltaAt {
 /// Finds the tensors of `spec` whose inputs are `maps`.
 inline DeltaAt find_delta(const BlockSpec& block, const DeltaSpec& spec,
                           const std::vector<LinearAt>& maps) {
-  const bool tile = block.part == LayerPart::attention;
+  const bool tile = block.content == BlockContent::attention;
   DeltaAt at = {.maps = joined(maps),
                 .decay = block.tensor(spec.decay).offset,
                 .shift = block.tensor(spec.shift).offset,
@@ -239,15 +239,15 @@ class AttentionGate {
   [[nodiscard]] std::size_t row() const { return 2 * shape_.width() + shape_.kv_width(); }
   /// Returns the input of the last map, in the memory of m.dqkv.
   const T* results(const LayerMemory<T>& m) {
-    ops_.mixers().gate(m.attention, m.projected + shape_.width(), row(), m.dqkv, shape_.tokens(),
-                       shape_.width());
+    ops_.mixers().output_gate(m.attention, m.projected + shape_.width(), row(), m.dqkv,
+                              shape_.tokens(), shape_.width());
     return m.dqkv;
   }
   /// Turns m.gradient from that of results() into that of attention, and the gates into their
   /// gradients.
   void backward(const LayerMemory<T>& m) {
-    ops_.mixers().gate_backward(m.attention, m.projected + shape_.width(), row(), m.gradient,
-                                shape_.tokens(), shape_.width());
+    ops_.mixers().output_gate_backward(m.attention, m.projected + shape_.width(), row(), m.gradient,
+                                       shape_.tokens(), shape_.width());
   }
   /// Copies the gradients of the queries from m.dqkv next to those of the gates. Returns the
   /// gradient of the queries' map, with rows row() apart.

@@ -47,7 +47,7 @@ class ExpertExchange {
   using T = typename Ops::Value;
 
   ExpertExchange(Experts<Ops>& experts, std::size_t width, device::Stream& stream,
-                 RowExchange& exchange, Run run)
+                 AllToAll& exchange, Run run)
       : experts_(experts), width_(width), stream_(stream), exchange_(exchange), run_(run) {}
 
   /// Like Experts::forward().
@@ -114,7 +114,7 @@ class ExpertExchange {
   Experts<Ops>& experts_;
   std::size_t width_;
   device::Stream& stream_;
-  RowExchange& exchange_;
+  AllToAll& exchange_;
   Run run_;
 };
 

@@ -13,8 +13,8 @@
 #include "src/model/compute/formulas.h"
 #include "src/model/compute/layer.h"
 #include "src/model/compute/routing.h"
-#include "src/model/spec/families/decoder.h"
-#include "src/model/spec/families/families.h"
+#include "src/model/description/families/decoder.h"
+#include "src/model/description/families/families.h"
 
 namespace ballast::model {
 
@@ -32,9 +32,9 @@ class Experts {
     const auto* const described = dynamic_cast<const DecoderFamily*>(&family(model.config.family));
     for (std::size_t b = 0; described != nullptr && b < model.blocks.size(); ++b) {
       const BlockSpec& block = model.blocks[b];
-      const bool routes = block.part == LayerPart::router;
-      const bool shared = block.part == LayerPart::shared_expert;
-      if (!routes && !shared && block.part != LayerPart::expert) continue;
+      const bool routes = block.content == BlockContent::router;
+      const bool shared = block.content == BlockContent::shared_expert;
+      if (!routes && !shared && block.content != BlockContent::expert) continue;
       const ExpertsSpec spec = described->decoder(model.config, block.layer).experts;
       bound_.resize(model.blocks.size());
       if (routes) {
@@ -267,7 +267,7 @@ class Experts {
 
   void bind_maps(const BlockSpec& block, const ExpertsSpec& spec, const std::string& before,
                  Bound& bound) const {
-    if (spec.fused && block.part == LayerPart::expert) {
+    if (spec.fused && block.content == BlockContent::expert) {
       bound.in = {find_stacked(block, before + kFusedGate)};
       bound.out = find_stacked(block, before + spec.down);
       return;
@@ -375,7 +375,7 @@ class Experts {
       ops_.linear(weights[part], x_, to, pair.step, padded);
       to = pair.up;
     }
-    ops_.gate(gating_, pair, activated_);
+    ops_.glu(gating_, pair, activated_);
   }
   /// Multiplies by the last map; the results are in sums_.
   void multiply_last(std::size_t block, const BlockWeights<T>& weights, std::size_t rows,
@@ -404,7 +404,7 @@ class Experts {
   /// Backward pass of gate and up. Leaves the gradient of the rows' norm result in sums_.
   void differentiate_inputs(std::size_t block, const BlockWeights<T>& weights, std::size_t padded) {
     const GateUp<T> pair = gate_up(block, padded);
-    ops_.gate_backward(gating_, pair, dactivated_);
+    ops_.glu_backward(gating_, pair, dactivated_);
     const T* from = pair.gate;
     for (const LinearAt& part : bound_[block].in) {
       add_bias_gradient(ops_, weights[part], from, pair.step, padded);

@@ -162,24 +162,24 @@ struct ColumnProducts {
 /// Order of the rows of a sequence-parallel layer's queries, keys and values, or of its results of
 /// attention.
 enum class RowOrder : std::uint8_t {
-  local,    ///< [sequences, length], the rank's rows with the columns of all heads
-  by_part,  ///< [parts, sequences, length], columns of one part's heads: parts of an all-to-all
-  by_heads  ///< [sequences, parts, length], columns of one part's heads: whole sequences
+  local,     ///< [sequences, length], the rank's rows with the columns of all heads
+  by_slice,  ///< [slices, sequences, length], columns of one slice's heads: parts of an all-to-all
+  by_heads   ///< [sequences, slices, length], columns of one slice's heads: whole sequences
 };
 
-/// Extents of a copy of all rows and columns from one order to another; one of the two is by_part.
+/// Extents of a copy of all rows and columns from one order to another; one of the two is by_slice.
 struct Regrouping {
-  std::size_t parts = 1;
+  std::size_t slices = 1;
   std::size_t sequences = 1;
-  std::size_t length = 1;  ///< rows per sequence and part
-  std::size_t first = 0;   ///< columns of one part in the queries, or in the results of attention
-  std::size_t others = 0;  ///< columns of one part in the keys, and in the values
+  std::size_t length = 1;  ///< rows per sequence and slice
+  std::size_t first = 0;   ///< columns of one slice in the queries, or in the results of attention
+  std::size_t others = 0;  ///< columns of one slice in the keys, and in the values
   RowOrder from = RowOrder::local;
-  RowOrder to = RowOrder::by_part;
+  RowOrder to = RowOrder::by_slice;
 
-  /// Rows of a part's heads.
-  [[nodiscard]] constexpr std::size_t rows() const { return parts * sequences * length; }
-  /// Columns of a part's heads.
+  /// Rows of a slice's heads.
+  [[nodiscard]] constexpr std::size_t rows() const { return slices * sequences * length; }
+  /// Columns of a slice's heads.
   [[nodiscard]] constexpr std::size_t width() const { return first + 2 * others; }
   /// Returns the first column of the queries, keys or values that `column` belongs to.
   [[nodiscard]] constexpr std::size_t group_of(std::size_t column) const {
@@ -187,34 +187,34 @@ struct Regrouping {
     return column < first + others ? first : first + others;
   }
   /// Returns the offset in `order`, in elements, of `column` of the row that is row number `row` in
-  /// the order by_part.
+  /// the order by_slice.
   [[nodiscard]] constexpr std::size_t at(RowOrder order, std::size_t row,
                                          std::size_t column) const {
-    if (order == RowOrder::by_part) return row * width() + column;
-    const std::size_t part = row / (sequences * length);
+    if (order == RowOrder::by_slice) return row * width() + column;
+    const std::size_t slice = row / (sequences * length);
     const std::size_t local = row % (sequences * length);
     if (order == RowOrder::by_heads) {
-      return ((local / length * parts + part) * length + local % length) * width() + column;
+      return ((local / length * slices + slice) * length + local % length) * width() + column;
     }
     const std::size_t begin = group_of(column);
     const std::size_t wide = begin == 0 ? first : others;
-    return (local * width() + begin) * parts + part * wide + column - begin;
+    return (local * width() + begin) * slices + slice * wide + column - begin;
   }
 };
 
 /// Tokens of a micro-batch [N], the position of each in its document (null: in its sequence), and
-/// for gradients its slot, or kNoSlot as -1 for a token that adds nothing.
+/// for gradients its sum row, or kNoSumRow as -1 for a token that adds nothing.
 struct Ids {
   const std::int32_t* tokens = nullptr;
   const std::int32_t* positions = nullptr;
-  const std::int32_t* slots = nullptr;
+  const std::int32_t* sum_rows = nullptr;
 };
 
 /// Tables of the embedding or of one of its tiles, or their gradients. Rows are hidden_size wide.
 /// Token rows are multiplied by `scale`, which is 1 if there are positions.
 template <class T>
 struct Embedding {
-  /// Rows of the tokens [first, first + size); a gradient has the rows of their slots.
+  /// Rows of the tokens [first, first + size); a gradient has the sum rows of the tokens.
   T* tokens = nullptr;
   T* positions = nullptr;  ///< [>= length], or null
   float scale = 1.0F;
@@ -228,14 +228,14 @@ struct Embedding {
   bool begins = false;
 };
 
-/// Marks a row of a table without a slot.
-inline constexpr std::uint32_t kNoSlot = 0xFFFFFFFFU;
+/// Marks a row of a table without a sum row.
+inline constexpr std::uint32_t kNoSumRow = 0xFFFFFFFFU;
 
 /// The gradient of a block before it is packed: of its first `table` elements by rows of the table,
 /// then of the rest.
 struct UnpackedGradient {
-  const float* slots = nullptr;                ///< [slots, width]
-  const std::uint32_t* slot_of_row = nullptr;  ///< [rows], or kNoSlot
+  const float* sum_rows = nullptr;            ///< [sum rows, width]
+  const std::uint32_t* sum_row_of = nullptr;  ///< [rows], or kNoSumRow
   std::size_t rows = 0;
   std::size_t width = 0;
   std::size_t table = 0;  ///< rows and padding

@@ -11,7 +11,7 @@
 #include "src/model/compute/layer.h"
 #include "src/model/compute/layer_memory.h"
 #include "src/model/compute/tensor_offsets.h"
-#include "src/model/spec/families/decoder.h"
+#include "src/model/description/families/decoder.h"
 
 namespace ballast::model {
 

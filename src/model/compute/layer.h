@@ -14,10 +14,10 @@
 #include "ballast/model/family.h"
 
 #include "src/model/compute/formulas.h"
-#include "src/model/compute/head_exchange.h"
 #include "src/model/compute/kernel_arguments.h"
 #include "src/model/compute/layer_memory.h"
 #include "src/model/compute/matrix.h"
+#include "src/model/compute/sequence_exchange.h"
 #include "src/model/compute/tensor_offsets.h"
 
 namespace ballast::model {
@@ -138,7 +138,7 @@ struct LayerLinks {
 struct LayerSequences {
   const std::int32_t* positions = nullptr;  ///< arguments of rotate(); may be null
   const std::int32_t* documents = nullptr;  ///< AttentionMask::positions
-  SequencePart part;
+  SequenceSlice slice;
 };
 
 /// Adds the gradient of the bias of `map`, if wanted, given dy with rows `step` apart.
@@ -166,7 +166,7 @@ class Layer {
 
   Layer(const Architecture& model, const AttentionShape& shape, Ops& ops, const LayerArrays& arrays)
       : shapes_(attention_shapes(config_of_tile(model.config),
-                                 {shape.sequences, shape.length, shape.parts})),
+                                 {shape.sequences, shape.length, shape.slices})),
         shape_(shape),
         rows_(shape.tokens()),
         width_(model.config.hidden_size),
@@ -181,7 +181,7 @@ class Layer {
     for (const BlockSpec& block : model.blocks) {
       if (block.kind != BlockKind::layer) continue;
       const AttentionShape own = attention_shape(
-          config_of_tile(model.config), {shape.sequences, shape.length, shape.parts}, block.layer);
+          config_of_tile(model.config), {shape.sequences, shape.length, shape.slices}, block.layer);
       const auto found =
           std::find_if(shapes_.begin(), shapes_.end(),
                        [&](const AttentionShape& one) { return have_same_heads(one, own); });
@@ -197,7 +197,7 @@ class Layer {
     std::size_t most = 0;
     const auto count = [&](const Extents& layer) {
       Bump counting;
-      take_intermediates(counting, false, LayerPart::whole, layer);
+      take_intermediates(counting, false, BlockContent::whole, layer);
       most = std::max(most, counting.used());
     };
     for (const AttentionShape& shape : shapes_) count({Mixer::attention, shape, wide_});
@@ -208,19 +208,19 @@ class Layer {
   }
 
   /// Bytes of the kept intermediates of a layer or of its first half. `layer` as in BlockWeights.
-  [[nodiscard]] std::size_t intermediate_bytes(LayerPart part, std::size_t layer) const {
+  [[nodiscard]] std::size_t intermediate_bytes(BlockContent content, std::size_t layer) const {
     Bump counting;
-    take_intermediates(counting, true, part, extents_of(layer));
+    take_intermediates(counting, true, content, extents_of(layer));
     return counting.used();
   }
 
   /// Bytes of the results of attention and of the map after it; 0 if the layer cannot keep them
   /// without the rest. `layer` as in BlockWeights.
-  [[nodiscard]] std::size_t attention_bytes(LayerPart part, std::size_t layer) const {
+  [[nodiscard]] std::size_t attention_bytes(BlockContent content, std::size_t layer) const {
     if (!arrays_.keeps_attention || arrays_.tiles) return 0;
     Bump counting;
     LayerMemory<T> memory;
-    take_attention(counting, memory, part, extents_of(layer));
+    take_attention(counting, memory, content, extents_of(layer));
     return counting.used();
   }
 
@@ -240,7 +240,7 @@ class Layer {
     select_heads(block.layer);
     links_ = links;
     use(sequences, kept, part_of(block), extents_of(block.layer));
-    exchange_.use(sequences.part, stream);
+    exchange_.use(sequences.slice, stream);
     compute(block, in);
     project(block, in, out);
   }
@@ -252,15 +252,15 @@ class Layer {
     links_ = links;
     links_.backward = true;
     use(sequences, kept, part_of(block), extents_of(block.layer));
-    exchange_.use(sequences.part, stream);
-    knows_attention_ = kept.attention != nullptr;
+    exchange_.use(sequences.slice, stream);
+    has_kept_attention_ = kept.attention != nullptr;
     if (kept.all == nullptr) compute(block, in);
     differentiate(block, in, dy);
   }
 
   // Tiles. The defaults throw Error(state); families without tiles leave them.
 
-  /// Returns the norm of a block of LayerPart::norm or router. `layer` as in BlockWeights.
+  /// Returns the norm of a block of BlockContent::norm or router. `layer` as in BlockWeights.
   [[nodiscard]] virtual NormAt norm_of(std::size_t /*layer*/) const { refuse_tiles(); }
   [[nodiscard]] const HeadNorms& head_norms() const { return head_norms_; }
   /// Appends the weights of the norms of heads in `block` to the result of its norm.
@@ -274,7 +274,7 @@ class Layer {
   /// Writes the tile's part of the output [N, H]. `x` [N, H]: result of the norm.
   void forward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
                     float* part) {
-    use(sequences, {}, LayerPart::whole, {mixer_of(block.layer), shape_, wide_});
+    use(sequences, {}, BlockContent::whole, {mixer_of(block.layer), shape_, wide_});
     head_gradient_ = nullptr;
     compute_tile(block, x, part);
   }
@@ -282,7 +282,7 @@ class Layer {
   /// head_norms(), if there are any.
   void backward_tile(const BlockWeights<T>& block, const LayerSequences& sequences, const T* x,
                      const T* dy, float* part, float* slice) {
-    use(sequences, {}, LayerPart::whole, {mixer_of(block.layer), shape_, wide_});
+    use(sequences, {}, BlockContent::whole, {mixer_of(block.layer), shape_, wide_});
     head_gradient_ = slice;
     differentiate_tile(block, x, dy, part);
   }
@@ -313,7 +313,7 @@ class Layer {
 
   /// Returns whether the forward pass has kept the results of attention and of the map after it:
   /// LayerMemory's attention and log_sums, or recurred and states, attention_out and middle.
-  [[nodiscard]] bool attention_is_known() const { return knows_attention_; }
+  [[nodiscard]] bool has_kept_attention() const { return has_kept_attention_; }
 
   /// Calls work(MlpChunk) for all rows of an MLP of `width`, in order. Chunks and their layout
   /// depend only on the shape, so that results do not depend on what is kept.
@@ -330,13 +330,13 @@ class Layer {
   }
 
   /// Returns whether the block is a whole layer or its first half, which has no MLP.
-  [[nodiscard]] virtual LayerPart part_of(const BlockWeights<T>& /*block*/) const {
-    return LayerPart::whole;
+  [[nodiscard]] virtual BlockContent part_of(const BlockWeights<T>& /*block*/) const {
+    return BlockContent::whole;
   }
 
-  void take_attention(Bump& bump, LayerMemory<T>& memory, LayerPart part,
+  void take_attention(Bump& bump, LayerMemory<T>& memory, BlockContent content,
                       const Extents& own) const {
-    const bool half = part == LayerPart::attention_half;
+    const bool half = content == BlockContent::attention_half;
     if (own.mixer == Mixer::delta_net) {
       take_recurrence(bump, memory);
     } else {
@@ -376,10 +376,10 @@ class Layer {
 
   /// Memory for the intermediates of a layer or of its first half. If they are not kept, those of
   /// the MLP exist for one chunk of rows at a time.
-  LayerMemory<T> take_intermediates(Bump& bump, bool kept, LayerPart part,
+  LayerMemory<T> take_intermediates(Bump& bump, bool kept, BlockContent content,
                                     const Extents& own) const {
     LayerMemory<T> memory;
-    const bool half = part == LayerPart::attention_half;
+    const bool half = content == BlockContent::attention_half;
     const std::size_t mlp_rows = half ? 0 : (kept ? rows_ : mlp_rows_);
     const auto take_if = [&](bool wanted, std::size_t width) {
       return wanted ? bump.take<T>(rows_ * width) : nullptr;
@@ -451,12 +451,12 @@ class Layer {
   LayerArrays arrays_;
   std::size_t mlp_rows_;  ///< rows per chunk
   Ops& ops_;
-  LayerMemory<T> memory_;         ///< that of the current call
-  bool kept_ = false;             ///< whether the current call keeps its intermediates
-  bool knows_attention_ = false;  ///< see attention_is_known()
-  LayerSequences sequences_;      ///< sequences of the current call
-  LayerLinks<T> links_;           ///< values of the current call
-  HeadExchange<Ops> exchange_;
+  LayerMemory<T> memory_;            ///< that of the current call
+  bool kept_ = false;                ///< whether the current call keeps its intermediates
+  bool has_kept_attention_ = false;  ///< see has_kept_attention()
+  LayerSequences sequences_;         ///< sequences of the current call
+  LayerLinks<T> links_;              ///< values of the current call
+  SequenceExchange<Ops> exchange_;
   HeadNorms head_norms_;
   float* head_gradient_ = nullptr;  ///< slice of the current call's tile; null in a forward pass
 
@@ -473,16 +473,16 @@ class Layer {
     ops_.use_heads(shape_of_[layer]);
     exchange_.use_heads(shape_);
   }
-  void use(const LayerSequences& sequences, const KeptValues& kept, LayerPart part,
+  void use(const LayerSequences& sequences, const KeptValues& kept, BlockContent content,
            const Extents& own) {
     sequences_ = sequences;
     kept_ = kept.all != nullptr;
-    knows_attention_ = false;
+    has_kept_attention_ = false;
     Bump bump(kept_ ? kept.all : shared_);
-    memory_ = take_intermediates(bump, kept_, part, own);
+    memory_ = take_intermediates(bump, kept_, content, own);
     if (kept.attention == nullptr) return;
     Bump attention(kept.attention);
-    take_attention(attention, memory_, part, own);
+    take_attention(attention, memory_, content, own);
   }
 
   std::vector<std::size_t> shape_of_;  ///< index in shapes_ by block of layers

@@ -15,7 +15,7 @@
 #include "src/model/compute/layer.h"
 #include "src/model/compute/routing.h"
 #include "src/model/compute/tensor_offsets.h"
-#include "src/model/spec/families/decoder.h"
+#include "src/model/description/families/decoder.h"
 
 namespace ballast::model {
 
@@ -204,7 +204,7 @@ class LayerExperts {
     const std::size_t rows = round_up(chunk.count, kRowStep);
     ops_.gather_rows(chunk, normed_, nullptr, x_, rows, width_);
     ops_.linear(in_map(block, at, expert), x_, hidden_, 2 * wide_, rows);
-    ops_.gate({Activation::gelu_tanh}, gate_up(rows), activated_);
+    ops_.glu({Activation::gelu_tanh}, gate_up(rows), activated_);
     const std::size_t size = rows * wide_;
     ops_.copy_bytes(reinterpret_cast<const std::byte*>(activated_),
                     reinterpret_cast<std::byte*>(scaled_), size * sizeof(T));
@@ -222,7 +222,7 @@ class LayerExperts {
     add_factor_gradient(block, at.factors + expert, chunk.count);
     ops_.scale_by(block.weights + at.factors + expert, 1, dactivated_, rows * wide_);
     const Linear<T> in = in_map(block, at, expert);
-    ops_.gate_backward({Activation::gelu_tanh}, gate_up(rows), dactivated_);
+    ops_.glu_backward({Activation::gelu_tanh}, gate_up(rows), dactivated_);
     ops_.linear_weight(in, x_, hidden_, 2 * wide_, rows);
     ops_.linear_input(in, hidden_, 2 * wide_, part_, rows);
     ops_.add_rows(chunk, part_, nullptr, sums_, width_);

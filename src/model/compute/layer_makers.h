@@ -14,7 +14,7 @@
 
 #include "src/model/compute/decoder_layer.h"
 #include "src/model/compute/layer.h"
-#include "src/model/spec/families/decoder.h"
+#include "src/model/description/families/decoder.h"
 
 // The members of DecoderLayer for layers that are cut into tiles.
 
@@ -54,7 +54,7 @@ void DecoderLayer<Ops>::mix_tile(const BlockWeights<T>& block, const T* x) {
 template <class Ops>
 void DecoderLayer<Ops>::compute_tile(const BlockWeights<T>& block, const T* x, float* part) {
   const Bound& b = bound_[block.layer];
-  if (b.part == LayerPart::attention) {
+  if (b.content == BlockContent::attention) {
     mix_tile(block, x);
     this->ops_.linear_part(block[b.attention_out], attention_results(block, x), part, this->rows_);
     return;
@@ -70,7 +70,7 @@ template <class Ops>
 void DecoderLayer<Ops>::differentiate_tile(const BlockWeights<T>& block, const T* x, const T* dy,
                                            float* part) {
   const Bound& b = bound_[block.layer];
-  if (b.part == LayerPart::attention) {
+  if (b.content == BlockContent::attention) {
     mix_tile(block, x);
     if (b.query_norm || b.delta) this->ops_.zero(this->head_gradient_, this->head_norms_.size());
     attention_backward(block, x, dy, part, false);

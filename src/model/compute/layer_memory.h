@@ -27,7 +27,7 @@ inline AttentionShape attention_shape(const ModelConfig& config, MicroBatchShape
           .head_dim = own.head_dim,
           .scale = family(config.family).score_scale(config),
           .cap = family(config.family).score_cap(config),
-          .parts = shape.parts,
+          .slices = shape.slices,
           .value_dim = own.value_dim};
 }
 
@@ -131,7 +131,7 @@ struct LayerArrays {
   /// True if layers are cut into tiles: a call is for one tile, and the caller owns its input.
   bool tiles = false;
   HeadNorms head_norms;  ///< empty unless layers are cut into tiles
-  /// True if Layer::compute() leaves out what attention_is_known() says.
+  /// True if Layer::compute() leaves out what has_kept_attention() says.
   bool keeps_attention = false;
 };
 

@@ -12,7 +12,7 @@
 
 #include "src/model/compute/layer.h"
 #include "src/model/compute/layer_memory.h"
-#include "src/model/spec/rotary_angles.h"
+#include "src/model/description/rotary_angles.h"
 
 namespace ballast::model {
 
@@ -40,7 +40,7 @@ class LayerRotation {
       const std::size_t half = rotaries_[i].frequencies.size();
       const std::size_t length = shape_.whole_length();
       const bool by_row = rotaries_[i].depends_on_documents(length);
-      expects(!by_row || shape_.parts == 1, "angles by document need whole sequences");
+      expects(!by_row || shape_.slices == 1, "angles by document need whole sequences");
       const std::size_t rows = by_row ? shape_.tokens() : length;
       angles_[i] = {.cosine = bump.take<float>(rows * half),
                     .sine = bump.take<float>(rows * half),

@@ -74,7 +74,7 @@ bool PassCheck::suits(const Pass& pass) const {
   if (pass.block >= model_.blocks.size()) return false;
   const BlockSpec& block = model_.blocks[pass.block];
   const auto is = [&](auto... parts) {
-    return block.kind == BlockKind::layer && ((block.part == parts) || ...);
+    return block.kind == BlockKind::layer && ((block.content == parts) || ...);
   };
   switch (pass.kernel) {
     case Kernel::embed:
@@ -84,24 +84,24 @@ bool PassCheck::suits(const Pass& pass) const {
     case Kernel::layer_backward:
       return is_layer_in_one_piece(block);
     case Kernel::norm:
-      return pass.block == model_.head() || is(LayerPart::norm);
+      return pass.block == model_.head() || is(BlockContent::norm);
     case Kernel::norm_backward:
-      return is(LayerPart::norm);
+      return is(BlockContent::norm);
     case Kernel::tile:
     case Kernel::tile_backward:
-      return is(LayerPart::attention, LayerPart::mlp);
+      return is(BlockContent::attention, BlockContent::mlp);
     case Kernel::shared_expert:
     case Kernel::shared_expert_backward:
-      return is(LayerPart::shared_expert);
+      return is(BlockContent::shared_expert);
     case Kernel::router:
     case Kernel::router_backward:
-      return is(LayerPart::router);
+      return is(BlockContent::router);
     case Kernel::expert:
     case Kernel::expert_backward:
-      return is(LayerPart::expert) && block.pieces == 1;
+      return is(BlockContent::expert) && block.pieces == 1;
     case Kernel::exchanged_expert:
     case Kernel::exchanged_expert_backward:
-      return is(LayerPart::expert) && block.pieces > 1;
+      return is(BlockContent::expert) && block.pieces > 1;
     case Kernel::head_evaluate:
     case Kernel::head_train:
     case Kernel::head_end:
@@ -210,9 +210,9 @@ void PassCheck::check(const Pass& pass, const PassArguments& arguments) const {
       refuse(pass, fmt::format("the argument for {} has {} bytes and needs {}",
                                to_string(operand.port), bytes, needed));
     }
-    // Tensors after its end are frozen. Sums by slots have no such end.
+    // Tensors after its end are frozen. Sums by sum rows have no such end.
     const bool exact =
-        operand.port == Port::gradient && !has_slots(model_, model_.blocks[pass.block]);
+        operand.port == Port::gradient && !has_token_sums(model_, model_.blocks[pass.block]);
     if (exact && bytes > needed) {
       refuse(pass, fmt::format("the argument for {} has {} bytes and needs exactly {}",
                                to_string(operand.port), bytes, needed));
@@ -227,11 +227,11 @@ void PassCheck::check(const Pass& pass, const PassArguments& arguments) const {
     refuse(pass,
            fmt::format("there are {} correction biases for {} experts", biases, sizes_.experts));
   const bool attends = pass.kernel == Kernel::layer || pass.kernel == Kernel::layer_backward;
-  const bool shares = attends && shape_.parts > 1;
-  if (shares && arguments.sequence_part.exchange == nullptr)
+  const bool shares = attends && shape_.slices > 1;
+  if (shares && arguments.sequence_slice.exchange == nullptr)
     refuse(pass, "the argument for the exchange between ranks that share sequences is missing");
-  if (shares && arguments.sequence_part.number >= shape_.parts)
-    refuse(pass, "the part of the sequences is not below the number of parts");
+  if (shares && arguments.sequence_slice.number >= shape_.slices)
+    refuse(pass, "the slice of the sequences is not below the number of slices");
 }
 
 }  // namespace ballast::model

@@ -14,7 +14,7 @@ namespace ballast::model {
 /// Returns whether the block is a layer, or the first half of a layer with experts, in one piece.
 inline bool is_layer_in_one_piece(const BlockSpec& block) {
   return block.kind == BlockKind::layer &&
-         (block.part == LayerPart::whole || block.part == LayerPart::attention_half);
+         (block.content == BlockContent::whole || block.content == BlockContent::attention_half);
 }
 
 /// Checks that a model has a pass and that its arguments are large enough. The references must
@@ -51,7 +51,7 @@ inline Elems elements_in(const std::vector<ElementRange>& ranges) {
 /// Returns whether one product of a backward pass overwrites the whole gradient of `tensor`.
 inline bool is_overwritten(const Architecture& model, const BlockSpec& block,
                            const TensorSpec& tensor) {
-  if (block.part == LayerPart::expert) return false;  // it may have no rows in a micro-batch
+  if (block.content == BlockContent::expert) return false;  // it may have no rows in a micro-batch
   if (block.kind == BlockKind::layer) return tensor.shape.size() == 2;
   return block.kind == BlockKind::head && tensor.name == model.outer.output;
 }

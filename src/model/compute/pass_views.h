@@ -8,8 +8,8 @@
 #include "ballast/model/compute.h"
 #include "ballast/model/kernels.h"
 
-#include "src/model/compute/head.h"
 #include "src/model/compute/layer.h"
+#include "src/model/compute/output_head.h"
 #include "src/model/compute/routing.h"
 
 namespace ballast::model {
@@ -58,8 +58,8 @@ class PassViews {
   /// Returns the sequences of the micro-batch for a layer.
   [[nodiscard]] LayerSequences sequences_of(const PassArguments& args) const {
     const BatchViews& batch = args.batch;
-    const auto& documents = shape_.parts > 1 ? batch.whole_positions : batch.positions;
-    return {batch.positions.raw(), documents.raw(), args.sequence_part};
+    const auto& documents = shape_.slices > 1 ? batch.whole_positions : batch.positions;
+    return {batch.positions.raw(), documents.raw(), args.sequence_slice};
   }
   /// Returns what the layer of the pass shares with others.
   [[nodiscard]] LayerLinks<T> links_of(const PassArguments& args) const {

@@ -16,7 +16,7 @@
 #include "src/model/compute/layer.h"
 #include "src/model/compute/layer_memory.h"
 #include "src/model/compute/tensor_offsets.h"
-#include "src/model/spec/families/decoder.h"
+#include "src/model/description/families/decoder.h"
 
 namespace ballast::model {
 
@@ -72,8 +72,8 @@ class SharedKeys {
   Ops& ops_;
 };
 
-/// Tensors of a LayerInputsSpec in the block of a layer.
-struct LayerInputsAt {
+/// Tensors of a LayerEmbeddingSpec in the block of a layer.
+struct LayerEmbeddingAt {
   struct Projection {
     LinearAt map;
     NormAt norm;  ///< that of map(e) / sqrt(H): its epsilon is multiplied by H instead
@@ -87,14 +87,14 @@ struct LayerInputsAt {
   std::optional<Projection> projection;  ///< in the first layer
 };
 
-inline LayerInputsAt find_layer_inputs(const BlockSpec& block, const LayerInputsSpec& spec,
-                                       const ModelConfig& config) {
-  LayerInputsAt at = {.width = spec.width,
-                      .column = block.layer * spec.width,
-                      .rows = spec.vocabulary,
-                      .gate = find_linear(block, spec.gate),
-                      .out = find_linear(block, spec.out),
-                      .norm = find_norm(block, spec.norm)};
+inline LayerEmbeddingAt find_layer_embedding(const BlockSpec& block, const LayerEmbeddingSpec& spec,
+                                             const ModelConfig& config) {
+  LayerEmbeddingAt at = {.width = spec.width,
+                         .column = block.layer * spec.width,
+                         .rows = spec.vocabulary,
+                         .gate = find_linear(block, spec.gate),
+                         .out = find_linear(block, spec.out),
+                         .norm = find_norm(block, spec.norm)};
   if (block.layer > 0) return at;
   at.projection = {find_linear(block, spec.projection), find_norm(block, spec.projection_norm)};
   at.projection->norm.epsilon =
@@ -102,17 +102,17 @@ inline LayerInputsAt find_layer_inputs(const BlockSpec& block, const LayerInputs
   return at;
 }
 
-/// Forward and backward passes of LayerInputsSpec. Inputs of all layers have `row()` columns per
+/// Forward and backward passes of LayerEmbeddingSpec. Inputs of all layers have `row()` columns per
 /// token.
 template <class Ops>
-class LayerInputs {
+class LayerEmbedding {
  public:
   using T = typename Ops::Value;
 
   /// `spec`: that of all layers; none if they have no inputs. `rows`: N. `chunk`: rows of an MLP
   /// that exist at a time.
-  LayerInputs(const LayerInputsSpec& spec, const ModelConfig& config, std::size_t rows,
-              std::size_t chunk, Ops& ops, AdaptedMaps<Ops>& maps)
+  LayerEmbedding(const LayerEmbeddingSpec& spec, const ModelConfig& config, std::size_t rows,
+                 std::size_t chunk, Ops& ops, AdaptedMaps<Ops>& maps)
       : width_(spec.width),
         all_(config.num_layers * spec.width),
         hidden_(config.hidden_size),
@@ -140,13 +140,13 @@ class LayerInputs {
 
   /// Writes the projected inputs of all layers [N, row()], in the first layer. `e` [N, H]: its
   /// input.
-  void project(const BlockWeights<T>& block, const LayerInputsAt& at, const T* e, T* inputs) {
+  void project(const BlockWeights<T>& block, const LayerEmbeddingAt& at, const T* e, T* inputs) {
     if (!at.projection) return;
     maps_.linear(block, at.projection->map, e, projected_, all_, {0, rows_});
     ops_.norm_groups(block[at.projection->norm], groups(), projected_, all_, inputs, all_);
   }
   /// Backward pass of project(). Adds the gradient of e to `de`, and overwrites that of the inputs.
-  void project_backward(const BlockWeights<T>& block, const LayerInputsAt& at, const T* e,
+  void project_backward(const BlockWeights<T>& block, const LayerEmbeddingAt& at, const T* e,
                         T* inputs_gradient, T* de) {
     if (!at.projection || inputs_gradient == nullptr) return;
     const LinearAt& map = at.projection->map;
@@ -160,7 +160,7 @@ class LayerInputs {
 
   /// Adds what the layer computes from its input to `rows` of the residual stream x, which begins
   /// at the first of them.
-  void forward(const BlockWeights<T>& block, const LayerInputsAt& at, const MapRows& rows,
+  void forward(const BlockWeights<T>& block, const LayerEmbeddingAt& at, const MapRows& rows,
                const LayerLinks<T>& links, T* x) {
     compute(block, at, rows, links, x);
     ops_.norm(block[at.norm], result_, x, rows.count, x);
@@ -168,13 +168,13 @@ class LayerInputs {
   /// Backward pass of forward(), given the residual stream before it. Replaces the gradient dy of
   /// its result by that of x, and writes the layer's columns of `inputs_gradient` unless it is
   /// null.
-  void backward(const BlockWeights<T>& block, const LayerInputsAt& at, const MapRows& rows,
+  void backward(const BlockWeights<T>& block, const LayerEmbeddingAt& at, const MapRows& rows,
                 const LayerLinks<T>& links, const T* x, T* dy) {
     compute(block, at, rows, links, x);
     ops_.norm_backward(block[at.norm], result_, dy, nullptr, result_, rows.count);
     maps_.linear_weight(block, at.out, activated_, result_, hidden_, rows);
     maps_.linear_input(block, at.out, result_, hidden_, activated_, rows);
-    ops_.gate_backward({Activation::gelu_tanh}, pair(rows), activated_);
+    ops_.glu_backward({Activation::gelu_tanh}, pair(rows), activated_);
     T* const gradient =
         links.inputs_gradient == nullptr ? nullptr : columns(links.inputs_gradient, at, rows);
     float* const of_rows = links.table_rows_gradient == nullptr
@@ -191,16 +191,16 @@ class LayerInputs {
     return {gate_, input_, width_, rows.count, width_};
   }
   template <class U>
-  [[nodiscard]] U* columns(U* inputs, const LayerInputsAt& at, const MapRows& rows) const {
+  [[nodiscard]] U* columns(U* inputs, const LayerEmbeddingAt& at, const MapRows& rows) const {
     return inputs + rows.first * all_ + at.column;
   }
   /// Computes gate_, input_, activated_ and result_, the last map's result before its norm.
-  void compute(const BlockWeights<T>& block, const LayerInputsAt& at, const MapRows& rows,
+  void compute(const BlockWeights<T>& block, const LayerEmbeddingAt& at, const MapRows& rows,
                const LayerLinks<T>& links, const T* x) {
     maps_.linear(block, at.gate, x, gate_, width_, rows);
     ops_.links().mix_rows({links.table_rows + rows.first * width_, rows.count, width_}, how_,
                           columns(links.inputs, at, rows), all_, input_);
-    ops_.gate({Activation::gelu_tanh}, pair(rows), activated_);
+    ops_.glu({Activation::gelu_tanh}, pair(rows), activated_);
     maps_.linear(block, at.out, activated_, result_, hidden_, rows);
   }
 

@@ -14,13 +14,13 @@
 #include "ballast/model/compute.h"
 #include "ballast/model/kernels.h"
 
-#include "src/model/compute/head.h"
 #include "src/model/compute/kernel_arguments.h"
+#include "src/model/compute/output_head.h"
 #include "src/model/compute/pass_views.h"
 
 namespace ballast::model {
 
-/// The tables in the blocks of the embedding, and their gradients in slots.
+/// The tables in the blocks of the embedding, and their gradients in sum rows.
 template <class Ops>
 class EmbeddingTables {
  public:
@@ -34,7 +34,7 @@ class EmbeddingTables {
   }
 
   static Ids ids_of(const BatchViews& batch) {
-    return {batch.tokens.raw(), batch.positions.raw(), batch.slots.raw()};
+    return {batch.tokens.raw(), batch.positions.raw(), batch.sum_rows.raw()};
   }
 
   /// Views of the tables in a block. Gradients of frozen tables are null.
@@ -58,7 +58,7 @@ class EmbeddingTables {
   }
   /// Views of the sums of a block's gradient.
   [[nodiscard]] Embedding<float> sums(std::size_t block, DeviceView<float> all) const {
-    const SlotSums layout(model_, model_.blocks[block]);
+    const TokenSums layout(model_, model_.blocks[block]);
     Embedding<float> gradients = views<float>(block, all.raw());
     if (layout.rest > 0) gradients.positions = all.raw() + all.size() - layout.rest;
     return gradients;
@@ -66,23 +66,23 @@ class EmbeddingTables {
 
   /// Returns whether the sums are those of `size` elements of any block.
   [[nodiscard]] bool suit(std::size_t block, const GradientSums& sums, std::size_t size) const {
-    const SlotSums layout(model_, model_.blocks.at(block));
+    const TokenSums layout(model_, model_.blocks.at(block));
     if (layout.table == 0) return size == sums.own.size() && sums.tied.empty();
     return size == layout.table + layout.rest && sums.tied.size() <= layout.table;
   }
-  /// Describes the gradient of any block, to pack it. Enqueues work that finds the slots of the
-  /// rows of a table. `slot_of_row`: memory for most_rows().
-  [[nodiscard]] UnpackedGradient find_slots(std::size_t block, const GradientSums& sums,
-                                            std::uint32_t* slot_of_row) const {
-    if (!has_slots(model_, model_.blocks[block])) return {.rest = sums.own.raw()};
-    const SlotSums layout(model_, model_.blocks[block]);
+  /// Describes the gradient of any block, to pack it. Enqueues work that finds the sum rows of the
+  /// rows of a table. `sum_row_of`: memory for most_rows().
+  [[nodiscard]] UnpackedGradient find_sum_rows(std::size_t block, const GradientSums& sums,
+                                               std::uint32_t* sum_row_of) const {
+    if (!has_token_sums(model_, model_.blocks[block])) return {.rest = sums.own.raw()};
+    const TokenSums layout(model_, model_.blocks[block]);
     const TensorSpec& table = model_.blocks[block].tensor(model_.outer.tokens);
-    ops_.forget_slots(slot_of_row, table.shape.front());
+    ops_.forget_sum_rows(sum_row_of, table.shape.front());
     for (const BatchViews& batch : sums.batches) {
-      ops_.find_slots(ids_of(batch), table.first_row, table.shape.front(), slot_of_row);
+      ops_.find_sum_rows(ids_of(batch), table.first_row, table.shape.front(), sum_row_of);
     }
-    return {.slots = sums.own.raw(),
-            .slot_of_row = slot_of_row,
+    return {.sum_rows = sums.own.raw(),
+            .sum_row_of = sum_row_of,
             .rows = table.shape.front(),
             .width = model_.config.hidden_size,
             .table = layout.table,
@@ -90,11 +90,11 @@ class EmbeddingTables {
             .tied = sums.tied.raw(),
             .tied_size = sums.tied.size()};
   }
-  /// Returns the rows of the largest table with slots.
+  /// Returns the rows of the largest table with sum rows.
   [[nodiscard]] std::size_t most_rows() const {
     std::size_t most = 0;
     for (const BlockSpec& block : model_.blocks) {
-      if (!has_slots(model_, block)) continue;
+      if (!has_token_sums(model_, block)) continue;
       most = std::max<std::size_t>(most, block.tensor(model_.outer.tokens).shape.front());
     }
     return most;

@@ -55,12 +55,12 @@ class MixerOps {
     check(cuda::recur_backward(queue(), shape_, in, states, dout, to, scratch),
           "gradient of a gated delta net");
   }
-  void gate(const T* x, const T* gate, std::size_t gate_step, T* y, std::size_t rows,
-            std::size_t width) const {
+  void output_gate(const T* x, const T* gate, std::size_t gate_step, T* y, std::size_t rows,
+                   std::size_t width) const {
     check(cuda::sigmoid_gate(queue(), {rows, width, gate_step}, x, gate, y), "gate of attention");
   }
-  void gate_backward(const T* x, T* gate, std::size_t gate_step, T* dy, std::size_t rows,
-                     std::size_t width) const {
+  void output_gate_backward(const T* x, T* gate, std::size_t gate_step, T* dy, std::size_t rows,
+                            std::size_t width) const {
     check(cuda::sigmoid_gate_backward(queue(), {rows, width, gate_step}, x, gate, dy),
           "gradient of a gate of attention");
   }

@@ -14,7 +14,7 @@
 #include "src/model/cuda/experts/experts.h"
 #include "src/model/cuda/rows/rows.h"
 #include "src/model/cuda/tokens/tokens.h"
-#include "src/model/spec/families/families.h"
+#include "src/model/description/families/families.h"
 
 namespace ballast::model::cuda {
 namespace {
@@ -116,14 +116,14 @@ void Ops<T>::activate_backward(Activation f, const T* x, T* d, float* bias_gradi
 }
 
 template <class T>
-void Ops<T>::gate(const Gating& how, const GateUp<T>& in, T* y) const {
-  check(cuda::gate(queue_, how, in.gate, in.up, in.step, y, {in.rows, in.width}), "gate",
+void Ops<T>::glu(const Gating& how, const GateUp<T>& in, T* y) const {
+  check(cuda::glu(queue_, how, in.gate, in.up, in.step, y, {in.rows, in.width}), "gate",
         {in.rows, in.width});
 }
 
 template <class T>
-void Ops<T>::gate_backward(const Gating& how, const GateUp<T>& in, const T* dy) const {
-  check(cuda::gate_backward(queue_, how, in.gate, in.up, in.step, dy, {in.rows, in.width}),
+void Ops<T>::glu_backward(const Gating& how, const GateUp<T>& in, const T* dy) const {
+  check(cuda::glu_backward(queue_, how, in.gate, in.up, in.step, dy, {in.rows, in.width}),
         "gradient of a gate", {in.rows, in.width});
 }
 
@@ -519,17 +519,17 @@ void Ops<T>::accumulate(const float* part, float* sums, std::size_t size) const 
 }
 
 template <class T>
-void Ops<T>::forget_slots(std::uint32_t* slot_of_row, std::size_t rows) const {
-  static_assert(kNoSlot == 0xFFFFFFFFU);
-  check(cudaMemsetAsync(slot_of_row, 0xFF, rows * sizeof(std::uint32_t), queue_),
-        "clearing the slots of tokens", {rows});
+void Ops<T>::forget_sum_rows(std::uint32_t* sum_row_of, std::size_t rows) const {
+  static_assert(kNoSumRow == 0xFFFFFFFFU);
+  check(cudaMemsetAsync(sum_row_of, 0xFF, rows * sizeof(std::uint32_t), queue_),
+        "clearing the sum rows of tokens", {rows});
 }
 
 template <class T>
-void Ops<T>::find_slots(const Ids& ids, std::size_t first, std::size_t rows,
-                        std::uint32_t* slot_of_row) const {
-  check(cuda::find_slots(queue_, ids, shape_.tokens(), {first, rows, slot_of_row}),
-        "finding the slots of tokens", {shape_.tokens()});
+void Ops<T>::find_sum_rows(const Ids& ids, std::size_t first, std::size_t rows,
+                           std::uint32_t* sum_row_of) const {
+  check(cuda::find_sum_rows(queue_, ids, shape_.tokens(), {first, rows, sum_row_of}),
+        "finding the sum rows of tokens", {shape_.tokens()});
 }
 
 template <class T>
@@ -551,7 +551,7 @@ template <class T>
 void Ops<T>::encode(device::Stream& stream, const T* weights, std::size_t blocks,
                     std::int8_t* codes, float* scales) const {
   device::check_cuda(
-      cuda::encode_weights(device::as_cuda(stream).native(), weights, blocks, codes, scales),
+      cuda::quantize_weights(device::as_cuda(stream).native(), weights, blocks, codes, scales),
       "encoding weights");
 }
 
@@ -559,7 +559,7 @@ template <class T>
 void Ops<T>::decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
                     std::size_t blocks, T* weights) const {
   device::check_cuda(
-      cuda::decode_weights(device::as_cuda(stream).native(), codes, scales, blocks, weights),
+      cuda::dequantize_weights(device::as_cuda(stream).native(), codes, scales, blocks, weights),
       "decoding weights");
 }
 

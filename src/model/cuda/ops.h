@@ -25,7 +25,7 @@
 #include "src/model/cuda/rows/rows.h"
 #include "src/model/cuda/tokens/tokens.h"
 #include "src/model/cuda/work_check.h"
-#include "src/model/spec/families/decoder.h"
+#include "src/model/description/families/decoder.h"
 
 namespace ballast::model::cuda {
 
@@ -70,8 +70,8 @@ class Ops {
   void activate(Activation f, const T* x, T* y, std::size_t size) const;
   void activate_backward(Activation f, const T* x, T* d, float* bias_gradient, std::size_t rows,
                          std::size_t width) const;
-  void gate(const Gating& how, const GateUp<T>& in, T* y) const;
-  void gate_backward(const Gating& how, const GateUp<T>& in, const T* dy) const;
+  void glu(const Gating& how, const GateUp<T>& in, T* y) const;
+  void glu_backward(const Gating& how, const GateUp<T>& in, const T* dy) const;
   void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                        std::size_t width) const;
 
@@ -173,9 +173,9 @@ class Ops {
   void zero(float* values, std::size_t size) const;
   void widen(const T* x, float* y, std::size_t size) const;
   void accumulate(const float* part, float* sums, std::size_t size) const;
-  void forget_slots(std::uint32_t* slot_of_row, std::size_t rows) const;
-  void find_slots(const Ids& ids, std::size_t first, std::size_t rows,
-                  std::uint32_t* slot_of_row) const;
+  void forget_sum_rows(std::uint32_t* sum_row_of, std::size_t rows) const;
+  void find_sum_rows(const Ids& ids, std::size_t first, std::size_t rows,
+                     std::uint32_t* sum_row_of) const;
   void pack(const UnpackedGradient& from, T* packed, std::size_t size, GradientStats* partial,
             GradientStats* stats) const;
 

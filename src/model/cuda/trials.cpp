@@ -244,7 +244,7 @@ constexpr std::size_t kLargest = 8192;
 /// Seconds of products to enqueue before waiting, because waking a thread takes up to a
 /// millisecond.
 constexpr double kStretch = 0.02;
-constexpr int kMostAtOnce = 64;
+constexpr int kMaxAtOnce = 64;
 constexpr Bytes kWorkspaceAlignment = 256;
 
 /// Returns random words. As two bf16 or one fp32, each has magnitudes from 0.5 to 1.
@@ -258,9 +258,9 @@ std::vector<std::uint32_t> random_words() {
 
 /// Device memory filled with random numbers, because a GPU multiplies constants faster (they need
 /// less power). Null if there is not enough memory.
-class Filled {
+class FilledMemory {
  public:
-  explicit Filled(Bytes size) {
+  explicit FilledMemory(Bytes size) {
     void* made = nullptr;
     const cudaError_t code = cudaMalloc(&made, size);
     if (code == cudaErrorMemoryAllocation) {
@@ -304,7 +304,7 @@ class Square {
     run(1);
     double best = run(1);
     for (const auto start = Clock::now(); seconds_since(start) < seconds;) {
-      const double count = std::clamp(kStretch / std::max(best, 1e-9), 1.0, double{kMostAtOnce});
+      const double count = std::clamp(kStretch / std::max(best, 1e-9), 1.0, double{kMaxAtOnce});
       best = std::min(best, run(static_cast<int>(count)));
     }
     return best;
@@ -334,7 +334,7 @@ class Square {
   DType type_;
   std::size_t n_;
   Bytes size_;
-  Filled memory_;
+  FilledMemory memory_;
 };
 
 }  // namespace

@@ -66,10 +66,10 @@ class TokenCheck::Words : public std::enable_shared_from_this<Words> {
 
   void allocate() {
     void* made = nullptr;
-    check_cuda(cudaMallocHost(&made, kMostChecks * sizeof(std::uint32_t)), kWhat);
+    check_cuda(cudaMallocHost(&made, kMaxChecks * sizeof(std::uint32_t)), kWhat);
     Block block(static_cast<std::uint32_t*>(made));
-    free_.reserve((blocks_.size() + 1) * kMostChecks);  // so that returning a word cannot fail
-    for (std::size_t i = 0; i < kMostChecks; ++i) free_.push_back(block.get() + i);
+    free_.reserve((blocks_.size() + 1) * kMaxChecks);  // so that returning a word cannot fail
+    for (std::size_t i = 0; i < kMaxChecks; ++i) free_.push_back(block.get() + i);
     blocks_.push_back(std::move(block));
   }
 

@@ -38,8 +38,8 @@ class TokenCheck {
  public:
   /// Number of checks in flight for which the first check allocates pinned memory. A further check
   /// allocates again, and may wait for all work of the GPU. A stream of the engine has at most
-  /// plan::kMostOnFastStream unfinished operations, each with at most one check.
-  static constexpr std::size_t kMostChecks = 16;
+  /// plan::kMaxOnFastStream unfinished operations, each with at most one check.
+  static constexpr std::size_t kMaxChecks = 16;
 
   TokenCheck();
 

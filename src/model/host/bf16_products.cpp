@@ -15,17 +15,17 @@ namespace ballast::model::host {
 namespace {
 
 /// Terms of the sums of a tile between two loads of its sums. The operand of a tile's columns, a
-/// panel, then fits the first-level cache. A sum of up to kMostPanelTerms terms is faster in one
+/// panel, then fits the first-level cache. A sum of up to kMaxPanelTerms terms is faster in one
 /// go, with a panel in the second-level cache. The bits of a product depend on these numbers.
 constexpr std::size_t kPanelTerms = 256;
-constexpr std::size_t kMostPanelTerms = 3 * kPanelTerms;
+constexpr std::size_t kMaxPanelTerms = 3 * kPanelTerms;
 std::size_t panel_terms(std::size_t terms) {
-  return terms <= kMostPanelTerms ? kMostPanelTerms : kPanelTerms;
+  return terms <= kMaxPanelTerms ? kMaxPanelTerms : kPanelTerms;
 }
 /// Extents of a block. One operand, whose rows are those of the result, fits the second-level
 /// cache.
 constexpr std::size_t kBlockRows = 86 * kBf16TileRows;
-constexpr std::size_t kBlockTerms = kMostPanelTerms;
+constexpr std::size_t kBlockTerms = kMaxPanelTerms;
 constexpr std::size_t kBlockColumns = 16 * kBf16TileColumns;
 /// Results of at least this size are written past the caches.
 constexpr Bytes kLargeResult = 32 * kMiB;
@@ -33,12 +33,12 @@ constexpr Bytes kLargeResult = 32 * kMiB;
 /// Operands and sums of one thread.
 struct Buffers {
   Bf16* a = nullptr;      ///< rows of a block
-  Bf16* panel = nullptr;  ///< pairs of kMostPanelTerms terms of a tile's columns
+  Bf16* panel = nullptr;  ///< pairs of kMaxPanelTerms terms of a tile's columns
   float* sums = nullptr;  ///< [tile columns of a block][rows][kBf16TileColumns]
 
   explicit Buffers(Bump bump)
       : a(bump.take<Bf16>(kBlockRows * (kBlockTerms + 32))),
-        panel(bump.take<Bf16>(kMostPanelTerms * kBf16TileColumns)),
+        panel(bump.take<Bf16>(kMaxPanelTerms * kBf16TileColumns)),
         sums(bump.take<float>(kBlockRows * kBlockColumns)),
         bytes(bump.used()) {}
   Bytes bytes;

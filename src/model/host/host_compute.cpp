@@ -17,7 +17,7 @@
 #include "ballast/core/clocks.h"
 #include "ballast/device/streams.h"
 
-#include "src/model/compute/compute_by.h"
+#include "src/model/compute/device_compute.h"
 #include "src/model/compute/factories.h"
 #include "src/model/host/ops.h"
 #include "src/model/host/products.h"
@@ -42,7 +42,7 @@ std::unique_ptr<Compute> make_host_compute(const Architecture& model, DType type
                                            MicroBatchShape shape, std::size_t threads,
                                            const MlpRule& mlp_rule) {
   return with_training_type(type, [&](auto value) -> std::unique_ptr<Compute> {
-    return std::make_unique<ComputeBy<Ops<decltype(value)>>>(model, shape, threads, mlp_rule);
+    return std::make_unique<DeviceCompute<Ops<decltype(value)>>>(model, shape, threads, mlp_rule);
   });
 }
 

@@ -112,7 +112,7 @@ struct RowKernels {
 };
 
 /// Most taps of a convolution.
-inline constexpr std::size_t kMostTaps = 8;
+inline constexpr std::size_t kMaxTaps = 8;
 
 /// Rows [begin, end) of a micro-batch that a convolution computes. `positions` [tokens]:
 /// AttentionMask::positions, with sequences of `length` rows.

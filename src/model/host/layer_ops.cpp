@@ -138,8 +138,8 @@ void MixerOps<T>::gated_norm_backward(const Norm<T>& weights, const T* x, const 
 }
 
 template <class T>
-void MixerOps<T>::gate(const T* x, const T* gate, std::size_t gate_step, T* y, std::size_t rows,
-                       std::size_t width) const {
+void MixerOps<T>::output_gate(const T* x, const T* gate, std::size_t gate_step, T* y,
+                              std::size_t rows, std::size_t width) const {
   const KernelClock clock(KernelGroup::activation);
   split(rows, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {
@@ -149,8 +149,8 @@ void MixerOps<T>::gate(const T* x, const T* gate, std::size_t gate_step, T* y, s
 }
 
 template <class T>
-void MixerOps<T>::gate_backward(const T* x, T* gate, std::size_t gate_step, T* dy, std::size_t rows,
-                                std::size_t width) const {
+void MixerOps<T>::output_gate_backward(const T* x, T* gate, std::size_t gate_step, T* dy,
+                                       std::size_t rows, std::size_t width) const {
   const KernelClock clock(KernelGroup::activation);
   split(rows, 1, [&](Range r) {
     for (std::size_t row = r.begin; row < r.end; ++row) {

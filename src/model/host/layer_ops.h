@@ -48,11 +48,11 @@ class MixerOps {
     rule_.backward(in, states, dout, to, scratch);
   }
   /// y [rows, width] = x * sigmoid(gate), with rows of the gate `gate_step` apart.
-  void gate(const T* x, const T* gate, std::size_t gate_step, T* y, std::size_t rows,
-            std::size_t width) const;
+  void output_gate(const T* x, const T* gate, std::size_t gate_step, T* y, std::size_t rows,
+                   std::size_t width) const;
   /// Replaces the gate by its gradient and dy by that of x.
-  void gate_backward(const T* x, T* gate, std::size_t gate_step, T* dy, std::size_t rows,
-                     std::size_t width) const;
+  void output_gate_backward(const T* x, T* gate, std::size_t gate_step, T* dy, std::size_t rows,
+                            std::size_t width) const;
 
  private:
   struct Scratch {

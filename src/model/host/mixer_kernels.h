@@ -6,7 +6,7 @@
 
 namespace ballast::model::host::BALLAST_KERNEL_ISA {
 
-inline constexpr Size kTaps = 8;  ///< kMostTaps
+inline constexpr Size kTaps = 8;  ///< kMaxTaps
 
 /// Number of rows that the convolution reads for `row`.
 inline Size taps_of_row(const ConvolvedRows& rows, Size row) {

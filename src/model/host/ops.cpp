@@ -15,10 +15,10 @@
 #include "ballast/device/streams.h"
 
 #include "src/model/compute/delta_net.h"
+#include "src/model/description/families/families.h"
 #include "src/model/host/layer_ops.h"
 #include "src/model/host/row_ops.h"
 #include "src/model/host/team.h"
-#include "src/model/spec/families/families.h"
 
 namespace ballast::model::host {
 namespace {
@@ -113,9 +113,9 @@ void embed_backward(const RowKernels<T>& kernels, const Ids& ids, std::size_t co
     for (std::size_t i = 0; i < count; ++i) {
       const T* const from = dy + i * width + columns.begin;
       const bool here = gradients.tokens != nullptr && row_of(gradients, ids, i) < gradients.size;
-      const auto slot = here ? static_cast<std::uint32_t>(ids.slots[i]) : kNoSlot;
-      const std::size_t first = slot * width + columns.begin;
-      float* const to = slot == kNoSlot ? nullptr : gradients.tokens + first;
+      const auto sum_row = here ? static_cast<std::uint32_t>(ids.sum_rows[i]) : kNoSumRow;
+      const std::size_t first = sum_row * width + columns.begin;
+      float* const to = sum_row == kNoSumRow ? nullptr : gradients.tokens + first;
       if (to != nullptr && gradients.scale == 1.0F) {
         kernels.accumulate(to, from, columns.size());
       } else if (to != nullptr) {
@@ -162,7 +162,7 @@ Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t thread
                              widest_of_specs(config),
                              delta_shape(config, shape_).key_heads > 0 ? 2 * shape_.width() : 0}),
                    16)),
-      max_sums_(parts_of(shape_.tokens(), kMostSums)),
+      max_sums_(parts_of(shape_.tokens(), kMaxSums)),
       threads_(threads),
       mlp_rule_(mlp_rule),
       epsilon_(static_cast<float>(config.norm_epsilon)),
@@ -275,7 +275,7 @@ void Ops<T>::activate_backward(Activation f, const T* x, T* d, float* bias_gradi
 }
 
 template <class T>
-void Ops<T>::gate(const Gating& how, const GateUp<T>& in, T* y) const {
+void Ops<T>::glu(const Gating& how, const GateUp<T>& in, T* y) const {
   expects(how.activation != Activation::gelu, "the exact gelu is not the activation of a gate");
   const auto kernel = how.activation == Activation::silu ? kernels_.swiglu : kernels_.geglu;
   split(KernelGroup::activation, in.rows * in.width, kStep, [&](Range r) {
@@ -290,7 +290,7 @@ void Ops<T>::gate(const Gating& how, const GateUp<T>& in, T* y) const {
 }
 
 template <class T>
-void Ops<T>::gate_backward(const Gating& how, const GateUp<T>& in, const T* dy) const {
+void Ops<T>::glu_backward(const Gating& how, const GateUp<T>& in, const T* dy) const {
   expects(how.activation != Activation::gelu, "the exact gelu is not the activation of a gate");
   const auto kernel =
       how.activation == Activation::silu ? kernels_.swiglu_backward : kernels_.geglu_backward;
@@ -729,16 +729,16 @@ void Ops<T>::accumulate(const float* part, float* sums, std::size_t size) const 
 }
 
 template <class T>
-void Ops<T>::forget_slots(std::uint32_t* slot_of_row, std::size_t rows) const {
-  std::fill_n(slot_of_row, rows, kNoSlot);
+void Ops<T>::forget_sum_rows(std::uint32_t* sum_row_of, std::size_t rows) const {
+  std::fill_n(sum_row_of, rows, kNoSumRow);
 }
 
 template <class T>
-void Ops<T>::find_slots(const Ids& ids, std::size_t first, std::size_t rows,
-                        std::uint32_t* slot_of_row) const {
+void Ops<T>::find_sum_rows(const Ids& ids, std::size_t first, std::size_t rows,
+                           std::uint32_t* sum_row_of) const {
   for (std::size_t i = 0; i < shape_.tokens(); ++i) {
     const std::size_t row = static_cast<std::size_t>(ids.tokens[i]) - first;
-    if (row < rows) slot_of_row[row] = static_cast<std::uint32_t>(ids.slots[i]);
+    if (row < rows) sum_row_of[row] = static_cast<std::uint32_t>(ids.sum_rows[i]);
   }
 }
 

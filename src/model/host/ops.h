@@ -19,11 +19,11 @@
 #include "src/model/compute/kernel_arguments.h"
 #include "src/model/compute/layer.h"
 #include "src/model/compute/routing.h"
+#include "src/model/description/families/decoder.h"
 #include "src/model/host/attention.h"
 #include "src/model/host/kernel_tables.h"
 #include "src/model/host/layer_ops.h"
 #include "src/model/host/products.h"
-#include "src/model/spec/families/decoder.h"
 
 namespace ballast::model::host {
 
@@ -72,9 +72,9 @@ class Ops {
   void activate_backward(Activation f, const T* x, T* d, float* bias_gradient, std::size_t rows,
                          std::size_t width) const;
   /// y = `how` applied to gate and up (silu or gelu_tanh, or with a limit). y has no gaps.
-  void gate(const Gating& how, const GateUp<T>& in, T* y) const;
+  void glu(const Gating& how, const GateUp<T>& in, T* y) const;
   /// Replaces gate and up by their gradients, given dy.
-  void gate_backward(const Gating& how, const GateUp<T>& in, const T* dy) const;
+  void glu_backward(const Gating& how, const GateUp<T>& in, const T* dy) const;
   /// Adds column sums of x to `gradient`. Rows of x are `step` apart.
   void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                        std::size_t width) const;
@@ -158,7 +158,7 @@ class Ops {
   /// Embedding.
   void embed(const Embedding<const T>& tables, const Ids& ids, T* out) const;
   [[nodiscard]] std::size_t embedding_scratch_bytes() const { return 0; }
-  /// Adds dy to the rows of the tokens' slots, in token order, and to the rows of their positions.
+  /// Adds dy to the sum rows of the tokens, in token order, and to the rows of their positions.
   void embed_backward(const Ids& ids, const T* dy, const Embedding<float>& gradients,
                       std::byte* scratch) const;
   /// Applies the soft cap to a tile of logits.
@@ -256,11 +256,12 @@ class Ops {
   void widen(const T* x, float* y, std::size_t size) const;
   /// sums += part.
   void accumulate(const float* part, float* sums, std::size_t size) const;
-  /// Gives no row a slot.
-  void forget_slots(std::uint32_t* slot_of_row, std::size_t rows) const;
-  /// Writes the slots of tokens [first, first + rows) of a micro-batch to the rows of the tokens.
-  void find_slots(const Ids& ids, std::size_t first, std::size_t rows,
-                  std::uint32_t* slot_of_row) const;
+  /// Gives no row a sum row.
+  void forget_sum_rows(std::uint32_t* sum_row_of, std::size_t rows) const;
+  /// Writes the sum rows of tokens [first, first + rows) of a micro-batch to the rows of the
+  /// tokens.
+  void find_sum_rows(const Ids& ids, std::size_t first, std::size_t rows,
+                     std::uint32_t* sum_row_of) const;
   /// Packs a gradient, see Compute::pack_gradient(). `partial`: one GradientStats per kStatsChunk
   /// values. `stats` may be null.
   void pack(const UnpackedGradient& from, T* packed, std::size_t size, GradientStats* partial,
@@ -276,10 +277,10 @@ class Ops {
   void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const;
 
  private:
-  /// Sums over rows have one part per kRowsOfSum rows, but at most kMostSums. Threads share the
+  /// Sums over rows have one part per kRowsOfSum rows, but at most kMaxSums. Threads share the
   /// parts, so the bits of a sum do not depend on the number of threads.
   static constexpr std::size_t kRowsOfSum = 32;
-  static constexpr std::size_t kMostSums = 32;
+  static constexpr std::size_t kMaxSums = 32;
   [[nodiscard]] static std::size_t parts_of(std::size_t rows, std::size_t most) {
     return std::min((rows + kRowsOfSum - 1) / kRowsOfSum, most);
   }

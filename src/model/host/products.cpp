@@ -141,13 +141,13 @@ const RowKernels<T>& best_rows() {
 }
 
 /// An fp32 copy of a 16-bit matrix, without gaps and with the same row or column order.
-struct Widened {
+struct WidenedMatrix {
   Matrix matrix;
   std::size_t outer;  ///< rows of the copy
   std::size_t inner;  ///< length of a row
   std::size_t step;   ///< row stride of the original, in elements
 
-  Widened(const Matrix& m, std::size_t rows, std::size_t columns) : matrix(m) {
+  WidenedMatrix(const Matrix& m, std::size_t rows, std::size_t columns) : matrix(m) {
     const bool by_rows = m.column_step == 1;
     outer = by_rows ? rows : columns;
     inner = by_rows ? columns : rows;
@@ -190,7 +190,7 @@ struct Widened {
 
 /// The operands of a product, widened.
 struct WidenedProduct {
-  Widened a, b, c;
+  WidenedMatrix a, b, c;
   WidenedProduct(const Extents& e, const Matrix& a_in, const Matrix& b_in, const Matrix& c_in)
       : a(a_in, e.m, e.k), b(b_in, e.k, e.n), c(c_in, e.m, e.n) {}
 
@@ -203,7 +203,7 @@ struct WidenedProduct {
     b.load(b_in, buffers[1]);
     c.load(c_in, buffers[2], add_to_c);
     if (bias != nullptr && a_in.type != DType::f32) {
-      Widened row({bias, a_in.type, e.n, 1}, 1, e.n);
+      WidenedMatrix row({bias, a_in.type, e.n, 1}, 1, e.n);
       row.load({bias, a_in.type, e.n, 1}, buffers[3]);
       bias = row.matrix.data;
     }

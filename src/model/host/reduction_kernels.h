@@ -136,15 +136,16 @@ inline void clear(T* x, Size begin, Size end) {
 }
 
 /// The range of keys that a query sees: [begin, end).
-struct Seen {
+struct VisibleKeys {
   Size begin;
   Size end;
-  Seen(Size query, const AttentionMask& mask) : begin(mask.first_key(query)), end(query + 1) {}
+  VisibleKeys(Size query, const AttentionMask& mask)
+      : begin(mask.first_key(query)), end(query + 1) {}
 };
 
 /// Writes zero to the keys of a row that its query does not see.
 template <class T>
-inline void clear_unseen(T* row, const Seen& seen, const KeyRange& keys) {
+inline void clear_unseen(T* row, const VisibleKeys& seen, const KeyRange& keys) {
   clear(row, keys.begin, seen.begin);
   clear(row, seen.end, keys.end);
 }
@@ -154,7 +155,7 @@ void attention_softmax(Acc<T>* scores, T* probabilities, Size stride, Size first
                        const KeyRange& keys, Acc<T> scale, Acc<T>* log_sum) {
   using A = Acc<T>;
   for (Size r = 0; r < rows; ++r, scores += stride, probabilities += stride) {
-    const Seen seen(first + r, keys.mask);
+    const VisibleKeys seen(first + r, keys.mask);
     const Size count = seen.end - seen.begin;
     A* const row = scores + seen.begin;
     T* const out = probabilities + seen.begin;
@@ -196,7 +197,7 @@ void attention_softmax_backward(const Acc<T>* scores, const Acc<T>* dp, T* proba
   using A = Acc<T>;
   const Vec<A> factor(cap > A(0) ? A(1) : scale);
   for (Size r = 0; r < rows; ++r) {
-    const Seen seen(first + r, keys.mask);
+    const VisibleKeys seen(first + r, keys.mask);
     const Size row = r * stride + seen.begin;
     const Vec<A> sum(log_sum[r]);
     const Vec<A> mean(delta[r]);

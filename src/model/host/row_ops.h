@@ -9,9 +9,9 @@
 #include "ballast/core/dtype.h"
 
 #include "src/model/compute/layer.h"
+#include "src/model/description/families/decoder.h"
 #include "src/model/host/kernel_tables.h"
 #include "src/model/host/team.h"
-#include "src/model/spec/families/decoder.h"
 
 namespace ballast::model::host {
 
@@ -92,9 +92,9 @@ GradientStats by_stats_chunks(std::size_t size, GradientStats* partial, const Fi
 template <class T>
 bool pack_rows(const TypeKernels<T>& kernels, const UnpackedGradient& from, Range range,
                T* packed) {
-  const auto slot_at = [&](std::size_t element) {
+  const auto sum_row_at = [&](std::size_t element) {
     const std::size_t row = element / from.width;
-    return row < from.rows ? from.slot_of_row[row] : kNoSlot;
+    return row < from.rows ? from.sum_row_of[row] : kNoSumRow;
   };
   const auto end_of_row = [&](std::size_t element) {
     return std::min(range.end, (element / from.width + 1) * from.width);
@@ -102,17 +102,17 @@ bool pack_rows(const TypeKernels<T>& kernels, const UnpackedGradient& from, Rang
   bool any = false;
   GradientStats unused;
   for (std::size_t at = range.begin, end = at; at < range.end; at = end) {
-    const std::uint32_t slot = slot_at(at);
+    const std::uint32_t sum_row = sum_row_at(at);
     end = end_of_row(at);
-    if (slot != kNoSlot) {
-      const float* const sums = from.slots + slot * from.width + at % from.width;
+    if (sum_row != kNoSumRow) {
+      const float* const sums = from.sum_rows + sum_row * from.width + at % from.width;
       const float* const tied = at < from.tied_size ? from.tied + at : nullptr;
       kernels.gradients.pack(sums, tied, packed + at, end - at, &unused.sum_of_squares,
                              &unused.non_finite);
       any = true;
       continue;
     }
-    while (end < range.end && slot_at(end) == kNoSlot) end = end_of_row(end);
+    while (end < range.end && sum_row_at(end) == kNoSumRow) end = end_of_row(end);
     const std::size_t tied = std::clamp(from.tied_size, at, end);
     if (tied > at) kernels.rows.convert(from.tied + at, 0, packed + at, 0, 1, tied - at);
     std::fill(packed + tied, packed + end, T());

@@ -4,7 +4,7 @@
 #include "cpu_adam/kernel.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/update/cuda/kernels.h"
-#include "src/update/cuda/lanes.h"
+#include "src/update/cuda/thread_lanes.h"
 
 // Each warp updates a tile of 256 elements, the block of 8-bit moments, in one pass: everything is
 // loaded, then decoded, updated by the rules of cpu_adam, encoded and stored. A lane has two runs

@@ -37,7 +37,7 @@ constexpr std::size_t kStack = std::size_t{128} << 10U;
 constexpr std::size_t kColours = 16;
 constexpr std::size_t kColourBytes = 256;
 constexpr unsigned kLanes = 32;
-constexpr unsigned kMostThreads = 1024;
+constexpr unsigned kMaxThreads = 1024;
 
 /// Threads of a warpgroup.
 constexpr unsigned kGroup = 4 * kLanes;
@@ -57,7 +57,7 @@ struct Fiber {
   bool vote = false;
   unsigned turn = 0;              ///< number of exchanges so far
   std::uint64_t in_products = 0;  ///< number of calls for products so far
-  std::byte given[2][kMostExchanged] = {};
+  std::byte given[2][kMaxExchanged] = {};
   Groups<Copy> copies;
   Groups<Product> products;
 };
@@ -309,7 +309,7 @@ class Block {
   unsigned at_block_ = 0;  ///< threads that wait at a barrier of the block
   unsigned running_ = 0;
   /// Number of threads of each warp that can continue.
-  std::array<unsigned, kMostThreads / kLanes> ready_ = {};
+  std::array<unsigned, kMaxThreads / kLanes> ready_ = {};
 };
 
 /// The block of this host thread, from its first grid on.
@@ -333,7 +333,7 @@ void run_grid(const void* kernel, Dim3 blocks, unsigned threads, std::size_t sha
   thread_local Block one;
   block_of_thread = &one;
   block().set_kernel(kernel);
-  if (threads == 0 || threads > kMostThreads) fail("a block has 1 to 1024 threads");
+  if (threads == 0 || threads > kMaxThreads) fail("a block has 1 to 1024 threads");
   std::vector<std::size_t> turns(std::size_t{blocks.x} * blocks.y * blocks.z);
   std::iota(turns.begin(), turns.end(), std::size_t{0});
   const Order order = order_of_threads;

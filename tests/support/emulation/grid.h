@@ -60,16 +60,16 @@ void meet_block();
 bool any_in_block(bool vote);
 /// Waits for the lanes of `mask`, which then see what the others have written to memory.
 void meet_warp(std::uint32_t mask);
-/// Waits for the lanes of `mask` in this warp. Each passes `bytes` (at most kMostExchanged) and can
+/// Waits for the lanes of `mask` in this warp. Each passes `bytes` (at most kMaxExchanged) and can
 /// then read the bytes of any other lane with given_by(), until its next exchange. Writes to memory
 /// are not ordered by it, as on a GPU.
-inline constexpr std::size_t kMostExchanged = 64;
+inline constexpr std::size_t kMaxExchanged = 64;
 void exchange_all(std::uint32_t mask, const void* mine, std::size_t bytes);
 const void* given_by(unsigned lane);
 
 template <class T>
 T shuffle(std::uint32_t mask, T value, unsigned from) {
-  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kMostExchanged);
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kMaxExchanged);
   exchange_all(mask, &value, sizeof value);
   T got;
   __builtin_memcpy(&got, given_by(from), sizeof got);

@@ -20,7 +20,7 @@ namespace ballast::test::emulation {
 namespace {
 
 constexpr unsigned kLanes = 32;
-constexpr unsigned kMostThreads = 1024;
+constexpr unsigned kMaxThreads = 1024;
 
 /// Who accessed a byte and when, in 64 bits; 0: nobody. The time of a thread is the number of
 /// barriers of its block so far, and the number of its __syncwarp() since the last of them.
@@ -259,11 +259,11 @@ class Races {
   std::size_t static_bytes_ = 0;
   unsigned thread_ = 0;
   unsigned barrier_ = 0;
-  std::array<unsigned, kMostThreads> meetings_ = {};
+  std::array<unsigned, kMaxThreads> meetings_ = {};
   /// For each thread and lane of its warp, the number of the lane's meeting before which all of the
   /// lane's accesses are ordered before the thread.
-  std::array<std::array<unsigned, kLanes>, kMostThreads> known_ = {};
-  std::array<unsigned, kMostThreads> shown_ = {};
+  std::array<std::array<unsigned, kLanes>, kMaxThreads> known_ = {};
+  std::array<unsigned, kMaxThreads> shown_ = {};
   bool in_product_ = false;
   std::uint64_t product_start_ = 0;
 

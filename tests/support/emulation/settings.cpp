@@ -113,11 +113,11 @@ std::size_t most_shared_memory() {
 
 unsigned launch_bound(const void* kernel) {
   const auto entry = reinterpret_cast<std::uintptr_t>(kernel);
-  constexpr std::uintptr_t kMost = 1024 / 32;
+  constexpr std::uintptr_t kMax = 1024 / 32;
   std::uintptr_t area = 0;
   for (const std::uintptr_t* at = __start___patchable_function_entries;
        at != __stop___patchable_function_entries; ++at) {
-    if (*at < entry && entry - *at <= kMost && *at > area) area = *at;
+    if (*at < entry && entry - *at <= kMax && *at > area) area = *at;
   }
   if (area == 0) return 0;
   // A function without bounds may follow a short one with bounds, which is more than an area.
@@ -152,10 +152,10 @@ cudaError_t check_launch(const void* kernel, const Dim3& blocks, unsigned thread
                        text(capability() / 10) + "." + text(capability() % 10) + " has " +
                        text(most_shared_memory()));
   }
-  constexpr std::size_t kMostArguments = 4 * kKibi;
-  if (arguments > kMostArguments) {
+  constexpr std::size_t kMaxArguments = 4 * kKibi;
+  if (arguments > kMaxArguments) {
     return refused(cudaErrorInvalidValue, kernel,
-                   text(arguments) + " bytes of arguments; the most are " + text(kMostArguments));
+                   text(arguments) + " bytes of arguments; the most are " + text(kMaxArguments));
   }
   note_launch(kernel, threads, shared_bytes);
   return cudaSuccess;

@@ -97,7 +97,7 @@ TEST_F(CalibrationTest, TheSampleOfAFamilyWithExpertsHasDenseLayers) {
     const Sample sample = make_sample(config, model::build_architecture(config.model));
     EXPECT_EQ(sample.blueprint.model.blocks.size(), 4U) << keys;
     EXPECT_EQ(sample.blueprint.model.config.intermediate_size, width) << keys;
-    EXPECT_EQ(sample.blueprint.problem.table->routing_bytes(), 0U) << keys;
+    EXPECT_EQ(sample.blueprint.problem.index->routing_bytes(), 0U) << keys;
   }
 }
 

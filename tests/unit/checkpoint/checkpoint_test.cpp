@@ -18,7 +18,7 @@
 #include "ballast/state/checksum.h"
 
 #include "src/checkpoint/format.h"
-#include "src/checkpoint/swap.h"
+#include "src/checkpoint/kept_checkpoints.h"
 #include "src/checkpoint/writer.h"
 #include "tests/support/damaged_json.h"
 #include "tests/support/expect_error.h"

@@ -7,8 +7,8 @@
 #include "ballast/checkpoint/swap_files.h"
 
 #include "src/checkpoint/checkpoint.h"
+#include "src/checkpoint/kept_checkpoints.h"
 #include "src/checkpoint/owner.h"
-#include "src/checkpoint/swap.h"
 #include "tests/support/temp_dir.h"
 
 namespace ballast::checkpoint::swap_owner_test {

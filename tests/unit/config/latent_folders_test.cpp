@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "ballast/config/checkpoint_config.h"
 #include "ballast/config/config.h"
+#include "ballast/config/hugging_face_config.h"
 #include "ballast/core/error.h"
 #include "ballast/model/architecture.h"
 

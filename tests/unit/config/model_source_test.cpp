@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/config/checkpoint_config.h"
+#include "ballast/config/hugging_face_config.h"
 
 #include "tests/support/temp_dir.h"
 

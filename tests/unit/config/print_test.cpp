@@ -15,7 +15,7 @@
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 
-#include "src/model/spec/families/families.h"
+#include "src/model/description/families/families.h"
 #include "tests/unit/config/samples.h"
 
 namespace ballast::config::print_test {
@@ -352,7 +352,8 @@ std::vector<std::string> changed_by(const std::vector<std::string>& overrides) {
   const std::string given = with(R"("optimizer": {"type": "AdamW"})");
   const Settings before = settings_of(parse_text(given));
   std::vector<std::string> keys;
-  for (const Change& change : find_changes(before, settings_of(parse_text(given, overrides)))) {
+  for (const SettingChange& change :
+       find_changes(before, settings_of(parse_text(given, overrides)))) {
     keys.push_back(change.key);
   }
   return keys;
@@ -377,11 +378,11 @@ TEST(Resumption, FindsChangesOfResultsAndNoOthers) {
 }
 
 TEST(Resumption, RefusesWhatIsNotAllowedInOneLine) {
-  const std::vector<Change> changes = {{"optimizer.params.lr", "0.1", "0.2"},
-                                       {"optimizer.type", R"("AdamW")", R"("Lion")"},
-                                       {"ballast.seed", "1", "2"}};
+  const std::vector<SettingChange> changes = {{"optimizer.params.lr", "0.1", "0.2"},
+                                              {"optimizer.type", R"("AdamW")", R"("Lion")"},
+                                              {"ballast.seed", "1", "2"}};
   const auto refusal = [&](const std::vector<std::string>& allowed,
-                           const std::vector<Change>& of) -> std::string {
+                           const std::vector<SettingChange>& of) -> std::string {
     try {
       refuse_changes(of, allowed, "step-2");
     } catch (const Error& error) {

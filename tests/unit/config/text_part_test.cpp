@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "ballast/config/checkpoint_config.h"
 #include "ballast/config/config.h"
+#include "ballast/config/hugging_face_config.h"
 #include "ballast/config/stored_model.h"
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
@@ -184,7 +184,7 @@ TEST(TextPart, OfGemma4HasLayersThatShareKeysAndHaveInputs) {
             (std::vector<std::uint64_t>{48, 64}));
   EXPECT_EQ(last.find("model.per_layer_model_projection.weight"), nullptr);
   const model::BlockSpec columns = family.blocks_of_layer(c.model, 2).back();
-  EXPECT_EQ(columns.part, model::LayerPart::table);
+  EXPECT_EQ(columns.content, model::BlockContent::layer_embedding);
   const model::TensorSpec& table = columns.tensor("model.embed_tokens_per_layer.weight");
   EXPECT_EQ(table.shape, (std::vector<std::uint64_t>{300, 16}));
   EXPECT_EQ(table.whole_shape(), (std::vector<std::uint64_t>{300, 48}));

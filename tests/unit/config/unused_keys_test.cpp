@@ -15,8 +15,8 @@
 #include "ballast/config/key_effects.h"
 #include "ballast/model/family.h"
 
-#include "src/model/spec/families/decoder.h"
-#include "src/model/spec/families/families.h"
+#include "src/model/description/families/decoder.h"
+#include "src/model/description/families/families.h"
 #include "tests/support/fuzz_inputs.h"
 #include "tests/unit/config/samples.h"
 

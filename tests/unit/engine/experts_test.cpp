@@ -33,7 +33,7 @@ Rows train(Engine& engine, const test::Batch& batch, double lr) {
   const StepResult result = engine.train_step(batch.view(), lr);
   Rows rows;
   for (const model::BlockSpec& block : engine.blueprint().model.blocks) {
-    const bool expert = block.part == model::LayerPart::expert;
+    const bool expert = block.content == model::BlockContent::expert;
     rows.push_back(expert ? result.expert_rows[block.layer][block.expert] : 0);
   }
   return rows;

@@ -14,12 +14,12 @@ namespace {
 TEST(Report, EveryLossHasItsOwnPlace) {
   for (const std::uint64_t numbers : {1U, 4U, 12U}) {
     model::StepProgram program;
-    using model::SlotRule;
-    program.classes = {{.name = "batch", .bytes = 64, .slots = SlotRule::step},
-                       {.name = "losses", .bytes = numbers * 8, .slots = SlotRule::report},
-                       {.name = "logits", .bytes = 128, .slots = SlotRule::scratch},
-                       {.name = "losses of routers", .bytes = 16, .slots = SlotRule::report}};
-    const step::Problem problem = {.table = std::make_shared<step::ProgramTable>(program),
+    using model::BufferRule;
+    program.classes = {{.name = "batch", .bytes = 64, .buffers = BufferRule::step},
+                       {.name = "losses", .bytes = numbers * 8, .buffers = BufferRule::report},
+                       {.name = "logits", .bytes = 128, .buffers = BufferRule::scratch},
+                       {.name = "losses of routers", .bytes = 16, .buffers = BufferRule::report}};
+    const step::Problem problem = {.index = std::make_shared<step::ProgramIndex>(program),
                                    .micro_batches = 3};
     std::vector<double> report(3 * (numbers + 2));
     const HostBytes bytes = std::as_writable_bytes(std::span(report));

@@ -42,7 +42,7 @@ void expect_only_rows_move(const std::vector<std::string>& overrides) {
   const plan::Schedule& schedule = blueprint.schedule;
   Bytes table = 0;
   for (std::uint32_t b = 0; b < problem.blocks.size(); ++b) {
-    if (blueprint.model.blocks[b].part != model::LayerPart::table) continue;
+    if (blueprint.model.blocks[b].content != model::BlockContent::layer_embedding) continue;
     table = problem.blocks[b].weight_bytes;
     EXPECT_EQ(schedule.buffers[schedule.weight_home[b]].tier, Tier::host);
     Bytes uploaded = 0;

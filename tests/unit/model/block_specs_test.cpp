@@ -37,7 +37,7 @@ std::string text_of_tensor(const TensorSpec& t) {
 std::string text_of_block(const BlockSpec& b) {
   std::string text = fmt::format(
       "{}: kind {} part {} layer {} expert {} pieces {} number {} step {} prefix '{}'\n", b.name,
-      static_cast<int>(b.kind), static_cast<int>(b.part), b.layer, b.expert, b.pieces, b.number,
+      static_cast<int>(b.kind), static_cast<int>(b.content), b.layer, b.expert, b.pieces, b.number,
       b.number_step, b.prefix);
   text += fmt::format("  elements {} parameters {} frozen {} quantized {}\n", b.elements,
                       b.parameters, b.frozen_elements, b.quantized_elements);

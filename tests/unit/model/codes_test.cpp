@@ -42,8 +42,8 @@ std::vector<double> there_and_back(Bench& b, DeviceBytes weights) {
   const DeviceBytes codes =
       b.device->allocate(WeightCodes::bytes_of(weights.size() / size_of(b.type)), "codes");
   const DeviceBytes back = b.device->allocate(weights.size(), "back");
-  b.compute->encode_weights(*b.stream, weights, codes);
-  b.compute->decode_weights(*b.stream, codes, back);
+  b.compute->quantize_weights(*b.stream, weights, codes);
+  b.compute->dequantize_weights(*b.stream, codes, back);
   b.stream->synchronize();
   return b.download(back);
 }
@@ -102,8 +102,8 @@ TEST(WeightCodes, AreRefusedForOtherSizes) {
   Bench b(test::small_gpt2(), DType::bf16, {1, 4});
   const DeviceBytes weights = b.device->allocate(2 * kBlock * 16, "weights");
   const DeviceBytes codes = b.device->allocate(WeightCodes::bytes_of(kBlock * 16), "codes");
-  EXPECT_THROW(b.compute->encode_weights(*b.stream, weights.subview(0, 300), codes), Error);
-  EXPECT_THROW(b.compute->decode_weights(*b.stream, codes.subview(0, 100), weights), Error);
+  EXPECT_THROW(b.compute->quantize_weights(*b.stream, weights.subview(0, 300), codes), Error);
+  EXPECT_THROW(b.compute->dequantize_weights(*b.stream, codes.subview(0, 100), weights), Error);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 #include "ballast/model/family.h"
 
 #include "src/model/compute/layer_memory.h"
-#include "src/model/spec/families/families.h"
+#include "src/model/description/families/families.h"
 
 namespace ballast::model::latent_test {
 namespace {

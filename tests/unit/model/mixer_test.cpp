@@ -173,8 +173,8 @@ TEST(MixerGate, MultipliesBySigmoid) {
   std::vector<float> gates(gate.begin(), gate.end());
   std::vector<float> d(x.size(), 1.0F);
   std::vector<float> y(x.size());
-  ops.gate(attention.data(), gates.data(), kWidth, y.data(), 2, kWidth);
-  ops.gate_backward(attention.data(), gates.data(), kWidth, d.data(), 2, kWidth);
+  ops.output_gate(attention.data(), gates.data(), kWidth, y.data(), 2, kWidth);
+  ops.output_gate_backward(attention.data(), gates.data(), kWidth, d.data(), 2, kWidth);
   for (std::size_t i = 0; i < x.size(); ++i) {
     const double s = sigmoid(gate[i]);
     EXPECT_NEAR(y[i], x[i] * s, 1e-6);

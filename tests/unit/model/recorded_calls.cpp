@@ -68,7 +68,7 @@ class NoStream final : public device::Stream {
   void synchronize() override {}
 };
 
-class RecordingExchange final : public model::RowExchange {
+class RecordingExchange final : public model::AllToAll {
  public:
   explicit RecordingExchange(test::CallLog& log) : log_(log) {}
 
@@ -118,7 +118,7 @@ class Recorder {
   /// on the first rank.
   void fill_routing(std::uint64_t experts) {
     const auto router =
-        std::ranges::find(model_.own.blocks, model::LayerPart::router, &model::BlockSpec::part);
+        std::ranges::find(model_.own.blocks, model::BlockContent::router, &model::BlockSpec::part);
     if (router == model_.own.blocks.end()) return;
     const std::uint64_t choices = model_.shape.micro_batch.tokens();
     for (std::uint64_t rank = 0; rank < model_.shape.ranks; ++rank) {
@@ -178,7 +178,7 @@ class Recorder {
       if (operand.port == Port::batch) batch = bound.back();
     }
     PassArguments arguments = calibrate::bind_pass(pass, shape.tokens(), bound);
-    arguments.batch = model::BatchViews::cut(batch, shape.tokens(), shape.parts);
+    arguments.batch = model::BatchViews::cut(batch, shape.tokens(), shape.slices);
     arguments.routing_counts = routing_;
     const bool corrects = model::correction_biases(model_.own.blocks[pass.block]) != nullptr;
     if (model_.later && corrects) arguments.correction_biases = moved_biases_;
@@ -190,7 +190,7 @@ class Recorder {
         .shard = model_.shape.ranks - 1,
         .ranks = model_.shape.ranks};
     arguments.exchange = &exchange_;
-    if (shape.parts > 1) arguments.sequence_part = {1, &exchange_};
+    if (shape.slices > 1) arguments.sequence_slice = {1, &exchange_};
     return arguments;
   }
 
@@ -226,7 +226,7 @@ class Recorder {
     if (!sums.own.empty()) {
       const std::vector<model::BatchViews> batches = {model::BatchViews::cut(
           memory("batch", bytes_of_batch()), model_.shape.micro_batch.tokens(),
-          model_.shape.micro_batch.parts)};
+          model_.shape.micro_batch.slices)};
       sums.batches = batches;
       compute_->pack_gradient(stream_, b, sums,
                               memory("packed", block.own_trained_elements() * size_of(model_.type)),

@@ -17,7 +17,7 @@ constexpr std::size_t kFirst = 4;
 using Values = std::vector<float>;
 
 Regrouping order(RowOrder from, RowOrder to, std::size_t others) {
-  return {.parts = kParts,
+  return {.slices = kParts,
           .sequences = kSequences,
           .length = kLength,
           .first = kFirst,
@@ -67,7 +67,7 @@ Values heads_of(std::size_t part, std::size_t others) {
   return rows;
 }
 
-/// All ranks copy from one order to by_part, exchange, and copy to the other.
+/// All ranks copy from one order to by_slice, exchange, and copy to the other.
 std::vector<Values> exchanged(const std::vector<Values>& of_ranks, RowOrder from, RowOrder to,
                               std::size_t others) {
   const auto ops = test::host_ops<float>();
@@ -76,14 +76,14 @@ std::vector<Values> exchanged(const std::vector<Values>& of_ranks, RowOrder from
   std::vector<Values> received(kParts, Values(size));
   for (std::size_t rank = 0; rank < kParts; ++rank) {
     Values sent(size);
-    ops.regroup(order(from, RowOrder::by_part, others), of_ranks[rank].data(), sent.data());
+    ops.regroup(order(from, RowOrder::by_slice, others), of_ranks[rank].data(), sent.data());
     for (std::size_t to_rank = 0; to_rank < kParts; ++to_rank) {
       std::copy_n(&sent[to_rank * part], part, &received[to_rank][rank * part]);
     }
   }
   std::vector<Values> results(kParts, Values(size));
   for (std::size_t rank = 0; rank < kParts; ++rank) {
-    ops.regroup(order(RowOrder::by_part, to, others), received[rank].data(), results[rank].data());
+    ops.regroup(order(RowOrder::by_slice, to, others), received[rank].data(), results[rank].data());
   }
   return results;
 }

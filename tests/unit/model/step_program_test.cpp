@@ -140,7 +140,7 @@ KernelSizes sizes_of(const Case& one) {
                        .rows = activation + 1024,
                        .cleared = std::vector<Bytes>(blocks, 256)};
   for (const BlockSpec& block : one.model.blocks) {
-    if (block.part == LayerPart::expert) sizes.experts = block.expert + block.pieces;
+    if (block.content == BlockContent::expert) sizes.experts = block.expert + block.pieces;
   }
   sizes.router_totals = 2 * sizes.experts;
   return sizes;

@@ -41,7 +41,7 @@ class Place {
     std::vector<std::int32_t> batch = b_.tokens(3);
     std::vector<std::int32_t> targets = b_.tokens(4);
     for (std::size_t i = 0; i < targets.size(); i += 7) targets[i] = -1;
-    slots_ = number_slots(b_.architecture, batch);
+    slots_ = number_sum_rows(b_.architecture, batch);
     batch.insert(batch.end(), targets.begin(), targets.end());
     batch.insert(batch.end(), slots_.begin(), slots_.end());
     batch_ = b_.upload_tokens(batch);
@@ -86,7 +86,7 @@ class Place {
   [[nodiscard]] Values sum(const GradientSum& about, SumId id) const {
     const Values values = b_.values(sums_.at(id));
     const Architecture& model = b_.architecture;
-    if (!about.by_slots) return values;
+    if (!about.by_token) return values;
     return test::expanded_sums(model, model.blocks[about.block], b_.tokens(3), slots_, values);
   }
   template <class T>

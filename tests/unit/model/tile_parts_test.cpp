@@ -69,8 +69,8 @@ TEST_P(TileParts, OfLayersAreAddedOnce) {
   const Floats zeros(b.activations(), 0.0F);
   const Floats before = some_sums(b);
   for (std::size_t block = norm; block < model.head(); ++block) {
-    const LayerPart part = model.blocks[block].part;
-    if (part == LayerPart::norm) continue;
+    const BlockContent content = model.blocks[block].content;
+    if (content == BlockContent::norm) continue;
     SCOPED_TRACE(model.blocks[block].name);
     const DeviceBytes weights = b.upload(b.weights(block));
     const auto forward = [&](DeviceView<float> sums) {

@@ -105,7 +105,7 @@ class Step {
   [[nodiscard]] bool tied() const { return b_.architecture.config.tie_embeddings; }
   [[nodiscard]] DeviceBytes norm_weights() const { return weights_[b_.architecture.head()]; }
 
-  /// Returns the rows of tokens in their tiles: the slots of sums with all rows.
+  /// Returns the rows of tokens in their tiles: the sum rows of sums with all rows.
   [[nodiscard]] std::vector<std::int32_t> rows_in_tiles(std::vector<std::int32_t> tokens) const {
     for (std::int32_t& token : tokens) {
       std::size_t t = b_.architecture.own_vocabulary_tiles() - 1;

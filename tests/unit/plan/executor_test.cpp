@@ -45,7 +45,7 @@ void expect_serial_results(Execute execute) {
     EXPECT_EQ(run({.serial = true}, true), expected) << seed;
     EXPECT_EQ(run({}, true), expected) << seed;
     EXPECT_EQ(run({}, false), expected) << seed;
-    EXPECT_EQ(run({.max_on_stream = kMostOnFastStream}, false), expected) << seed;
+    EXPECT_EQ(run({.max_on_stream = kMaxOnFastStream}, false), expected) << seed;
     EXPECT_EQ(run({.delay_seed = seed}, seed % 2 == 0), expected) << seed;
   }
 }
@@ -75,8 +75,8 @@ TEST(Executor, QueuedLanesGiveTheSerialResult) {
         std::size_t& seen = most[options.max_on_stream];
         seen = std::max(seen, streams.most());
       });
-  EXPECT_EQ(most[kMostEnqueued], kMostEnqueued) << "nothing was enqueued ahead, or too much";
-  EXPECT_EQ(most[kMostOnFastStream], kMostOnFastStream) << "also on fast streams";
+  EXPECT_EQ(most[kMaxEnqueued], kMaxEnqueued) << "nothing was enqueued ahead, or too much";
+  EXPECT_EQ(most[kMaxOnFastStream], kMaxOnFastStream) << "also on fast streams";
 }
 
 TEST(Turns, FollowTheirInputsAndNotThePlanOrderOfOtherLanes) {
@@ -103,7 +103,7 @@ bool takes_turn(const Operation& operation) {
 
 TEST(Executor, TurnsHaveTheSameOrderWhateverTheTimes) {
   using Starts = std::vector<std::pair<const Operation*, std::uint64_t>>;
-  using ByDevice = std::array<Starts, kMostDevices>;
+  using ByDevice = std::array<Starts, kMaxDevices>;
   std::size_t crossings = 0;
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     const step::BuildArguments placed =
@@ -113,7 +113,7 @@ TEST(Executor, TurnsHaveTheSameOrderWhateverTheTimes) {
     const auto starts_of = [&](std::uint64_t delay_seed) {
       ByDevice starts;
       std::mutex mutex;
-      std::array<std::atomic<int>, kMostDevices> in_turn{};
+      std::array<std::atomic<int>, kMaxDevices> in_turn{};
       step::FakeMachine machine(schedule.buffers.size());
       Streams streams([&](const Operation& op, std::uint64_t n) { machine.perform(op, n); },
                       schedule.devices);
@@ -264,7 +264,7 @@ TEST(Executor, DestructionWaitsForEnqueuedOperations) {
     Executor executor([&](const Operation&, std::uint64_t) { ++started; }, step::action_name,
                       options);
     executor.submit(plan, 1);
-    while (started < static_cast<int>(kMostEnqueued)) std::this_thread::yield();
+    while (started < static_cast<int>(kMaxEnqueued)) std::this_thread::yield();
     given_up = true;
   }
   EXPECT_EQ(finished, started);

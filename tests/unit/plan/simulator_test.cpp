@@ -17,8 +17,8 @@ namespace {
 
 Action action_of(Lane lane) {
   constexpr std::array<Action, kLaneCount> kActions = {
-      Action::compute, Action::upload, Action::offload,   Action::gather, Action::reduce,
-      Action::update,  Action::fetch,  Action::writeback, Action::pass};
+      Action::compute, Action::upload, Action::offload,   Action::gather,  Action::reduce,
+      Action::update,  Action::fetch,  Action::writeback, Action::transfer};
   return kActions[static_cast<std::size_t>(lane)];
 }
 
@@ -214,7 +214,7 @@ TEST(Simulator, DevicesHaveTheirOwnLanesAndShareTheDisks) {
 
 TEST(Simulator, ACopyBetweenDevicesUsesTheLinkUnlessItHasItsOwnRate) {
   Hand hand;
-  const OpId pass = hand.add(Lane::pass, 4.0);
+  const OpId pass = hand.add(Lane::peer, 4.0);
   hand.on(1);
   const OpId offload = hand.add(Lane::offload, 2.0);
   hand.on(1);
@@ -224,7 +224,7 @@ TEST(Simulator, ACopyBetweenDevicesUsesTheLinkUnlessItHasItsOwnRate) {
   EXPECT_DOUBLE_EQ(span_of(by_host, offload).end, 4.0);
   EXPECT_DOUBLE_EQ(span_of(by_host, other).end, 2.0);
   EXPECT_DOUBLE_EQ(span_of(by_host, pass).end, 6.0);
-  EXPECT_DOUBLE_EQ(bound_of(by_host, Lane::pass), 6.0);
+  EXPECT_DOUBLE_EQ(bound_of(by_host, Lane::peer), 6.0);
   rates.offload_per_second = 0.5;  // the slower direction
   EXPECT_DOUBLE_EQ(seconds_alone(hand.schedule().steady.operations[pass], hand.schedule(), rates),
                    8.0);
@@ -232,7 +232,7 @@ TEST(Simulator, ACopyBetweenDevicesUsesTheLinkUnlessItHasItsOwnRate) {
   const Prediction peers = run_once(hand, rates);
   EXPECT_DOUBLE_EQ(span_of(peers, pass).end, 2.0);
   EXPECT_DOUBLE_EQ(span_of(peers, offload).end, 4.0);
-  EXPECT_DOUBLE_EQ(bound_of(peers, Lane::pass), 2.0);
+  EXPECT_DOUBLE_EQ(bound_of(peers, Lane::peer), 2.0);
 }
 
 TEST(Simulator, LinksUpdatesAndDisksShareHostMemory) {
@@ -259,7 +259,7 @@ TEST(Simulator, LinksUpdatesAndDisksShareHostMemory) {
 
 TEST(Simulator, ACopyThroughHostMemoryReadsAndWritesIt) {
   Hand hand;
-  const OpId pass = hand.add(Lane::pass, 2.0);
+  const OpId pass = hand.add(Lane::peer, 2.0);
   const OpId upload = hand.add(Lane::upload, 2.0);
   hand.add(Lane::compute, 1.0);
   hand.on(1);

@@ -30,7 +30,7 @@ class HeldStreams {
   HeldStreams(const Plan& plan, std::size_t held) : plan_(plan), held_(held) {}
 
   void run(ExecutorOptions options = {}) {
-    options.max_on_stream = kMostOnFastStream;
+    options.max_on_stream = kMaxOnFastStream;
     options.follow = [this](const Operation& next, const Operation& before, std::uint64_t) {
       const std::scoped_lock lock(mutex_);
       followed.emplace_back(number(next), number(before));
@@ -110,10 +110,10 @@ TEST(StreamedCollectives, OnlyStreamsOfOneDeviceWaitForEachOther) {
 TEST(StreamedCollectives, APassThatExchangesRowsFollowsTheCollectivesBeforeIt) {
   Plan plan = chain({Lane::gather, Lane::reduce, Lane::compute, Lane::gather, Lane::compute});
   for (Operation& operation : plan.operations) operation.after.clear();
-  plan.operations[2].action = Action::pass;  // takes a turn
+  plan.operations[2].action = Action::transfer;  // takes a turn
   HeldStreams streams(plan, plan.operations.size());
   streams.run({.takes_turn = [](const Operation& operation) {
-    return is_collective_lane(operation.lane) || operation.action == Action::pass;
+    return is_collective_lane(operation.lane) || operation.action == Action::transfer;
   }});
   EXPECT_EQ(streams.started_at_first_end, plan.operations.size());
   EXPECT_EQ(streams.followed, (Pairs{{2, 1}})) << "the last pass exchanges nothing";
@@ -130,7 +130,7 @@ TEST(StreamedCollectives, GiveTheSerialResult) {
                     schedule.devices, true);
     std::map<std::pair<const Plan*, std::uint64_t>, std::map<OpId, Span>> spans;
     ExecutorOptions options = {
-        .max_on_stream = kMostOnFastStream,
+        .max_on_stream = kMaxOnFastStream,
         .takes_turn =
             [](const Operation& operation) {
               return is_collective_lane(operation.lane) ||

@@ -148,7 +148,7 @@ TEST_F(DrawBlueprint, LayersKeepTheirIntermediatesWhereThereIsRoomAndTheLastOnes
   EXPECT_EQ(kept({"ballast.recompute=true"}), (Kept{false, false, false, false, false}));
   const engine::Blueprint none = draw_blueprint(config({"ballast.recompute=true"}));
   const model::StepProgram& program = none.problem.program();
-  const model::ValueId kept_by_layer = none.problem.table->values().kept.front();
+  const model::ValueId kept_by_layer = none.problem.index->values().kept.front();
   const Bytes before = none.ledger.total(Tier::device);
   const Bytes layer = none.micro_batches * program.bytes_of(program.values[kept_by_layer]);
   ASSERT_GT(layer, 0U);

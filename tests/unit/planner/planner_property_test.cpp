@@ -193,9 +193,9 @@ struct Case {
 
 /// Few enough blocks that all placements can be tried.
 void limit_blocks(test::RandomRun& run) {
-  constexpr std::uint64_t kMost = 6561;
+  constexpr std::uint64_t kMax = 6561;
   const auto few = [&run] {
-    return OpenPlacements(request_for(run.config(), {}, run.world)).count() <= kMost;
+    return OpenPlacements(request_for(run.config(), {}, run.world)).count() <= kMax;
   };
   if (run.config().model.layer_tiles > 1 && !few()) {
     run.overrides.emplace_back("model.layer_tiles=1");

@@ -27,7 +27,7 @@ inline std::optional<std::string> find_device_fault(const Operation& operation,
   }
   for (const Use& use : operation.uses) {
     const Buffer& buffer = schedule.buffers[use.buffer];
-    const bool leaves = operation.action == Action::pass && use.role == Role::target;
+    const bool leaves = operation.action == Action::transfer && use.role == Role::target;
     if (buffer.tier == Tier::device && (buffer.device == operation.device) == leaves) {
       return fmt::format("uses '{}' of another device", buffer.name);
     }

@@ -14,7 +14,7 @@
 #include "ballast/plan/simulator.h"
 #include "ballast/step/labels.h"
 
-#include "src/model/spec/program_draft.h"
+#include "src/model/description/program_draft.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/random_problem.h"
 #include "tests/unit/plan/unit_rates.h"
@@ -171,7 +171,7 @@ BuildArguments pipeline(const Model& of, std::uint32_t devices, std::uint32_t mi
   for (std::uint32_t t = 0; t < of.tiles && of.tiles > 1; ++t) {
     add(Role::head_tile, of.tile() / 4.0, 0);
   }
-  made.problem.table = std::make_shared<const ProgramTable>(model::write_program(shape));
+  made.problem.index = std::make_shared<const ProgramIndex>(model::write_program(shape));
   made.problem.micro_batches = micro_batches;
   made.problem.devices = devices;
   made.placement.blocks.resize(shape.blocks.size());

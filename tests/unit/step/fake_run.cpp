@@ -28,7 +28,7 @@ std::vector<plan::Span> fake_spans(const std::vector<const Plan*>& runs, std::ui
   Dice dice(seed);
   std::map<std::pair<const Plan*, const Plan*>, Seam> seams;
   std::vector<plan::Span> spans;
-  std::vector<double> lane_free(plan::lane_count(plan::kMostDevices), 0.0);
+  std::vector<double> lane_free(plan::lane_count(plan::kMaxDevices), 0.0);
   std::vector<double> ended;         // ends in the current run
   std::vector<double> ended_before;  // ends in the previous run
   double finished = 0.0;             // end of the last run but one

@@ -17,11 +17,11 @@
 
 namespace ballast::step {
 
+using model::BufferRule;
 using model::kNone;
 using model::Operand;
 using model::OperandAccess;
 using model::OperandKind;
-using model::SlotRule;
 
 namespace {
 
@@ -129,7 +129,7 @@ class Interpreter {
       case Action::offload:
       case Action::fetch:
       case Action::writeback:
-      case Action::pass:
+      case Action::transfer:
       case Action::keep:
         return move(op);
       case Action::gather:
@@ -278,7 +278,7 @@ class Interpreter {
       const Use use = take(op, sum.clears ? Role::source : Role::added_gradient, false);
       need(op, {use.buffer, 0, sum.bytes},
            {What::sum, s, 0, run_, training_order_.additions_to(s) * plan_->micro_batches});
-      if (sum.by_slots) need_batches(op);
+      if (sum.by_token) need_batches(op);
     }
     const Use target = take(op, Role::target, true);
     put(op, {target.buffer, 0, rank_.padded_gradient(op.block)}, gradient(op, Sums::kOfRank));
@@ -338,7 +338,7 @@ class Interpreter {
         need_counts(op, next_of(Role::counts), v, plan_->micro_batches);
       }
       const std::uint32_t writer = order_->last_writer(v);
-      if (class_of(v).slots != SlotRule::report || writer == kNone) continue;
+      if (class_of(v).buffers != BufferRule::report || writer == kNone) continue;
       for (std::uint32_t m = 0; m < plan_->micro_batches; ++m) {
         need(op, place_of(losses, {.number = v}, m), value_of(v, m, writer));
       }
@@ -673,11 +673,11 @@ class Interpreter {
     if (reads_host(operand)) {
       return {buffer, micro * schedule_.ranks * bytes, schedule_.ranks * bytes};
     }
-    if (class_of(operand.number).slots != SlotRule::report) return {buffer, 0, bytes};
+    if (class_of(operand.number).buffers != BufferRule::report) return {buffer, 0, bytes};
     // Values of the first class come first, for each micro-batch.
     Bytes before = 0;
     for (model::ClassId c = 0; c < program_.values[operand.number].of; ++c) {
-      if (program_.classes[c].slots == SlotRule::report) before += program_.classes[c].bytes;
+      if (program_.classes[c].buffers == BufferRule::report) before += program_.classes[c].bytes;
     }
     return {buffer, problem_.micro_batches * before + micro * bytes, bytes};
   }

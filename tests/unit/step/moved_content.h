@@ -32,7 +32,7 @@ inline bool belongs(const Operation& operation, const model::StepProgram& progra
     case What::value:
     case What::counts: {
       const model::StepValue& value = program.values[content.number];
-      const bool report = program.classes[value.of].slots == model::SlotRule::report;
+      const bool report = program.classes[value.of].buffers == model::BufferRule::report;
       const bool own = value.owner == operation.block && content.part == operation.micro;
       return content.version == run && (report || own);
     }

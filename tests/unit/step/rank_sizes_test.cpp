@@ -16,7 +16,7 @@ namespace {
 Problem in_groups(std::uint32_t world, std::uint32_t group, bool per_rank = false) {
   model::StepProgram program;
   program.blocks.assign(3, {.name = "block", .per_rank = per_rank});
-  Problem problem = {.table = std::make_shared<const ProgramTable>(std::move(program)),
+  Problem problem = {.index = std::make_shared<const ProgramIndex>(std::move(program)),
                      .sharers = world,
                      .stage = 3,
                      .hpz_partition_size = group};

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "ballast/step/program_table.h"
+#include "ballast/step/program_index.h"
 
 namespace ballast::step {
 namespace {

@@ -4,7 +4,7 @@
 #include <set>
 #include <vector>
 
-#include "ballast/step/program_table.h"
+#include "ballast/step/program_index.h"
 
 namespace ballast::step {
 

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/step/labels.h"
-#include "ballast/step/program_table.h"
+#include "ballast/step/program_index.h"
 
 #include "src/step/devices.h"
 #include "tests/support/random_problem.h"
@@ -207,14 +207,15 @@ class Counter {
       const Bytes bytes = program_.bytes_of(value);
       const auto [writers, readers, copies] = devices_of(program_, v, stops, dealt_);
       if (of.from_host) count(Lane::upload, readers.size() * micro_batches * bytes);
-      count(Lane::pass, copies * micro_batches * bytes);
+      count(Lane::peer, copies * micro_batches * bytes);
       // The whole report is copied to the host from the device of the head.
       const bool elsewhere = !writers.empty() && !writers.contains(dealt_[program_.head]);
-      if (of.slots == model::SlotRule::report && elsewhere) {
-        count(Lane::pass, problem_.micro_batches * bytes);
+      if (of.buffers == model::BufferRule::report && elsewhere) {
+        count(Lane::peer, problem_.micro_batches * bytes);
       }
       if (of.counts) count(Lane::offload, micro_batches * bytes);
-      if (of.slots == model::SlotRule::report) count(Lane::offload, problem_.micro_batches * bytes);
+      if (of.buffers == model::BufferRule::report)
+        count(Lane::offload, problem_.micro_batches * bytes);
     }
   }
 

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tools/io/load.h"
+#include "tools/io_load/load.h"
 
 namespace ballast::tools::io_content_test {
 namespace {

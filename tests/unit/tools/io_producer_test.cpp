@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "tools/io/load.h"
-#include "tools/io/producer.h"
+#include "tools/io_load/load.h"
+#include "tools/io_load/producer.h"
 
 namespace ballast::tools::io_producer_test {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "ballast/aio/queue.h"
 
-#include "tools/io/tune.h"
+#include "tools/io_load/tune.h"
 
 namespace ballast::tools::io_search_test {
 namespace {

@@ -311,7 +311,7 @@ TEST(Trace, TakesAnyNameOfABlock) {
   Recorded recorded(1);
   model::StepProgram program = recorded.placed.problem.program();
   program.blocks[0].name = "a \"quoted\" \\ name\nof two lines, \xff and all";
-  recorded.placed.problem.table = std::make_shared<const step::ProgramTable>(std::move(program));
+  recorded.placed.problem.index = std::make_shared<const step::ProgramIndex>(std::move(program));
   EXPECT_EQ(of_phase(events(recorded), "X").size(), recorded.timeline.spans.size());
 }
 

@@ -2,7 +2,7 @@
 
 #include "ballast/core/dtype.h"
 
-#include "src/device/cuda/eight.h"
+#include "src/device/cuda/eight_values.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/model/cuda/attention/attention_places.h"
 #include "src/model/cuda/rows/row_threads.h"

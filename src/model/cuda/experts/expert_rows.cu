@@ -1,4 +1,4 @@
-#include "src/device/cuda/eight.h"
+#include "src/device/cuda/eight_values.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/model/cuda/experts/experts.h"
 #include "src/model/cuda/rows/row_threads.h"
@@ -218,11 +218,11 @@ __global__ void gather_to_experts(ExpertRows rows, const T* x, const float* weig
 /// There is one block per choice. kOfAll: `activated` is one row for all choices, and its part is
 /// added.
 template <bool kOfAll, class T>
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kMaxThreads)
     dot(ExpertRows rows, const T* activated, const T* gradients, const float* weights,
         float* weight_gradients, std::size_t width) {
-  Team<Fit::beyond> team;
-  const Share<Fit::beyond, kHeld> share(team, static_cast<unsigned>(width));
+  Team<RowFit::beyond> team;
+  const RowShare<RowFit::beyond, kHeld> share(team, static_cast<unsigned>(width));
   const unsigned place = place_of(rows, blockIdx.x);
   const T* const values = activated + (kOfAll ? 0 : blockIdx.x * width);
   const T* const row = gradients + blockIdx.x * width;

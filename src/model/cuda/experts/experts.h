@@ -59,13 +59,13 @@ cudaError_t add_rows(cudaStream_t stream, const ExpertRows& rows, const float* y
 inline constexpr unsigned kRouterThreads = 256;
 
 /// Groups of neighbouring rows of a router that are counted and summed separately. There are at
-/// most kMostGroups, and at most one per row.
+/// most kMaxGroups, and at most one per row.
 struct RowGroups {
   std::size_t rows = 0;  ///< rows per group; the last one may have fewer
   std::size_t count = 0;
 
   explicit RowGroups(std::size_t of_all)
-      : rows(std::max((of_all + kMostGroups - 1) / kMostGroups, kLeastRows)),
+      : rows(std::max((of_all + kMaxGroups - 1) / kMaxGroups, kLeastRows)),
         count((of_all + rows - 1) / rows) {}
 
  private:

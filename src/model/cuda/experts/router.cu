@@ -2,7 +2,7 @@
 #include <cmath>
 #include <limits>
 
-#include "src/device/cuda/eight.h"
+#include "src/device/cuda/eight_values.h"
 #include "src/model/compute/formulas.h"
 #include "src/model/cuda/experts/experts.h"
 #include "src/model/cuda/rows/row_threads.h"
@@ -142,9 +142,9 @@ __device__ double divisor_of(const Shape& shape, double sum) {
 }
 
 /// The set of experts that a row has chosen, one bit each, in shared memory.
-class Taken {
+class ChosenExperts {
  public:
-  __device__ Taken(std::uint32_t* words, unsigned experts) : words_(words) {
+  __device__ ChosenExperts(std::uint32_t* words, unsigned experts) : words_(words) {
     for (unsigned i = threadIdx.x % kWarp; i * kBits < experts; i += kWarp) words_[i] = 0;
     __syncwarp();
   }
@@ -168,7 +168,7 @@ class Taken {
 
 /// Returns the remaining expert with the largest logit, the first one on a tie. `first`: the first
 /// remaining expert.
-__device__ unsigned best_of(const float* logits, unsigned experts, const Taken& taken,
+__device__ unsigned best_of(const float* logits, unsigned experts, const ChosenExperts& taken,
                             unsigned first) {
   // A NaN counts as the largest.
   if (logits[first] != logits[first]) return first;
@@ -208,7 +208,7 @@ template <class T>
 __global__ void __launch_bounds__(kRouterThreads)
     decide(Shape shape, float* logits, RouterBiases<T> biases, const std::int32_t* targets,
            Routing to) {
-  const Team<Fit::warp> team;
+  const Team<RowFit::warp> team;
   const std::size_t row = team.number();
   if (row >= shape.rows) return;  // the whole warp returns
   if (targets != nullptr && targets[row] == kPaddingTarget) return decide_nothing(shape, row, to);
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kRouterThreads)
                 reinterpret_cast<float*>(shared + kRowsOfBlock * words) +
                     threadIdx.x / kWarp * shape.groups);
   }
-  Taken taken(shared + threadIdx.x / kWarp * words, shape.experts);
+  ChosenExperts taken(shared + threadIdx.x / kWarp * words, shape.experts);
   std::int32_t* const chosen = to.chosen + row * shape.per_token;
   float* const weights = to.weights + row * shape.per_token;
   unsigned first = 0;
@@ -255,12 +255,12 @@ __global__ void __launch_bounds__(kRouterThreads)
 
 /// Values that are arguments of a kernel.
 struct PassedValues {
-  static constexpr unsigned kMost = 256;
-  float values[kMost];
+  static constexpr unsigned kMax = 256;
+  float values[kMax];
   unsigned count;
 };
 
-__global__ void __launch_bounds__(PassedValues::kMost) put_passed(PassedValues from, float* to) {
+__global__ void __launch_bounds__(PassedValues::kMax) put_passed(PassedValues from, float* to) {
   if (threadIdx.x < from.count) to[threadIdx.x] = from.values[threadIdx.x];
 }
 
@@ -298,7 +298,7 @@ struct OfLosses {
 template <class T>
 __global__ void __launch_bounds__(kRouterThreads)
     differentiate_router(Derivatives of, T* gradients) {
-  const Team<Fit::warp> team;
+  const Team<RowFit::warp> team;
   const std::size_t row = team.number();
   if (row >= of.shape.rows) return;
   const Shape& shape = of.shape;
@@ -358,15 +358,14 @@ __global__ void __launch_bounds__(kRouterThreads)
 }  // namespace
 
 cudaError_t put_values(cudaStream_t stream, std::span<const float> values, float* to) {
-  for (std::size_t at = 0; at < values.size(); at += PassedValues::kMost) {
+  for (std::size_t at = 0; at < values.size(); at += PassedValues::kMax) {
     const auto part =
-        values.subspan(at, std::min<std::size_t>(PassedValues::kMost, values.size() - at));
+        values.subspan(at, std::min<std::size_t>(PassedValues::kMax, values.size() - at));
     PassedValues from = {};
     std::copy(part.begin(), part.end(), from.values);
     from.count = static_cast<unsigned>(part.size());
-    const cudaError_t code =
-        device::launch({.stream = stream, .blocks = 1, .threads = PassedValues::kMost}, &put_passed,
-                       from, to + at);
+    const cudaError_t code = device::launch(
+        {.stream = stream, .blocks = 1, .threads = PassedValues::kMax}, &put_passed, from, to + at);
     if (code != cudaSuccess) return code;
   }
   return cudaSuccess;

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "src/device/cuda/eight.h"
+#include "src/device/cuda/eight_values.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/model/compute/formulas.h"
 #include "src/model/cuda/mixers/mixers.h"

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "src/device/cuda/eight.h"
+#include "src/device/cuda/eight_values.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/model/compute/formulas.h"
 #include "src/model/cuda/mixers/mixers.h"
@@ -12,7 +12,7 @@ namespace ballast::model::cuda {
 namespace {
 
 constexpr unsigned kConvolutionThreads = 128;
-constexpr unsigned kTaps = kMostConvolutionTaps;
+constexpr unsigned kTaps = kMaxConvolutionTaps;
 /// Stretches of rows that threads process in parallel in the backward pass, and the least rows of
 /// one.
 constexpr std::size_t kStretches = 64;
@@ -183,10 +183,10 @@ template <class T>
 cudaError_t convolve(cudaStream_t stream, const DeltaShape& shape, const Convolution<T>& how,
                      const T* x, T* y) {
   if (shape.tokens() == 0) return cudaSuccess;
-  constexpr std::size_t kMostRows = 32768;
+  constexpr std::size_t kMaxRows = 32768;
   return device::launch({.stream = stream,
                          .blocks = {blocks_of_channels(shape),
-                                    static_cast<unsigned>(std::min(shape.tokens(), kMostRows))},
+                                    static_cast<unsigned>(std::min(shape.tokens(), kMaxRows))},
                          .threads = kConvolutionThreads},
                         &convolve_rows<T>, shape, how, x, y);
 }
@@ -232,7 +232,7 @@ using device::kWarp;
 constexpr unsigned kGateThreads = 256;
 constexpr unsigned kWarpsOfBlock = kGateThreads / kWarp;
 /// Warps that sum gradients of the weight of a gated norm.
-constexpr std::size_t kMostSummingWarps = 1024;
+constexpr std::size_t kMaxSummingWarps = 1024;
 
 /// A warp's place: one head of one row, and the columns of its lane. A head has at most one group
 /// of eight per lane.
@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(kElementThreads)
 
 /// Blocks whose warps sum gradients of the weight.
 std::size_t summing_blocks(const DeltaShape& shape) {
-  const std::size_t warps = std::min(shape.tokens() * shape.value_heads, kMostSummingWarps);
+  const std::size_t warps = std::min(shape.tokens() * shape.value_heads, kMaxSummingWarps);
   return (warps + kWarpsOfBlock - 1) / kWarpsOfBlock;
 }
 

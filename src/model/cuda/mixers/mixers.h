@@ -15,7 +15,7 @@ namespace ballast::model::cuda {
 
 /// Most values of a head, and most rows that the convolution reads for a row.
 inline constexpr std::size_t kWidestDeltaHead = 256;
-inline constexpr std::size_t kMostConvolutionTaps = 8;
+inline constexpr std::size_t kMaxConvolutionTaps = 8;
 
 template <class T>
 cudaError_t convolve(cudaStream_t stream, const DeltaShape& shape, const Convolution<T>& how,

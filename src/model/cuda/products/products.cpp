@@ -65,7 +65,7 @@ struct ProductPlan {
 };
 
 /// Number of algorithms to request.
-constexpr int kMostAlgorithms = 8;
+constexpr int kMaxAlgorithms = 8;
 
 /// Returns whether the library refused to run an algorithm, so that nothing was enqueued.
 bool refused(cublasStatus_t status) {
@@ -116,10 +116,10 @@ class Calls {
                         .b = layout(b, extents_.k, extents_.n),
                         .d = layout(d, extents_.m, extents_.n)};
     const auto wanted = preference(a, b, d);
-    std::array<cublasLtMatmulHeuristicResult_t, kMostAlgorithms> found = {};
+    std::array<cublasLtMatmulHeuristicResult_t, kMaxAlgorithms> found = {};
     int count = 0;
     check(lt_.find_algorithms(handle, made.operation.get(), made.b.get(), made.a.get(),
-                              made.d.get(), made.d.get(), wanted.get(), kMostAlgorithms,
+                              made.d.get(), made.d.get(), wanted.get(), kMaxAlgorithms,
                               found.data(), &count));
     for (const auto& one : std::span(found).first(static_cast<std::size_t>(count))) {
       if (one.state == CUBLAS_STATUS_SUCCESS) made.algorithms.push_back(one.algo);

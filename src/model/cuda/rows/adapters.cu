@@ -1,4 +1,4 @@
-#include "src/device/cuda/eight.h"
+#include "src/device/cuda/eight_values.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/model/cuda/rows/row_threads.h"
 #include "src/model/cuda/rows/rows.h"

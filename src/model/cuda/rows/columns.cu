@@ -4,7 +4,7 @@
 #include <initializer_list>
 #include <type_traits>
 
-#include "src/device/cuda/eight.h"
+#include "src/device/cuda/eight_values.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/model/cuda/rows/row_threads.h"
 #include "src/model/cuda/rows/rows.h"
@@ -84,7 +84,7 @@ cudaError_t add_columns(cudaStream_t stream, const ColumnProducts<T>& c, float* 
                         float* partials) {
   if (c.rows == 0 || c.width == 0) return cudaSuccess;
   constexpr std::size_t kColumns = std::size_t{kWarp} * kEight;
-  const std::size_t groups = std::min((c.rows + kLeastRows - 1) / kLeastRows, kMostGroups);
+  const std::size_t groups = std::min((c.rows + kLeastRows - 1) / kLeastRows, kMaxGroups);
   const cudaError_t code =
       device::launch({.stream = stream,
                       .blocks = {static_cast<unsigned>((c.width + kColumns - 1) / kColumns),
@@ -109,7 +109,7 @@ cudaError_t add_partials(cudaStream_t stream, const Partials& partials, float* g
 }
 
 std::size_t partial_floats(Rows most) {
-  return 2 * std::min(most.count, kMostGroups) * most.width;
+  return 2 * std::min(most.count, kMaxGroups) * most.width;
 }
 
 template <class T>

@@ -1,6 +1,6 @@
 #include <concepts>
 
-#include "src/device/cuda/eight.h"
+#include "src/device/cuda/eight_values.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/model/compute/formulas.h"
 #include "src/model/cuda/rows/row_threads.h"
@@ -258,8 +258,8 @@ cudaError_t with_formula(const Gating& how, Work launch) {
 }
 
 template <class T>
-cudaError_t gate(cudaStream_t stream, const Gating& how, const T* gate, const T* up,
-                 std::size_t step, T* y, Rows rows) {
+cudaError_t glu(cudaStream_t stream, const Gating& how, const T* gate, const T* up,
+                std::size_t step, T* y, Rows rows) {
   const std::size_t size = rows.count * rows.width;
   if (size == 0) return cudaSuccess;
   return with_formula(how, [&](auto formula) {
@@ -269,8 +269,8 @@ cudaError_t gate(cudaStream_t stream, const Gating& how, const T* gate, const T*
 }
 
 template <class T>
-cudaError_t gate_backward(cudaStream_t stream, const Gating& how, T* gate, T* up, std::size_t step,
-                          const T* dy, Rows rows) {
+cudaError_t glu_backward(cudaStream_t stream, const Gating& how, T* gate, T* up, std::size_t step,
+                         const T* dy, Rows rows) {
   const std::size_t size = rows.count * rows.width;
   if (size == 0) return cudaSuccess;
   return with_formula(how, [&](auto formula) {
@@ -296,18 +296,18 @@ template cudaError_t activate(cudaStream_t, Activation, const F16*, F16*, std::s
 template cudaError_t activate_backward(cudaStream_t, Activation, const float*, float*, std::size_t);
 template cudaError_t activate_backward(cudaStream_t, Activation, const Bf16*, Bf16*, std::size_t);
 template cudaError_t activate_backward(cudaStream_t, Activation, const F16*, F16*, std::size_t);
-template cudaError_t gate(cudaStream_t, const Gating&, const float*, const float*, std::size_t,
-                          float*, Rows);
-template cudaError_t gate(cudaStream_t, const Gating&, const Bf16*, const Bf16*, std::size_t, Bf16*,
-                          Rows);
-template cudaError_t gate(cudaStream_t, const Gating&, const F16*, const F16*, std::size_t, F16*,
-                          Rows);
-template cudaError_t gate_backward(cudaStream_t, const Gating&, float*, float*, std::size_t,
-                                   const float*, Rows);
-template cudaError_t gate_backward(cudaStream_t, const Gating&, Bf16*, Bf16*, std::size_t,
-                                   const Bf16*, Rows);
-template cudaError_t gate_backward(cudaStream_t, const Gating&, F16*, F16*, std::size_t, const F16*,
-                                   Rows);
+template cudaError_t glu(cudaStream_t, const Gating&, const float*, const float*, std::size_t,
+                         float*, Rows);
+template cudaError_t glu(cudaStream_t, const Gating&, const Bf16*, const Bf16*, std::size_t, Bf16*,
+                         Rows);
+template cudaError_t glu(cudaStream_t, const Gating&, const F16*, const F16*, std::size_t, F16*,
+                         Rows);
+template cudaError_t glu_backward(cudaStream_t, const Gating&, float*, float*, std::size_t,
+                                  const float*, Rows);
+template cudaError_t glu_backward(cudaStream_t, const Gating&, Bf16*, Bf16*, std::size_t,
+                                  const Bf16*, Rows);
+template cudaError_t glu_backward(cudaStream_t, const Gating&, F16*, F16*, std::size_t, const F16*,
+                                  Rows);
 template cudaError_t widen(cudaStream_t, const float*, float*, std::size_t);
 template cudaError_t widen(cudaStream_t, const Bf16*, float*, std::size_t);
 template cudaError_t widen(cudaStream_t, const F16*, float*, std::size_t);

@@ -18,13 +18,13 @@ struct NormForward {
   NormRows places;
 };
 
-template <bool centred, Fit fit, unsigned held, class T>
-__global__ void __launch_bounds__(kMostThreads) norm_rows(NormForward<T> a) {
+template <bool centred, RowFit fit, unsigned held, class T>
+__global__ void __launch_bounds__(kMaxThreads) norm_rows(NormForward<T> a) {
   Team<fit> team;
   const std::size_t row = team.number();
   if (row >= a.rows.count) return;  // the whole team returns
   const auto width = static_cast<unsigned>(a.rows.width);
-  const Share<fit, held> share(team, width);
+  const RowShare<fit, held> share(team, width);
   const std::size_t column = row % a.places.groups * a.rows.width;
   const T* const x = a.x + row / a.places.groups * a.places.x_step + column;
   const std::size_t out_at = row / a.places.groups * a.places.y_step + column;
@@ -59,14 +59,14 @@ cudaError_t launch_norm(cudaStream_t stream, const NormForward<T>& a) {
     return device::launch({.stream = stream,
                            .blocks = (rows + kRowsOfBlock - 1) / kRowsOfBlock,
                            .threads = kRowsOfBlock * kWarp},
-                          &norm_rows<centred, Fit::warp, kHeldByLane, T>, a);
+                          &norm_rows<centred, RowFit::warp, kHeldByLane, T>, a);
   }
   const unsigned held = keeps(width, 1) ? 1 : keeps(width, 2) ? 2 : 4;
   return device::launch({.stream = stream, .blocks = rows, .threads = threads_of_row(width, held)},
-                        held == 1         ? &norm_rows<centred, Fit::block, 1, T>
-                        : held == 2       ? &norm_rows<centred, Fit::block, 2, T>
-                        : keeps(width, 4) ? &norm_rows<centred, Fit::block, 4, T>
-                                          : &norm_rows<centred, Fit::beyond, 4, T>,
+                        held == 1         ? &norm_rows<centred, RowFit::block, 1, T>
+                        : held == 2       ? &norm_rows<centred, RowFit::block, 2, T>
+                        : keeps(width, 4) ? &norm_rows<centred, RowFit::block, 4, T>
+                                          : &norm_rows<centred, RowFit::beyond, 4, T>,
                         a);
 }
 
@@ -139,10 +139,11 @@ template <unsigned held, class T>
 inline constexpr bool kAhead = held * sizeof(T) <= 4;
 
 /// A row and the values that its gradient needs.
-template <bool centred, Fit fit, unsigned held, class T>
+template <bool centred, RowFit fit, unsigned held, class T>
 class BackwardRow {
  public:
-  __device__ BackwardRow(const NormBackward<T>& a, const Share<fit, held>& share, std::size_t row)
+  __device__ BackwardRow(const NormBackward<T>& a, const RowShare<fit, held>& share,
+                         std::size_t row)
       : a_(a), share_(share) {
     const std::size_t long_row = row / a.places.groups;
     const std::size_t column = row % a.places.groups * a.rows.width;
@@ -229,7 +230,7 @@ class BackwardRow {
   }
 
   const NormBackward<T>& a_;
-  const Share<fit, held>& share_;
+  const RowShare<fit, held>& share_;
   const T* x_;
   std::size_t start_;  ///< start of the row in dy, residual and dx
   RowStatistics s_ = {};
@@ -238,7 +239,7 @@ class BackwardRow {
 
 /// Adds the sums of a block's warps in the order of the warps, and writes them to `own`.
 template <bool centred>
-__device__ void leave_sums_of_warps(const Share<Fit::warp, kHeldByLane>& share,
+__device__ void leave_sums_of_warps(const RowShare<RowFit::warp, kHeldByLane>& share,
                                     Sums<centred> (&sums)[kHeldByLane], float* own,
                                     std::size_t width) {
   alignas(16) __shared__ float so_far[(centred ? 2 : 1) * kNarrow];
@@ -259,14 +260,14 @@ __device__ void leave_sums_of_warps(const Share<Fit::warp, kHeldByLane>& share,
 }
 
 /// Each team processes every count()-th row. A block writes the sums over its rows to `partials`.
-template <bool centred, Fit fit, unsigned held, class T>
-__global__ void __launch_bounds__(fit == Fit::warp ? kRowsOfBlock * kWarp : kMostThreads,
-                                  fit == Fit::block && held == 1 && sizeof(T) == 2 ? 2 : 1)
+template <bool centred, RowFit fit, unsigned held, class T>
+__global__ void __launch_bounds__(fit == RowFit::warp ? kRowsOfBlock * kWarp : kMaxThreads,
+                                  fit == RowFit::block && held == 1 && sizeof(T) == 2 ? 2 : 1)
     norm_backward_rows(NormBackward<T> a) {
   using Row = BackwardRow<centred, fit, held, T>;
   Team<fit> team;
   const std::size_t width = a.rows.width;
-  const Share<fit, held> share(team, static_cast<unsigned>(width));
+  const RowShare<fit, held> share(team, static_cast<unsigned>(width));
   float* const own = a.partials + blockIdx.x * width * (centred ? 2 : 1);
   Sums<centred> sums[held];
   HeldRow<held, T> next;
@@ -280,7 +281,7 @@ __global__ void __launch_bounds__(fit == Fit::warp ? kRowsOfBlock * kWarp : kMos
     Row(a, share, row).run(team, now, sums, own, first);
     row = next_row;
   }
-  if constexpr (fit == Fit::warp) {
+  if constexpr (fit == RowFit::warp) {
     leave_sums_of_warps(share, sums, own, width);
   } else {
     share.each_held([&](unsigned k, unsigned at) { sums[k].put(own + at, width); });
@@ -295,19 +296,19 @@ cudaError_t launch_blocks(device::LaunchConfig how, const NormBackward<T>& a) {
     how.threads = threads_of_row(width, held);
     return device::launch(how, kernel, a);
   };
-  if (keeps(width, 1)) return launch(1, &norm_backward_rows<centred, Fit::block, 1, T>);
-  if (keeps(width, 2)) return launch(2, &norm_backward_rows<centred, Fit::block, 2, T>);
+  if (keeps(width, 1)) return launch(1, &norm_backward_rows<centred, RowFit::block, 1, T>);
+  if (keeps(width, 2)) return launch(2, &norm_backward_rows<centred, RowFit::block, 2, T>);
   if constexpr (sizeof(T) == 2) {  // only 16-bit types leave enough registers
-    if (keeps(width, 4)) return launch(4, &norm_backward_rows<centred, Fit::block, 4, T>);
+    if (keeps(width, 4)) return launch(4, &norm_backward_rows<centred, RowFit::block, 4, T>);
   }
-  return launch(1, &norm_backward_rows<centred, Fit::beyond, 1, T>);
+  return launch(1, &norm_backward_rows<centred, RowFit::beyond, 1, T>);
 }
 
 template <bool centred, class T>
 cudaError_t launch_norm_backward(device::LaunchConfig how, const NormBackward<T>& a) {
   if (a.rows.width > kNarrow) return launch_blocks<centred>(how, a);
   how.threads = kRowsOfBlock * kWarp;
-  return device::launch(how, &norm_backward_rows<centred, Fit::warp, kHeldByLane, T>, a);
+  return device::launch(how, &norm_backward_rows<centred, RowFit::warp, kHeldByLane, T>, a);
 }
 
 }  // namespace
@@ -321,7 +322,7 @@ cudaError_t norm_backward(cudaStream_t stream, const T* x, const T* weight, cons
   const NormBackward<T> a = {x,        weight,  dy,     residual, dx,
                              partials, epsilon, offset, rows,     places_of(places, rows)};
   const std::size_t together = rows.width <= kNarrow ? kRowsOfBlock : 1;
-  const std::size_t groups = std::min((rows.count + together - 1) / together, kMostGroups);
+  const std::size_t groups = std::min((rows.count + together - 1) / together, kMaxGroups);
   const device::LaunchConfig how = {.stream = stream, .blocks = static_cast<unsigned>(groups)};
   centred = centred || bias_gradient != nullptr;
   const cudaError_t code =

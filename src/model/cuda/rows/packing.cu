@@ -4,7 +4,7 @@
 #include "ballast/core/dtype.h"
 #include "ballast/model/packed_values.h"
 
-#include "src/device/cuda/eight.h"
+#include "src/device/cuda/eight_values.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/model/cuda/rows/row_threads.h"
 #include "src/model/cuda/rows/rows.h"
@@ -78,8 +78,8 @@ __device__ void add_sums(const UnpackedGradient& from, std::size_t begin, std::s
   const std::size_t first = begin / width;
   const auto within = static_cast<unsigned>(at - first * width);
   const std::size_t row = first + within / width;
-  if (row < from.rows && from.slot_of_row[row] != kNoSlot) {
-    add_some(from.slots + std::size_t{from.slot_of_row[row]} * width + within % width, kEight,
+  if (row < from.rows && from.sum_row_of[row] != kNoSumRow) {
+    add_some(from.sum_rows + std::size_t{from.sum_row_of[row]} * width + within % width, kEight,
              values);
   }
   if (at < from.tied_size) add_some(from.tied + at, from.tied_size - at, values);
@@ -241,30 +241,31 @@ device::LaunchConfig over_blocks(cudaStream_t stream, std::size_t blocks) {
 }  // namespace
 
 template <class T>
-cudaError_t encode_weights(cudaStream_t stream, const T* weights, std::size_t blocks,
-                           std::int8_t* codes, float* scales) {
+cudaError_t quantize_weights(cudaStream_t stream, const T* weights, std::size_t blocks,
+                             std::int8_t* codes, float* scales) {
   if (blocks == 0) return cudaSuccess;
   return device::launch(over_blocks(stream, blocks), &encode<T>, weights, blocks,
                         reinterpret_cast<uint2*>(codes), scales);
 }
 
 template <class T>
-cudaError_t decode_weights(cudaStream_t stream, const std::int8_t* codes, const float* scales,
-                           std::size_t blocks, T* weights) {
+cudaError_t dequantize_weights(cudaStream_t stream, const std::int8_t* codes, const float* scales,
+                               std::size_t blocks, T* weights) {
   if (blocks == 0) return cudaSuccess;
   return device::launch(over_blocks(stream, blocks), &decode_codes<T>,
                         reinterpret_cast<const uint2*>(codes), scales, blocks, weights);
 }
 
-template cudaError_t encode_weights(cudaStream_t, const float*, std::size_t, std::int8_t*, float*);
-template cudaError_t encode_weights(cudaStream_t, const Bf16*, std::size_t, std::int8_t*, float*);
-template cudaError_t encode_weights(cudaStream_t, const F16*, std::size_t, std::int8_t*, float*);
-template cudaError_t decode_weights(cudaStream_t, const std::int8_t*, const float*, std::size_t,
-                                    float*);
-template cudaError_t decode_weights(cudaStream_t, const std::int8_t*, const float*, std::size_t,
-                                    Bf16*);
-template cudaError_t decode_weights(cudaStream_t, const std::int8_t*, const float*, std::size_t,
-                                    F16*);
+template cudaError_t quantize_weights(cudaStream_t, const float*, std::size_t, std::int8_t*,
+                                      float*);
+template cudaError_t quantize_weights(cudaStream_t, const Bf16*, std::size_t, std::int8_t*, float*);
+template cudaError_t quantize_weights(cudaStream_t, const F16*, std::size_t, std::int8_t*, float*);
+template cudaError_t dequantize_weights(cudaStream_t, const std::int8_t*, const float*, std::size_t,
+                                        float*);
+template cudaError_t dequantize_weights(cudaStream_t, const std::int8_t*, const float*, std::size_t,
+                                        Bf16*);
+template cudaError_t dequantize_weights(cudaStream_t, const std::int8_t*, const float*, std::size_t,
+                                        F16*);
 
 namespace {
 

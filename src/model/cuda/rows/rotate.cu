@@ -2,7 +2,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "src/device/cuda/eight.h"
+#include "src/device/cuda/eight_values.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/model/compute/formulas.h"
 #include "src/model/cuda/rows/rows.h"
@@ -20,8 +20,8 @@ constexpr std::size_t kTogether = 4;
 
 /// Some frequencies of a Rotary as a kernel argument.
 struct Frequencies {
-  double values[kMostPairs];
-  double of_long_documents[kMostPairs];
+  double values[kMaxPairs];
+  double of_long_documents[kMaxPairs];
   std::size_t first;  ///< number of the first pair
   std::size_t count;
   std::size_t pairs;  ///< pairs of the whole head
@@ -161,8 +161,8 @@ cudaError_t fill_angles(cudaStream_t stream, const Rotary& rotary, const AngleRo
                         float* cosine, float* sine) {
   const std::size_t pairs = rotary.frequencies.size();
   if (rows.count == 0) return cudaSuccess;
-  for (std::size_t first = 0; first < pairs; first += kMostPairs) {
-    const Frequencies some = frequencies_of(rotary, first, std::min(kMostPairs, pairs - first));
+  for (std::size_t first = 0; first < pairs; first += kMaxPairs) {
+    const Frequencies some = frequencies_of(rotary, first, std::min(kMaxPairs, pairs - first));
     const std::size_t size = rows.count * some.count;
     const cudaError_t code = device::launch(
         {.stream = stream,

@@ -6,7 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "src/device/cuda/eight.h"
+#include "src/device/cuda/eight_values.h"
 #include "src/device/cuda/kernel_language.h"
 #include "src/model/compute/formulas.h"
 #include "src/model/cuda/rows/rows.h"
@@ -27,7 +27,7 @@ using device::kOneAccess;
 using device::Packed;
 
 /// Threads of a block that processes a part of a row.
-inline constexpr unsigned kMostRowThreads = 128;
+inline constexpr unsigned kMaxRowThreads = 128;
 
 inline unsigned blocks_for(std::size_t items, unsigned per_block) {
   return static_cast<unsigned>((items + per_block - 1) / per_block);
@@ -42,7 +42,7 @@ template <class T>
 device::LaunchConfig by_rows(cudaStream_t stream, std::size_t rows, std::size_t width) {
   const std::size_t pieces = width / kOneAccess<T>;
   const auto threads = static_cast<unsigned>(std::min<std::size_t>(
-      (pieces + device::kWarp - 1) / device::kWarp * device::kWarp, kMostRowThreads));
+      (pieces + device::kWarp - 1) / device::kWarp * device::kWarp, kMaxRowThreads));
   return {.stream = stream,
           .blocks = {static_cast<unsigned>(rows), blocks_for(pieces, threads)},
           .threads = threads};
@@ -60,7 +60,7 @@ using device::kEight;
 using device::kWarp;
 
 /// How threads keep a row: each has a few groups of eight elements in registers.
-enum class Fit {
+enum class RowFit {
   warp,    ///< a warp keeps a row of up to kNarrow elements; a block has kRowsOfBlock rows
   block,   ///< a block keeps a row
   beyond,  ///< a block keeps the first part and rereads the rest when it needs it
@@ -68,7 +68,7 @@ enum class Fit {
 inline constexpr unsigned kHeldByLane = 4;  ///< groups of eight
 inline constexpr std::size_t kNarrow = std::size_t{kWarp} * kHeldByLane * kEight;
 inline constexpr unsigned kRowsOfBlock = 8;
-inline constexpr unsigned kMostThreads = 512;
+inline constexpr unsigned kMaxThreads = 512;
 
 /// Returns the places with defaults filled in.
 inline NormRows places_of(NormRows places, const Rows& rows) {
@@ -78,10 +78,10 @@ inline NormRows places_of(NormRows places, const Rows& rows) {
 }
 
 /// The threads of one row.
-template <Fit fit>
+template <RowFit fit>
 class Team {
  public:
-  static constexpr bool kWarpEach = fit == Fit::warp;
+  static constexpr bool kWarpEach = fit == RowFit::warp;
 
   __device__ unsigned rank() const { return kWarpEach ? threadIdx.x % kWarp : threadIdx.x; }
   __device__ unsigned size() const { return kWarpEach ? kWarp : blockDim.x; }
@@ -111,10 +111,10 @@ class Team {
 
 /// A thread's elements of a row: groups of eight, a team's size apart. The first `held` groups are
 /// in registers.
-template <Fit fit, unsigned held>
-class Share {
+template <RowFit fit, unsigned held>
+class RowShare {
  public:
-  __device__ Share(const Team<fit>& team, unsigned width)
+  __device__ RowShare(const Team<fit>& team, unsigned width)
       : first_(team.rank() * kEight), step_(team.size() * kEight), width_(width) {}
   /// Calls body(k, at) for the groups in registers. The k-th begins at `at`.
   template <class Body>
@@ -127,7 +127,7 @@ class Share {
   /// Calls body(at) for the other groups.
   template <class Body>
   __device__ void each_other(const Body& body) const {
-    if constexpr (fit == Fit::beyond) {
+    if constexpr (fit == RowFit::beyond) {
       for (unsigned at = first_ + held * step_; at < width_; at += step_) body(at);
     }
   }
@@ -162,8 +162,8 @@ struct RowStatistics {
 
 /// Mean (LayerNorm only) and inverse deviation of a row. The variance is computed from differences
 /// to the mean, so that a large mean does not cancel it.
-template <bool centred, Fit fit, unsigned held, class T>
-__device__ inline RowStatistics row_statistics(Team<fit>& team, const Share<fit, held>& share,
+template <bool centred, RowFit fit, unsigned held, class T>
+__device__ inline RowStatistics row_statistics(Team<fit>& team, const RowShare<fit, held>& share,
                                                const T* row, const Eight<T> (&kept)[held],
                                                float count, float epsilon) {
   float mean = 0.0F;
@@ -187,11 +187,11 @@ __device__ inline RowStatistics row_statistics(Team<fit>& team, const Share<fit,
 inline unsigned threads_of_row(std::size_t width, unsigned held) {
   const std::size_t together = std::size_t{kWarp} * held * kEight;
   return static_cast<unsigned>(
-      std::min<std::size_t>((width + together - 1) / together * kWarp, kMostThreads));
+      std::min<std::size_t>((width + together - 1) / together * kWarp, kMaxThreads));
 }
 /// Returns whether a block can keep the whole row.
 inline bool keeps(std::size_t width, unsigned held) {
-  return width <= std::size_t{kMostThreads} * held * kEight;
+  return width <= std::size_t{kMaxThreads} * held * kEight;
 }
 
 // Sums of rows by token id, for kernels that use token ids (tokens.h).

@@ -12,7 +12,7 @@
 
 #include "src/model/compute/formulas.h"
 #include "src/model/compute/kernel_arguments.h"
-#include "src/model/spec/rotary_angles.h"
+#include "src/model/description/rotary_angles.h"
 
 namespace ballast::model::cuda {
 
@@ -65,7 +65,7 @@ std::size_t partial_floats(Rows most);
 /// Maximum number of groups of rows whose columns are summed separately: enough for the largest
 /// GPUs, few enough that the partial sums are small compared with the rows. Only the extents
 /// determine the groups and the order of every sum.
-inline constexpr std::size_t kMostGroups = 256;
+inline constexpr std::size_t kMaxGroups = 256;
 
 /// Sums of columns by group of rows: [groups, width], or [groups, 2, width] for two gradients.
 struct Partials {
@@ -113,12 +113,12 @@ cudaError_t add_column_products(cudaStream_t stream, const ColumnProducts<T>& co
 /// y = `how` applied to gate and up, whose rows are `step` apart. Supports silu (with or without
 /// limit) and gelu_tanh; otherwise cudaErrorInvalidValue.
 template <class T>
-cudaError_t gate(cudaStream_t stream, const Gating& how, const T* gate, const T* up,
-                 std::size_t step, T* y, Rows rows);
+cudaError_t glu(cudaStream_t stream, const Gating& how, const T* gate, const T* up,
+                std::size_t step, T* y, Rows rows);
 /// Replaces gate and up by their gradients, given dy.
 template <class T>
-cudaError_t gate_backward(cudaStream_t stream, const Gating& how, T* gate, T* up, std::size_t step,
-                          const T* dy, Rows rows);
+cudaError_t glu_backward(cudaStream_t stream, const Gating& how, T* gate, T* up, std::size_t step,
+                         const T* dy, Rows rows);
 
 /// Converts x to fp32, `size` elements.
 template <class T>
@@ -150,7 +150,7 @@ struct AngleRows {
 };
 /// Pairs of a head whose angles one kernel computes. Kernel arguments have at most 4 KiB, here two
 /// frequencies per pair.
-inline constexpr std::size_t kMostPairs = 128;
+inline constexpr std::size_t kMaxPairs = 128;
 /// Writes cosine and sine [rows, pairs] of position * frequency, times the factor, computed in
 /// double and rounded once.
 cudaError_t fill_angles(cudaStream_t stream, const Rotary& rotary, const AngleRows& rows,
@@ -200,11 +200,11 @@ cudaError_t measure_gradient(cudaStream_t stream, const T* packed, std::size_t s
 
 /// The bits equal the host device's (ballast/core/dtype.h).
 template <class T>
-cudaError_t encode_weights(cudaStream_t stream, const T* weights, std::size_t blocks,
-                           std::int8_t* codes, float* scales);
+cudaError_t quantize_weights(cudaStream_t stream, const T* weights, std::size_t blocks,
+                             std::int8_t* codes, float* scales);
 template <class T>
-cudaError_t decode_weights(cudaStream_t stream, const std::int8_t* codes, const float* scales,
-                           std::size_t blocks, T* weights);
+cudaError_t dequantize_weights(cudaStream_t stream, const std::int8_t* codes, const float* scales,
+                               std::size_t blocks, T* weights);
 
 /// Dequantises all elements of `matrix` (device memory, aligned to 64 bytes like `out`). The bits
 /// equal the host device's (host/layer_ops.h), except payloads of NaN.

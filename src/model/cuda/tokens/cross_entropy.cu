@@ -1,7 +1,7 @@
 #include <cfloat>
 #include <cmath>
 
-#include "src/device/cuda/eight.h"
+#include "src/device/cuda/eight_values.h"
 #include "src/model/compute/formulas.h"
 #include "src/model/cuda/tokens/tokens.h"
 

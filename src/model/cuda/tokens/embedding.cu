@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "src/device/cuda/eight.h"
+#include "src/device/cuda/eight_values.h"
 #include "src/model/cuda/rows/row_threads.h"
 #include "src/model/cuda/tokens/tokens.h"
 
@@ -73,22 +73,22 @@ __global__ void add_to_positions(const T* dy, std::size_t count, std::size_t len
   device::write(sum, gradient);
 }
 
-/// Tokens of one row have the same slot.
-__global__ void note_slots(Ids ids, std::size_t count, RowsWithSlots rows) {
+/// Tokens of one row have the same sum row.
+__global__ void note_sum_rows(Ids ids, std::size_t count, RowsWithSums rows) {
   const std::size_t at = std::size_t{blockIdx.x} * kTokenThreads + threadIdx.x;
   if (at >= count || !is_in(ids.tokens[at], rows.first, rows.count)) return;
   const std::size_t row = static_cast<std::size_t>(ids.tokens[at]) - rows.first;
-  atomicMin(rows.slots + row, static_cast<std::uint32_t>(ids.slots[at]));
+  atomicMin(rows.sum_rows + row, static_cast<std::uint32_t>(ids.sum_rows[at]));
 }
 
 }  // namespace
 
-cudaError_t find_slots(cudaStream_t stream, const Ids& ids, std::size_t count,
-                       const RowsWithSlots& rows) {
+cudaError_t find_sum_rows(cudaStream_t stream, const Ids& ids, std::size_t count,
+                          const RowsWithSums& rows) {
   if (count == 0) return cudaSuccess;
   return device::launch(
       {.stream = stream, .blocks = blocks_for(count, kTokenThreads), .threads = kTokenThreads},
-      &note_slots, ids, count, rows);
+      &note_sum_rows, ids, count, rows);
 }
 
 cudaError_t check_tokens(cudaStream_t stream, const std::int32_t* tokens, std::size_t count,
@@ -114,7 +114,7 @@ cudaError_t embed_backward(cudaStream_t stream, const Ids& ids, const T* dy,
   const auto [count, length, width] = extents;
   if (count == 0 || width == 0) return cudaSuccess;
   const Scatter<T> to_tokens = {.ids = ids.tokens,
-                                .places = ids.slots,
+                                .places = ids.sum_rows,
                                 .dy = dy,
                                 .table = gradients.tokens,
                                 .first = gradients.first,

@@ -28,17 +28,17 @@ template <class T>
 cudaError_t embed(cudaStream_t stream, const Embedding<const T>& tables, const Ids& ids,
                   const EmbeddingExtents& extents, T* out);
 
-/// Slots of the tokens [first, first + count), at first kNoSlot.
-struct RowsWithSlots {
+/// Sum rows of the tokens [first, first + count), at first kNoSumRow.
+struct RowsWithSums {
   std::size_t first = 0;
   std::size_t count = 0;
-  std::uint32_t* slots = nullptr;
+  std::uint32_t* sum_rows = nullptr;
 };
-/// Writes the slots of `count` tokens to the rows of those that have one.
-cudaError_t find_slots(cudaStream_t stream, const Ids& ids, std::size_t count,
-                       const RowsWithSlots& rows);
+/// Writes the sum rows of `count` tokens to the rows of those that have one.
+cudaError_t find_sum_rows(cudaStream_t stream, const Ids& ids, std::size_t count,
+                          const RowsWithSums& rows);
 
-/// Adds dy [count, width] to the rows of the tokens' slots and of the positions, each row in token
+/// Adds dy [count, width] to the sum rows of the tokens and of the positions, each row in token
 /// order.
 /// `links`: scratch memory for 2 * count values. Equal tokens are found by comparison, so the work
 /// grows with `count` times the number of different tokens. This is negligible compared with a

@@ -38,8 +38,8 @@ Coded<T> on_the_host(const std::vector<T>& weights) {
   const DeviceBytes codes = b.device->allocate(WeightCodes::bytes_of(weights.size()), "codes");
   const DeviceBytes back = b.device->allocate(from.size(), "back");
   std::memcpy(from.raw(), weights.data(), from.size());
-  b.compute->encode_weights(*b.stream, from, codes);
-  b.compute->decode_weights(*b.stream, codes, back);
+  b.compute->quantize_weights(*b.stream, from, codes);
+  b.compute->dequantize_weights(*b.stream, codes, back);
   b.stream->synchronize();
   Coded<T> out = {std::vector<std::int8_t>(weights.size()), std::vector<float>(blocks),
                   std::vector<T>(weights.size())};
@@ -57,8 +57,8 @@ Coded<T> on_the_gpu(const std::vector<T>& weights) {
     const DeviceArray<std::int8_t> codes(weights.size(), 99);
     const DeviceArray<float> scales(blocks, -1.0F);
     const DeviceArray<T> back(weights.size(), rounded<T>(-1.0));
-    must(encode_weights<T>(nullptr, from.data(), blocks, codes.data(), scales.data()));
-    must(decode_weights<T>(nullptr, codes.data(), scales.data(), blocks, back.data()));
+    must(quantize_weights<T>(nullptr, from.data(), blocks, codes.data(), scales.data()));
+    must(dequantize_weights<T>(nullptr, codes.data(), scales.data(), blocks, back.data()));
     return Coded<T>{codes.get(), scales.get(), back.get()};
   });
 }
@@ -107,8 +107,8 @@ TEST_F(CudaCodes, AreTheHostsInBf16) {
 }
 
 TEST_F(CudaCodes, EmptyInputsAreAccepted) {
-  EXPECT_EQ(encode_weights<float>(nullptr, nullptr, 0, nullptr, nullptr), cudaSuccess);
-  EXPECT_EQ(decode_weights<float>(nullptr, nullptr, nullptr, 0, nullptr), cudaSuccess);
+  EXPECT_EQ(quantize_weights<float>(nullptr, nullptr, 0, nullptr, nullptr), cudaSuccess);
+  EXPECT_EQ(dequantize_weights<float>(nullptr, nullptr, nullptr, 0, nullptr), cudaSuccess);
 }
 
 }  // namespace

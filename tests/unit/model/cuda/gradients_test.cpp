@@ -32,21 +32,21 @@ std::size_t chunks_of(std::size_t size) {
   return (size + kStatsChunk - 1) / kStatsChunk;
 }
 
-/// A gradient, with rows of a table of which some have slots.
+/// A gradient, with rows of a table of which some have sum rows.
 struct Gradient {
   std::vector<float> rest;  ///< everything, if there is no table
   std::vector<float> tied = {};
   std::size_t width = 1;
-  std::vector<std::uint32_t> slots = {};  ///< by row of the table
-  std::size_t padding = 0;                ///< after the table
-  std::vector<float> sums = {};           ///< [slots, width]
+  std::vector<std::uint32_t> sum_rows = {};  ///< by row of the table
+  std::size_t padding = 0;                   ///< after the table
+  std::vector<float> sums = {};              ///< [sum rows, width]
 
-  [[nodiscard]] std::size_t table() const { return slots.size() * width + padding; }
+  [[nodiscard]] std::size_t table() const { return sum_rows.size() * width + padding; }
   [[nodiscard]] std::size_t size() const { return table() + rest.size(); }
   [[nodiscard]] float sum(std::size_t at) const {
     float sum = at >= table() ? rest[at - table()] : 0.0F;
-    if (at < slots.size() * width && slots[at / width] != kNoSlot) {
-      sum = sums[slots[at / width] * width + at % width];
+    if (at < sum_rows.size() * width && sum_rows[at / width] != kNoSumRow) {
+      sum = sums[sum_rows[at / width] * width + at % width];
     }
     return at < tied.size() ? sum + tied[at] : sum;
   }
@@ -58,11 +58,11 @@ Packed<T> pack(const Gradient& gradient) {
   const std::size_t size = gradient.size();
   const DeviceArray<float> rest(gradient.rest);
   const DeviceArray<float> sums(gradient.sums);
-  const DeviceArray<std::uint32_t> slots(gradient.slots);
+  const DeviceArray<std::uint32_t> sum_rows(gradient.sum_rows);
   const DeviceArray<float> tied(gradient.tied);
-  const UnpackedGradient from = {.slots = sums.data(),
-                                 .slot_of_row = slots.data(),
-                                 .rows = gradient.slots.size(),
+  const UnpackedGradient from = {.sum_rows = sums.data(),
+                                 .sum_row_of = sum_rows.data(),
+                                 .rows = gradient.sum_rows.size(),
                                  .width = gradient.width,
                                  .table = gradient.table(),
                                  .rest = rest.data(),
@@ -86,7 +86,7 @@ Packed<T> pack(const Gradient& gradient) {
 
 template <class T>
 void check(const Gradient& gradient) {
-  SCOPED_TRACE(testing::Message() << gradient.size() << " elements, " << gradient.slots.size()
+  SCOPED_TRACE(testing::Message() << gradient.size() << " elements, " << gradient.sum_rows.size()
                                   << " rows of " << gradient.width << ", " << gradient.tied.size()
                                   << " tied elements");
   const Packed<T> found = pack<T>(gradient);
@@ -111,7 +111,7 @@ TEST_F(CudaGradients, ArePackedAndMeasured) {
   }
 }
 
-/// Rows in one chunk and over several, with a slot for every third row.
+/// Rows in one chunk and over several, with a sum row for every third row.
 TEST_F(CudaGradients, OfRowsWithoutSlotsAreThoseOfTheHead) {
   for (const auto& [rows, width] : {std::pair<std::size_t, std::size_t>{3, 8},
                                     {200, 40},
@@ -120,11 +120,11 @@ TEST_F(CudaGradients, OfRowsWithoutSlotsAreThoseOfTheHead) {
     for (const std::size_t rest : {std::size_t{0}, std::size_t{24}}) {
       Gradient gradient = {.rest = test::normals<float>(rest, 1),
                            .width = width,
-                           .slots = std::vector<std::uint32_t>(rows, kNoSlot),
+                           .sum_rows = std::vector<std::uint32_t>(rows, kNoSumRow),
                            .padding = rest,
                            .sums = test::normals<float>((rows + 2) / 3 * width, 3)};
       for (std::size_t row = 0; row < rows; row += 3) {
-        gradient.slots[row] = static_cast<std::uint32_t>((rows + 2) / 3 - 1 - row / 3);
+        gradient.sum_rows[row] = static_cast<std::uint32_t>((rows + 2) / 3 - 1 - row / 3);
       }
       check<float>(gradient);
       gradient.tied = test::normals<float>(rows * width, 2);
@@ -150,7 +150,7 @@ void check_non_finite() {
   Gradient gradient = {.rest = std::vector<float>(kStatsChunk + 100, 1.0F),
                        .tied = std::vector<float>(48, 0.0F),
                        .width = 8,
-                       .slots = {5, 4, 3, 2, 1, 0},
+                       .sum_rows = {5, 4, 3, 2, 1, 0},
                        .sums = std::vector<float>(48, 1.0F)};
   gradient.sums[3] = infinity;
   gradient.sums[4] = -infinity;

@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 
 #include "src/model/cuda/rows/rows.h"
+#include "src/model/description/families/decoder.h"
 #include "src/model/host/elementwise_kernels.h"
-#include "src/model/spec/families/decoder.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
 #include "tests/support/tags.h"
@@ -78,7 +78,7 @@ TEST_F(CudaRotation, AnglesHaveTheFactor) {
 /// Heads of Gemma 4 have 256 pairs, which two kernels compute.
 TEST_F(CudaRotation, AnglesOfManyPairsAreThoseOfEachFrequency) {
   constexpr std::size_t kLength = 3;
-  constexpr std::size_t kPairs = 2 * kMostPairs + 5;
+  constexpr std::size_t kPairs = 2 * kMaxPairs + 5;
   const Angles found = angles_of(kLength, 2 * kPairs);
   ASSERT_EQ(found.cosine.size(), kLength * kPairs);
   for (std::size_t i = 0; i < found.cosine.size(); ++i) {

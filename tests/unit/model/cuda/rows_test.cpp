@@ -78,10 +78,10 @@ template <class T>
 void check_regrouping(Regrouping how) {
   const std::size_t size = how.rows() * how.width();
   const std::vector<T> x = normals_of<T>(size, 1);
-  for (const auto& [from, to] : {std::pair{RowOrder::local, RowOrder::by_part},
-                                 {RowOrder::by_part, RowOrder::local},
-                                 {RowOrder::by_part, RowOrder::by_heads},
-                                 {RowOrder::by_heads, RowOrder::by_part}}) {
+  for (const auto& [from, to] : {std::pair{RowOrder::local, RowOrder::by_slice},
+                                 {RowOrder::by_slice, RowOrder::local},
+                                 {RowOrder::by_slice, RowOrder::by_heads},
+                                 {RowOrder::by_heads, RowOrder::by_slice}}) {
     how.from = from;
     how.to = to;
     const DeviceArray<T> x_there(x);
@@ -97,8 +97,8 @@ void check_regrouping(Regrouping how) {
 }
 TEST_F(CudaRows, OrdersOfHeadsAreTheHosts) {
   for (const Regrouping& how :
-       {Regrouping{.parts = 2, .sequences = 3, .length = 5, .first = 16, .others = 8},
-        Regrouping{.parts = 3, .sequences = 1, .length = 2, .first = 1040, .others = 0}}) {
+       {Regrouping{.slices = 2, .sequences = 3, .length = 5, .first = 16, .others = 8},
+        Regrouping{.slices = 3, .sequences = 1, .length = 2, .first = 1040, .others = 0}}) {
     check_regrouping<float>(how);
     check_regrouping<Bf16>(how);
     check_regrouping<F16>(how);
@@ -117,8 +117,8 @@ void check_gate(const Gating& how, Rows rows, bool joined) {
     const DeviceArray<T> there(gate_up);
     const DeviceArray<T> y(dy);
     T* const first = there.data();
-    must(gate<T>(nullptr, how, first, first + up, step, y.data(), rows));
-    must(gate_backward<T>(nullptr, how, first, first + up, step, dy_there.data(), rows));
+    must(glu<T>(nullptr, how, first, first + up, step, y.data(), rows));
+    must(glu_backward<T>(nullptr, how, first, first + up, step, dy_there.data(), rows));
     return std::tuple{y.get(), there.get()};
   });
   std::vector<double> gradients = exact(gate_up);
@@ -164,8 +164,8 @@ TEST_F(CudaRows, GatesHaveAGradientAtTheirLimitsAndNoneBeyond) {
   const DeviceArray<float> of_up(
       std::vector<float>{0.0F, 0.0F, 0.0F, 0.0F, kLimit, above, -kLimit, -above});
   const DeviceArray<float> dy(8, 1.0F);
-  must(gate_backward<float>(nullptr, {Activation::silu, kLimit, 1.0F}, of_gate.data(), of_up.data(),
-                            8, dy.data(), {1, 8}));
+  must(glu_backward<float>(nullptr, {Activation::silu, kLimit, 1.0F}, of_gate.data(), of_up.data(),
+                           8, dy.data(), {1, 8}));
   for (std::size_t i = 0; i < 8; ++i) {
     EXPECT_EQ(of_gate.get()[i] == 0.0F, i == 1) << i;
     EXPECT_EQ(of_up.get()[i] == 0.0F, i == 5 || i == 7) << i;
@@ -399,10 +399,10 @@ TEST_F(CudaRows, OtherActivationsAreRefused) {
             cudaErrorInvalidValue);
   EXPECT_EQ(activate_backward<float>(nullptr, Activation::silu, x.data(), x.data(), 8),
             cudaErrorInvalidValue);
-  EXPECT_EQ(gate<float>(nullptr, {Activation::gelu}, x.data(), x.data(), 8, x.data(), {1, 8}),
+  EXPECT_EQ(glu<float>(nullptr, {Activation::gelu}, x.data(), x.data(), 8, x.data(), {1, 8}),
             cudaErrorInvalidValue);
   EXPECT_EQ(
-      gate_backward<float>(nullptr, {Activation::gelu}, x.data(), x.data(), 8, x.data(), {1, 8}),
+      glu_backward<float>(nullptr, {Activation::gelu}, x.data(), x.data(), 8, x.data(), {1, 8}),
       cudaErrorInvalidValue);
 }
 
@@ -410,8 +410,8 @@ TEST_F(CudaRows, EmptyInputsAreAccepted) {
   const auto f = Activation::gelu_tanh;
   EXPECT_EQ(activate<float>(nullptr, f, nullptr, nullptr, 0), cudaSuccess);
   EXPECT_EQ(activate_backward<float>(nullptr, f, nullptr, nullptr, 0), cudaSuccess);
-  EXPECT_EQ(gate<float>(nullptr, {f}, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
-  EXPECT_EQ(gate_backward<float>(nullptr, {f}, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
+  EXPECT_EQ(glu<float>(nullptr, {f}, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
+  EXPECT_EQ(glu_backward<float>(nullptr, {f}, nullptr, nullptr, 8, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(add_column_sums<float>(nullptr, nullptr, 8, nullptr, nullptr, {0, 8}), cudaSuccess);
   EXPECT_EQ(widen<float>(nullptr, nullptr, nullptr, 0), cudaSuccess);
   EXPECT_EQ(accumulate(nullptr, nullptr, nullptr, 0), cudaSuccess);

@@ -15,7 +15,7 @@ namespace {
 
 using test::FakeCuda;
 
-static_assert(TokenCheck::kMostChecks > plan::kMostOnFastStream);
+static_assert(TokenCheck::kMaxChecks > plan::kMaxOnFastStream);
 
 TEST(TokenCheckMemory, IsAllocatedByTheFirstCheckForAllThatCanBeInFlight) {
   const auto device = device::make_device({.kind = "cuda", .budget = kMiB});
@@ -33,7 +33,7 @@ TEST(TokenCheckMemory, IsAllocatedByTheFirstCheckForAllThatCanBeInFlight) {
     const int refused = FakeCuda::NoAllocation::refused;
     const std::array<std::int32_t, 3> bad = {0, 4, 7};
     for (int round = 0; round < 2; ++round) {
-      for (std::size_t i = 0; i + 1 < TokenCheck::kMostChecks; ++i) {
+      for (std::size_t i = 0; i + 1 < TokenCheck::kMaxChecks; ++i) {
         check.enqueue(cuda, good.data(), good.size(), 0, 7);
       }
       check.enqueue(cuda, bad.data(), bad.size(), 0, 7);

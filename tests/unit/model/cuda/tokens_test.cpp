@@ -93,7 +93,7 @@ TEST_F(CheckTokens, FindsTheFirstBadOneUnlessAnEarlierOneIsKnown) {
   EXPECT_EQ(first_bad_of({}, 61, 17), 17U);
 }
 
-/// Extents and contents of an embedding. Slots are rows of tiles.
+/// Extents and contents of an embedding. Sum rows are rows of tiles.
 template <class T>
 struct Table {
   std::size_t vocabulary = 37;
@@ -128,16 +128,16 @@ template <class T>
 struct UploadedIds {
   DeviceArray<std::int32_t> tokens;
   DeviceArray<std::int32_t> places;
-  DeviceArray<std::int32_t> slots;
+  DeviceArray<std::int32_t> sum_rows;
   Ids ids;
   explicit UploadedIds(const Table<T>& of)
       : tokens(of.tokens),
         places(of.places),
-        slots(of.tokens),
-        ids{tokens.data(), of.places.empty() ? nullptr : places.data(), slots.data()} {
+        sum_rows(of.tokens),
+        ids{tokens.data(), of.places.empty() ? nullptr : places.data(), sum_rows.data()} {
     std::vector<std::int32_t> rows = of.tokens;
     for (std::int32_t& row : rows) row %= static_cast<std::int32_t>(of.tile);
-    slots.set(rows);
+    sum_rows.set(rows);
   }
 };
 

@@ -1,0 +1,173 @@
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "src/model/description/families/families.h"
+#include "src/model/description/families/llama.h"
+
+namespace ballast::model {
+namespace {
+
+// Families whose routers score experts by sigmoids, and choose them by these scores plus a
+// correction that is not trained. They have no router losses. The classes are named after those in
+// Hugging Face's transformers.
+
+/// Checks the groups of consecutive experts.
+void check_groups(const ModelConfig& c, std::string_view count, const Refuse& refuse) {
+  constexpr std::uint64_t kMax = 256;
+  const std::uint64_t experts = whole_number(c, count);
+  const std::uint64_t groups = whole_number(c, "n_group", 1, refuse);
+  const std::uint64_t kept = whole_number(c, "topk_group", 1, refuse);
+  if (groups > kMax) refuse("n_group", fmt::format("must be at most {}, got {}", kMax, groups));
+  if (experts % groups != 0 || (groups > 1 && experts / groups < 2)) {
+    refuse("n_group", fmt::format("{} must divide {} {} into groups of at least 2 experts", groups,
+                                  count, experts));
+  }
+  if (kept > groups) {
+    refuse("topk_group", fmt::format("{} is above n_group {}", kept, groups));
+  }
+  const std::uint64_t chosen = whole_number(c, "num_experts_per_tok");
+  if (chosen > kept * (experts / groups)) {
+    refuse("topk_group", fmt::format("{} groups have {} experts, fewer than num_experts_per_tok {}",
+                                     kept, kept * (experts / groups), chosen));
+  }
+}
+
+/// GLM-4.5, 4.5-Air, 4.6 and 4.7: dense first layers, one expert for all tokens in the others, and
+/// rotary positions in a part of each head.
+class Glm4Moe final : public Llama {
+ public:
+  Glm4Moe()
+      : Llama({.name = "glm4_moe",
+               .checkpoint_class = "Glm4MoeForCausalLM",
+               .details = {{"rope_theta", 10000.0},
+                           {"rope_scaling", {}},
+                           {"partial_rotary_factor", 0.5},
+                           {"attention_bias", false},
+                           {"use_qk_norm", false},
+                           {"n_routed_experts", std::uint64_t{0}},
+                           {"num_experts_per_tok", std::uint64_t{8}},
+                           {"moe_intermediate_size", std::uint64_t{1408}},
+                           {"n_shared_experts", std::uint64_t{1}},
+                           {"first_k_dense_replace", std::uint64_t{1}},
+                           {"n_group", std::uint64_t{1}},
+                           {"topk_group", std::uint64_t{1}},
+                           {"routed_scaling_factor", 1.0},
+                           {"norm_topk_prob", true}},
+               .rules = {.rope = {.longest = 131072, .part = "partial_rotary_factor"},
+                         .aliases = {{"num_local_experts", "n_routed_experts"}},
+                         .without_effect = {"num_nextn_predict_layers", "num_mtp_layers",
+                                            "output_router_logits"}},
+               .standards = {{"rms_norm_eps", 1e-5},
+                             {"num_key_value_heads", 8},
+                             {"intermediate_size", 10944},
+                             {"n_routed_experts", 128}}}) {}
+  void complete(ModelConfig& c, const Refuse& refuse) const override {
+    Llama::complete(c, refuse);
+    check_sigmoid_experts(c, refuse);
+    whole_number(c, "first_k_dense_replace", 0, refuse);
+  }
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
+    DecoderSpec spec = Llama::decoder(c, index);
+    spec.attention_out_bias = false;
+    if (c.flag("use_qk_norm")) {
+      spec.query_norm = "self_attn.q_norm";
+      spec.key_norm = "self_attn.k_norm";
+    }
+    if (index < whole_number(c, "first_k_dense_replace")) return spec;
+    return instead_of_mlp(std::move(spec), sigmoid_experts(c));
+  }
+};
+
+/// MiniMax-M2: experts in every layer, norms over whole queries and keys before their rotation, and
+/// rotary positions in a part of each head.
+class MiniMaxM2 final : public Llama {
+ public:
+  MiniMaxM2()
+      : Llama({.name = "minimax_m2",
+               .checkpoint_class = "MiniMaxM2ForCausalLM",
+               .details = {{"rope_theta", 5000000.0},
+                           {"rope_scaling", {}},
+                           {"partial_rotary_factor", 1.0},
+                           {"num_local_experts", std::uint64_t{0}},
+                           {"num_experts_per_tok", std::uint64_t{8}}},
+               .rules = {.rope = {.longest = 196608,
+                                  .part = "partial_rotary_factor",
+                                  .part_width = "rotary_dim"},
+                         .aliases = {{"num_experts", "num_local_experts"}},
+                         // Keys of the published config.json that the class does not read.
+                         .without_effect = {"attn_type_list", "layernorm_full_attention_beta",
+                                            "layernorm_linear_attention_beta", "layernorm_mlp_beta",
+                                            "mlp_intermediate_size", "mtp_transformer_layers",
+                                            "num_mtp_modules", "router_aux_loss_coef",
+                                            "shared_moe_mode", "use_mtp"}},
+               .standards = {{"head_dim", 128},
+                             {"num_key_value_heads", 8},
+                             {"intermediate_size", 1536},
+                             {"num_local_experts", 256}}}) {}
+  void complete(ModelConfig& c, const Refuse& refuse) const override {
+    Llama::complete(c, refuse);
+    check_expert_counts(c, "num_local_experts", refuse);
+  }
+  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
+    DecoderSpec spec = Llama::decoder(c, index);
+    spec.query_norm = "self_attn.q_norm";
+    spec.key_norm = "self_attn.k_norm";
+    spec.norms_whole_rows = true;
+    ExpertsSpec experts = mixtral_experts(c, c.intermediate_size);
+    experts.sigmoid = true;
+    experts.correction = "block_sparse_moe.e_score_correction_bias";
+    return instead_of_mlp(std::move(spec), std::move(experts));
+  }
+  std::vector<CheckpointKey> checkpoint_keys() const override {
+    std::vector<CheckpointKey> keys = Llama::checkpoint_keys();
+    keys.insert(keys.end(), {{"router_jitter_noise", "", {"0.0", "0"}},
+                             {"output_router_logits", "", {"false"}},
+                             {"scoring_func", "", {"sigmoid"}},
+                             {"use_routing_bias", "", {"true"}},
+                             {"use_qk_norm", "", {"true"}},
+                             {"qk_norm_type", "", {"per_layer"}},
+                             {"shared_intermediate_size", "", {"0"}}});
+    return keys;
+  }
+};
+
+}  // namespace
+
+void check_sigmoid_experts(const ModelConfig& c, const Refuse& refuse) {
+  check_expert_counts(c, "n_routed_experts", refuse);
+  check_groups(c, "n_routed_experts", refuse);
+  for (const char* key : {"moe_intermediate_size", "n_shared_experts"}) {
+    whole_number(c, key, 1, refuse);
+  }
+  if (!(c.number("routed_scaling_factor") > 0.0)) {
+    refuse("routed_scaling_factor",
+           fmt::format("must be above 0, got {}", c.number("routed_scaling_factor")));
+  }
+}
+
+ExpertsSpec sigmoid_experts(const ModelConfig& c) {
+  const std::uint64_t width = whole_number(c, "moe_intermediate_size");
+  ExpertsSpec experts = usual_experts(c, "n_routed_experts", width);
+  experts.sigmoid = true;
+  experts.correction = "mlp.gate.e_score_correction_bias";
+  experts.renormalises = c.flag("norm_topk_prob");
+  experts.groups = whole_number(c, "n_group");
+  experts.kept_groups = whole_number(c, "topk_group");
+  experts.factor = c.number("routed_scaling_factor");
+  experts.shared_width = width * whole_number(c, "n_shared_experts");
+  experts.shared_prefix = "mlp.shared_experts.";
+  return experts;
+}
+
+std::vector<std::unique_ptr<const Family>> families_with_sigmoid_routers() {
+  std::vector<std::unique_ptr<const Family>> made;
+  made.push_back(std::make_unique<const Glm4Moe>());
+  made.push_back(std::make_unique<const MiniMaxM2>());
+  return made;
+}
+
+}  // namespace ballast::model
