@@ -250,7 +250,8 @@ constexpr auto kBrokenPoll = std::chrono::milliseconds(1);
 class WakeEvent {
  public:
   WakeEvent() : descriptor_(eventfd(0, EFD_CLOEXEC)) {
-    if (descriptor_ < 0) throw Error(ErrorCategory::io, "eventfd for the aio owner thread", errno);
+    if (descriptor_ < 0)
+      throw Error(ErrorCategory::io, "cannot create the eventfd of the aio thread", errno);
   }
   ~WakeEvent() { close(descriptor_); }
   WakeEvent(const WakeEvent&) = delete;

@@ -25,7 +25,7 @@ namespace ballast::checkpoint {
 
 // A checkpoint is a folder `step-N` in the folder `checkpoints` of a run:
 //   rank-R.states    rank R's ranges (engine::StateRange), consecutive, without gaps
-//   rank-R.swap-P    rank R's swap file of path P, with the ranges on NVMe (checkpoint_swap.h)
+//   rank-R.swap-P    rank R's swap file of path P, with the ranges on NVMe (kept_checkpoints.h)
 //   rank-R.json      their places, and the XXH3 of each MiB
 //   checkpoint.json  the other facts of the run, and the XXH3 of each rank-R.json
 // Both JSON files contain their own checksum. The folder is complete on the disk before it gets its

@@ -129,7 +129,7 @@ void check_sequence_parallel(const Config& c, const Document& document, std::uin
   }
   if (c.tensor_parallel > 1) {
     fail(
-        fmt::format("ranks that share sequences cannot share layers, too, but {} is {}; set one of "
+        fmt::format("sequence and tensor parallelism cannot be combined, and {} is {}; set one of "
                     "them to 1",
                     kTensor, c.tensor_parallel));
   }

@@ -21,9 +21,8 @@ namespace {
 /// Maximum size of the buffer for gradients received from other ranks; larger gradients are summed
 /// in rounds.
 constexpr Bytes kMaxReceivedBytes = 32 * kMiB;
-/// Number of tables of which the rows of all micro-batches that pass together have host buffers,
-/// and of tables whose gradients of rows have them. The update lane selects rows, so that with two
-/// it can be a layer ahead of the passes.
+/// Tables with host buffers for their selected rows, for all micro-batches of a stop. Two let the
+/// update lane work one layer ahead. The same number holds for row gradients.
 constexpr std::size_t kSelectedTables = 2;
 /// Maximum number of buffers per device for rows of a table for one micro-batch.
 constexpr std::size_t kRowSlots = 2;

@@ -20,7 +20,7 @@
 namespace ballast::train {
 
 /// Checks that model.weights, if given, has safetensors files (WeightFiles) with exactly the
-/// model's tensors. They may also have tensors that pass through (formats/passing_tensors.h), the
+/// model's tensors. They may also have tensors that pass through (src/formats/folder_layout.h), the
 /// family's checkpoint_buffers() and, if the embeddings are tied, a copy of the embedding as the
 /// output matrix. A config.json next to them must agree in the
 /// family's checkpoint_keys(). A folder at ballast.adapters.path must have the trained tensors.

@@ -138,9 +138,9 @@ config::Config read_folder(const EvaluationRequest& request, std::vector<std::st
     throw Error(ErrorCategory::config, *cause);
   }
   if (request.data.empty()) {
-    throw Error(ErrorCategory::usage,
-                fmt::format("{} is a folder of a model, so the data must be given with --data FILE",
-                            request.path.string()));
+    throw Error(
+        ErrorCategory::usage,
+        fmt::format("{} is a model folder; name the data with --data FILE", request.path.string()));
   }
   Json config = Json::object();
   config["model"]["path"] = fs::absolute(model).string();

@@ -24,7 +24,7 @@ namespace ballast::train {
 
 /// The files that a run imports, for the weights that it saves: names, the layout of the folder,
 /// and the tensors that the run does not change. These are frozen tensors, those that pass through
-/// (formats/passing_tensors.h) and other buffers. Empty for a model with adapters, which are
+/// (src/formats/folder_layout.h) and other buffers. Empty for a model with adapters, which are
 /// separate from these files, and for a model that is not imported.
 class ImportedFiles {
  public:

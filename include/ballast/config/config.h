@@ -176,7 +176,7 @@ struct PlacementRule {
   std::optional<step::Kept> kept;   ///< `recompute`: which of the layer's intermediates stay
 };
 
-/// `ballast.spike`: the reaction of a run to a loss spike (train/spikes.h).
+/// `ballast.spike`: the reaction of a run to a loss spike (src/train/step_rules.h).
 struct SpikeSection {
   enum class Action { off, warn, stop, rollback };
   Action action = Action::off;

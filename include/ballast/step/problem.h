@@ -49,7 +49,7 @@ struct BlockSizes {
 };
 
 /// Input of a schedule: the passes of a model, the sizes of its data, batch and ranks. Here and in
-/// plans, ranks are those that share the same tensors: the sharers of core/mesh.h.
+/// plans, ranks are those that share the same tensors: the sharers of core/places.h.
 struct Problem {
   std::shared_ptr<const ProgramIndex> index;  ///< the model's step program
   std::vector<BlockSizes> blocks;             ///< in the order of the program

@@ -220,8 +220,8 @@ struct Embedding {
   float scale = 1.0F;
   std::size_t first = 0;
   std::size_t size = 0;
-  /// True for a tile: it writes only the outputs of its tokens. The last tile adds the positions to
-  /// all.
+  /// True for a vocabulary tile, which writes only rows whose token it contains. The last tile adds
+  /// the positions to all.
   bool tile = false;
   /// True for the first tile of a tensor place: outputs of all other tokens become -0.0, which
   /// changes no value that is added to it.

@@ -131,7 +131,7 @@ struct LayerArrays {
   /// True if layers are cut into tiles: a call is for one tile, and the caller owns its input.
   bool tiles = false;
   HeadNorms head_norms;  ///< empty unless layers are cut into tiles
-  /// True if Layer::compute() leaves out what has_kept_attention() says.
+  /// True if Layer::compute() skips attention, because its result was kept.
   bool keeps_attention = false;
 };
 

@@ -94,7 +94,8 @@ TEST(ConfigTensorParallel, IsRefusedForLayersThatAreNotCut) {
           "ballast.quantized_base are not cut");
   refused(shared_by(2, {R"(data={"pairs": "p.safetensors", "sequence_length": 32})"}),
           "preference pairs are not trained");
-  refused(shared_by(2, {"sequence_parallel_size=2"}), "cannot share layers, too");
+  refused(shared_by(2, {"sequence_parallel_size=2"}),
+          "sequence and tensor parallelism cannot be combined");
 }
 
 TEST(ConfigTensorParallel, PartitionsActivationsOfRanksThatShareLayers) {

@@ -39,7 +39,7 @@ struct RankPart {
   [[nodiscard]] Bytes gradient_from(std::uint32_t block) const {
     return rank.shards_states(block) ? rank.shard_of(number) * rank.gradient_shard(block) : 0;
   }
-  /// The bytes of a buffer that a movement or an update uses; see engine/current_operation.h.
+  /// The bytes of a buffer that a movement or an update uses; see src/engine/handlers.h.
   [[nodiscard]] BufferRange home(const Operation& op, const Use& use, Bytes bytes,
                                  const Schedule& schedule) const {
     const bool weights = use.role == Role::weights || op.payload == Payload::weights;

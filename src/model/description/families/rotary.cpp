@@ -114,7 +114,7 @@ struct Inputs {
 Rotary dynamic(const Inputs& in, Scaling& scaling) {
   const double factor = scaling.number("factor");
   const double trained = scaling.number("original_max_position_embeddings");
-  if (in.pairs < 2) scaling.fail("type dynamic needs heads with at least 4 values that rotate");
+  if (in.pairs < 2) scaling.fail("type \"dynamic\" needs at least 4 rotary dimensions per head");
   const std::vector<double> frequencies = frequencies_of(in.theta, in.pairs);
   return {.frequencies = frequencies,
           .trained_length = trained,
