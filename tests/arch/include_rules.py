@@ -71,7 +71,7 @@ THIRD_PARTY = {
     r"fmt/.*": ["src", "aio", "cpu_adam", "tools"],
 }
 
-# Public headers of model/spec. The others of the model belong to model/compute.
+# Public headers of model/description. The others of the model belong to model/compute.
 DESCRIPTION_HEADERS = {"architecture.h",
                 "block_layout.h",
                 "family.h",
