@@ -17,7 +17,6 @@
 #include "ballast/core/machine.h"
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/streams.h"
-#include "ballast/inputs/engine_inputs.h"
 #include "ballast/memory/machine.h"
 
 #include "src/calibrate/calibration.h"
@@ -56,23 +55,25 @@ model::ModelConfig sample_config(const model::Architecture& model, DType type) {
   return config;
 }
 
-/// Returns `config` for one micro-batch of one sequence on one rank, with the sample's layers.
-config::Config sample_run(const config::Config& config, const model::Architecture& model) {
-  config::Config run = config;
-  run.model = sample_config(model, config.type);
-  run.batch.micro_batch = run.batch.accumulation = 1;
-  run.data.pairs.clear();
-  run.data.sequence_length = inputs::shape_of(config).length;
-  run.sequence_parallel = 1;
-  run.tensor_parallel = 1;
-  return run;
+/// Returns `run` for one micro-batch of one sequence on one rank, with the sample's layers. All
+/// tensors are trained.
+inputs::RunInputs sample_run(const inputs::RunInputs& run) {
+  inputs::RunInputs sample = run;
+  sample.model = model::build_architecture(sample_config(run.model, run.type));
+  sample.batch.shape = {1, run.batch.shape.length};
+  sample.batch.accumulation = 1;
+  sample.batch.packed = run.batch.packed && !run.batch.pairs;
+  sample.batch.pairs = false;
+  return sample;
 }
 
-/// Returns Sample::computed for sample_run().
-model::Architecture computed_model(const config::Config& run, const model::Architecture& model) {
-  const bool stands_for_others =
-      run.model.family != model.config.family || run.model.layer_tiles != model.config.layer_tiles;
-  return stands_for_others ? model::build_architecture(run.model) : inputs::model_of(run);
+/// Returns Sample::computed for `layers`, the model of sample_run().
+model::Architecture computed_model(const inputs::RunInputs& run,
+                                   const model::Architecture& layers) {
+  const bool stands_for_others = layers.config.family != run.model.config.family ||
+                                 layers.config.layer_tiles != run.model.config.layer_tiles;
+  return stands_for_others ? layers
+                           : run.train(layers.config, {.experts = run.model.split.experts});
 }
 
 /// Describes the layers that are measured: everything that their kinds of passes depend on.
@@ -90,12 +91,12 @@ std::string describe_layers(const model::Architecture& model) {
   return text + (drops ? "dropout; " : "");
 }
 
-/// Measures the swap paths. Unusable ones are an error only if the config places anything on NVMe.
+/// Measures the swap paths. Unusable ones are an error only if the run places anything on NVMe.
 void try_swap(const Sample& sample, plan::Rates& rates) {
   try {
     measure_swap(sample, rates);
   } catch (const Error& error) {
-    if (inputs::must_swap(sample.config) || error.category() != ErrorCategory::io) throw;
+    if (sample.run.must_swap || error.category() != ErrorCategory::io) throw;
     log(LogLevel::warning,
         fmt::format("rates: the planner will not use NVMe, because it could not be measured: {}",
                     error.what()));
@@ -112,9 +113,9 @@ std::string describe_file_system(std::filesystem::path directory) {
   return fmt::format("file system {}:{}", major(found.st_dev), minor(found.st_dev));
 }
 
-std::string describe_paths(const config::Config& config) {
-  if (!inputs::may_swap(config)) return "none";
-  const state::SwapOptions options = inputs::swap_options(config);
+std::string describe_paths(const inputs::RunInputs& run) {
+  if (!run.may_swap) return "none";
+  const state::SwapOptions& options = run.swap;
   std::string text;
   for (const state::SwapPath& path : options.paths) {
     const std::string place =
@@ -129,20 +130,19 @@ std::string describe_paths(const config::Config& config) {
 }
 
 /// Describes the device and, for a GPU, the version of its driver.
-std::string describe_device(const config::Config& config) {
-  const std::string gpu = device::gpu_name(inputs::device_options(config));
+std::string describe_device(const device::DeviceOptions& options) {
+  const std::string gpu = device::gpu_name(options);
   std::string driver;
   if (!gpu.empty()) std::getline(std::ifstream("/sys/module/nvidia/version"), driver);
-  return std::string(config::name_of(config.ballast.device)) + gpu +
-         (driver.empty() ? "" : " driver " + driver);
+  return options.kind + gpu + (driver.empty() ? "" : " driver " + driver);
 }
 
 /// One calibration: measures the unknown parts, one after the other.
 class Calibrating {
  public:
-  Calibrating(const config::Config& config, const model::Architecture& model,
-              const std::atomic<bool>* interrupted, const CalibrationStart& start)
-      : sample_(make_sample(config, model)) {
+  Calibrating(const inputs::RunInputs& run, const std::atomic<bool>* interrupted,
+              const CalibrationStart& start)
+      : sample_(make_sample(run)) {
     sample_.interrupted = interrupted;
     result_.rates = start.known;
     result_.rates.name = "this machine";
@@ -151,7 +151,7 @@ class Calibrating {
 
   Calibration run() {
     // First, because an unusable path ends the calibration.
-    if (inputs::may_swap(sample_.config) && !has_part(result_.rates, CalibrationPart::swap)) swap();
+    if (sample_.run.may_swap && !has_part(result_.rates, CalibrationPart::swap)) swap();
     sample_.check_interrupt();
     sample_.length = has_part(result_.rates, CalibrationPart::compute) ? sample_.length
                                                                        : measurable_length(sample_);
@@ -261,18 +261,18 @@ SliceEstimate measured_time(const SliceConditions& conditions, const Repeats& re
   return undisturbed_time(slices, conditions);
 }
 
-Sample make_sample(const config::Config& config, const model::Architecture& model) {
+Sample make_sample(const inputs::RunInputs& run) {
   constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
-  const config::Config run = sample_run(config, model);
-  engine::Blueprint blueprint = inputs::outline(run, model::build_architecture(run.model),
-                                                {.device = kNoLimit, .host = kNoLimit}, {}, {});
+  const inputs::RunInputs sample = sample_run(run);
+  engine::Blueprint blueprint =
+      inputs::outline(sample, {.device = kNoLimit, .host = kNoLimit}, {}, {});
   const step::BlockPlacement on_host = {Tier::host, Tier::host, Tier::device};
   engine::place(blueprint, {std::vector(blueprint.model.blocks.size(), on_host)});
-  return {.config = config,
+  return {.run = run,
           .blueprint = std::move(blueprint),
-          .computed = computed_model(run, model),
-          .blocks = model.blocks.size(),
-          .length = run.data.sequence_length,
+          .computed = computed_model(run, sample.model),
+          .blocks = run.model.blocks.size(),
+          .length = sample.batch.shape.length,
           .last_level_cache = memory::read_topology().last_level_cache};
 }
 
@@ -298,13 +298,13 @@ double Sample::measure(double cpus, const Repeats& repeats, const std::function<
   return record(measured_time({cpus, busy}, repeats, work, prepare));
 }
 
-Calibration calibrate(const config::Config& config, const model::Architecture& model,
-                      const std::atomic<bool>* interrupted, const CalibrationStart& start) {
-  return Calibrating(config, model, interrupted, start).run();
+Calibration calibrate(const inputs::RunInputs& run, const std::atomic<bool>* interrupted,
+                      const CalibrationStart& start) {
+  return Calibrating(run, interrupted, start).run();
 }
 
-model::Accumulation usual_accumulation(const config::Config& config) {
-  const bool several = config.batch.automatic || config.batch.accumulation > 1;
+model::Accumulation usual_accumulation(const inputs::BatchRule& batch) {
+  const bool several = batch.automatic || batch.accumulation > 1;
   return several ? model::Accumulation::later : model::Accumulation::first;
 }
 
@@ -347,53 +347,48 @@ void copy_part(CalibrationPart part, const plan::Rates& from, plan::Rates& to) {
   }
 }
 
-std::string part_key(CalibrationPart part, const config::Config& config,
-                     const model::Architecture& model) {
-  const config::BallastSection& ballast = config.ballast;
-  const model::ModelConfig& m = model.config;
+std::string part_key(CalibrationPart part, const inputs::RunInputs& run) {
+  const model::ModelConfig& m = run.model.config;
   std::string key = fmt::format(
       "{}: ballast {}, kernels {}; {}; {} CPUs; {} {} hidden {} intermediate {} heads {} of {}, {} "
       "wide, "
       "vocabulary {} tied {} blocks {}; ",
-      to_string(part), version(), kernel_hash(), cpu_name(), usable_cpus(), to_string(config.type),
+      to_string(part), version(), kernel_hash(), cpu_name(), usable_cpus(), to_string(run.type),
       m.family, m.hidden_size, m.intermediate_size, m.num_heads, m.num_kv_heads, m.head_dim,
-      m.vocab_size, m.tie_embeddings, model.blocks.size());
+      m.vocab_size, m.tie_embeddings, run.model.blocks.size());
   switch (part) {
     case CalibrationPart::compute: {
-      const int threads =
-          ballast.compute_threads > 0 ? ballast.compute_threads : device::default_compute_threads();
-      const bool alone = usual_accumulation(config) == model::Accumulation::first;
-      return key + describe_layers(computed_model(sample_run(config, model), model)) +
+      const int named = run.devices.compute_threads;
+      const int threads = named > 0 ? named : device::default_compute_threads();
+      const bool alone = usual_accumulation(run.batch) == model::Accumulation::first;
+      return key + describe_layers(computed_model(run, sample_run(run).model)) +
              fmt::format(
-                 "device {} kernels {} checks {} attention {} products {}; {}, {} threads; "
+                 "device {} {}; {}, {} threads; "
                  "length {} "
                  "micro-batch {} {}",
-                 describe_device(config), config::name_of(ballast.kernels),
-                 config::name_of(ballast.gpu_checks), config::name_of(ballast.attention),
-                 config::name_of(ballast.product_algorithms), model::host_kernels(threads), threads,
-                 inputs::shape_of(config).length, config.batch.micro_batch,
+                 describe_device(run.devices.first()), run.kernels.names,
+                 model::host_kernels(threads), threads, run.batch.shape.length, run.batch.samples(),
                  alone ? "alone" : "of several");
     }
     case CalibrationPart::update:
       return key + fmt::format("threads {} isa {} of {} node {} states {} optimizer {}",
-                               ballast.update_threads, config::name_of(ballast.update_isa),
-                               to_string(cpu_adam::active()), ballast.update_numa_node.value_or(-1),
-                               config::name_of(ballast.optimizer_states),
-                               static_cast<int>(config.optimizer.type));
+                               run.update.threads, run.update_isa, to_string(cpu_adam::active()),
+                               run.update.numa_node.value_or(-1), run.state_type,
+                               static_cast<int>(run.states.optimizer));
     case CalibrationPart::link:
-      return key + fmt::format("device {} link {}{}", describe_device(config), ballast.link_gbps,
-                               has_several_devices(config) ? " of several devices" : "");
+      return key + fmt::format("device {} link {}{}", describe_device(run.devices.first()),
+                               run.devices.link_gbps,
+                               has_several_devices(run.devices) ? " of several devices" : "");
     case CalibrationPart::swap:
-      return key + fmt::format("states {} optimizer {} paths {}",
-                               config::name_of(ballast.optimizer_states),
-                               static_cast<int>(config.optimizer.type), describe_paths(config));
+      return key + fmt::format("states {} optimizer {} paths {}", run.state_type,
+                               static_cast<int>(run.states.optimizer), describe_paths(run));
   }
   return key;
 }
 
-std::string calibration_key(const config::Config& config, const model::Architecture& model) {
+std::string calibration_key(const inputs::RunInputs& run) {
   std::string key;
-  for (const CalibrationPart part : kParts) key += part_key(part, config, model) + "; ";
+  for (const CalibrationPart part : kParts) key += part_key(part, run) + "; ";
   return key;
 }
 

@@ -12,9 +12,9 @@
 #include <string>
 #include <string_view>
 
-#include "ballast/config/config.h"
 #include "ballast/core/units.h"
 #include "ballast/engine/blueprint.h"
+#include "ballast/inputs/run_inputs.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/compute.h"
 #include "ballast/plan/rates.h"
@@ -98,11 +98,11 @@ SliceEstimate measured_time(const SliceConditions& conditions, const Repeats& re
 
 /// The layers of the model and a head, on which the calibration measures.
 struct Sample {
-  const config::Config& config;
+  const inputs::RunInputs& run;
   /// Layers without experts, as wide as a tile if layers are cut, and the head. The vocabulary is
   /// reduced if its matrix would be too large. All tensors are trained.
   engine::Blueprint blueprint;
-  /// This model with the config's adapters and frozen tensors. Layers that
+  /// This model with the run's adapters and frozen tensors. Layers that
   /// stand for experts or tiles are trained in full.
   model::Architecture computed;
   std::size_t blocks = 0;      ///< number of blocks of the whole model
@@ -124,17 +124,18 @@ struct Sample {
 };
 
 /// Threads of a compute kernel on the host device; 0 if a GPU computes.
-int compute_team(const config::Config& config);
+int compute_team(const inputs::DeviceRequest& devices);
 
 /// Returns whether a rank has several devices, or may get them by "auto".
-bool has_several_devices(const config::Config& config);
+bool has_several_devices(const inputs::DeviceRequest& devices);
 
-/// Treatment of gradients in most backward passes of the config's steps.
-model::Accumulation usual_accumulation(const config::Config& config);
+/// Treatment of gradients in most backward passes of a run's steps.
+model::Accumulation usual_accumulation(const inputs::BatchRule& batch);
 
-Sample make_sample(const config::Config& config, const model::Architecture& model);
+/// `run` must outlive the sample.
+Sample make_sample(const inputs::RunInputs& run);
 
-/// The config's sequence length, or the part of it that a layer computes in seconds. Operations on
+/// The run's sequence length, or the part of it that a layer computes in seconds. Operations on
 /// longer sequences have nearly the same FLOP/s.
 std::uint64_t measurable_length(const Sample& sample);
 
@@ -203,7 +204,7 @@ void measure_swap(const Sample& sample, plan::Rates& rates);
 // Parts of a step that run concurrently; `sample` must outlive them.
 /// Forward and backward pass of a layer, with micro-batches of the largest measured size.
 std::function<void()> layer_passes(const Sample& sample, const plan::Rates& rates);
-/// Copy of a layer's weights to the device, over the config's link.
+/// Copy of a layer's weights to the device, over the run's link.
 std::function<void()> uploads(const Sample& sample);
 /// Update of a layer on the host.
 std::function<void()> updates(const Sample& sample);

@@ -11,7 +11,7 @@
 #include "ballast/calibrate/machine_files.h"
 #include "ballast/core/machine.h"
 #include "ballast/device/streams.h"
-#include "ballast/inputs/engine_inputs.h"
+#include "ballast/inputs/run_inputs.h"
 #include "ballast/plan/executor.h"
 
 #include "src/calibrate/calibration.h"
@@ -24,7 +24,7 @@ using model::CostCurve;
 
 /// Operations of at least this many seconds do not get faster with larger micro-batches.
 constexpr double kLong = 0.5;
-/// The config's micro-batch size is skipped if an operation would take longer than this, in
+/// The run's micro-batch size is skipped if an operation would take longer than this, in
 /// seconds.
 constexpr double kTooLong = 2.0;
 /// Least part of a pass that is not memory traffic.
@@ -37,18 +37,18 @@ double memory_rate(const Sample& sample) {
   const Bytes accumulator = model.blocks[1].elements * sizeof(float);
   const Bytes packed = model.blocks[1].elements * size_of(type);
   const std::size_t copies = cold_copies(sample, accumulator + packed);
-  device::DeviceOptions options = inputs::device_options(sample.config);
-  options.compute_threads = sample.config.ballast.compute_threads;
+  device::DeviceOptions options = sample.run.devices.first();
+  options.compute_threads = sample.run.devices.compute_threads;
   constexpr model::MicroBatchShape kRow = {1, 1};
   const Bytes workspace = model::kernel_memory(model, type, kRow, device::kind_of(options),
-                                               sample.config.ballast.compute_threads)
+                                               sample.run.devices.compute_threads)
                               .workspace;
   options.budget = round_up(workspace, kPage) + kPage +
                    copies * (round_up(accumulator, kPage) + round_up(packed, kPage));
   const auto device = device::make_device(options);
   const auto stream = device->make_stream("calibration");
   const auto compute =
-      model::make_compute(*device, model, type, kRow, kernel_options(sample.config));
+      model::make_compute(*device, model, type, kRow, kernel_options(sample.run.kernels));
   compute->set_workspace(device->allocate(compute->sizes().workspace, "calibration"));
   std::vector<std::array<DeviceBytes, 2>> buffers(copies);
   for (auto& [sums, values] : buffers) {
@@ -56,7 +56,7 @@ double memory_rate(const Sample& sample) {
     values = device->allocate(packed, "packed gradient");
   }
   const auto stats = device->allocate(sizeof(GradientStats), "calibration");
-  const double time = sample.measure(compute_team(sample.config), {}, [&] {
+  const double time = sample.measure(compute_team(sample.run.devices), {}, [&] {
     for (const auto& [sums, values] : buffers) {
       compute->zero(*stream, view_as<float>(sums));
       compute->pack_gradient(*stream, 1, {.own = view_as<float>(sums)}, values,
@@ -71,7 +71,7 @@ double memory_rate(const Sample& sample) {
 /// for an idle stream would take no time, while real work on a GPU has to wake the thread.
 double launch_seconds(const Sample& sample) {
   constexpr std::uint32_t kTurns = 200;
-  device::DeviceOptions options = inputs::device_options(sample.config);
+  device::DeviceOptions options = sample.run.devices.first();
   options.budget = kPage;
   options.compute_threads = 1;
   const auto device = device::make_device(options);
@@ -109,7 +109,7 @@ AttentionFlops attention_flops(const TimedPasses& passes, CostCurve curve) {
   return flops;
 }
 
-/// Returns whether to measure operations of `flops`. `own`: they have the config's micro-batch
+/// Returns whether to measure operations of `flops`. `own`: they have the run's micro-batch
 /// size.
 bool short_enough(const plan::Curve& curve, double flops, bool own) {
   if (curve.empty()) return true;
@@ -118,15 +118,15 @@ bool short_enough(const plan::Curve& curve, double flops, bool own) {
 
 }  // namespace
 
-int compute_team(const config::Config& config) {
-  if (!device::shares_host_cores(inputs::device_options(config))) return 0;
-  const int named = config.ballast.compute_threads;
+int compute_team(const inputs::DeviceRequest& devices) {
+  if (!device::shares_host_cores(devices.first())) return 0;
+  const int named = devices.compute_threads;
   return named > 0 ? named : device::default_compute_threads();
 }
 
 std::uint64_t measurable_length(const Sample& sample) {
   constexpr std::uint64_t kShortLength = 256;
-  std::uint64_t length = inputs::shape_of(sample.config).length;
+  std::uint64_t length = sample.run.batch.shape.length;
   if (length <= kShortLength) return length;
   Sample shorter = sample;
   shorter.length = kShortLength;
@@ -142,7 +142,7 @@ std::uint64_t measurable_length(const Sample& sample) {
 void measure_compute(const Sample& sample, plan::Rates& rates) {
   rates.device_memory_per_second = memory_rate(sample);
   std::map<double, LayerWork> work_of_layers;  // by tokens
-  const std::uint64_t own_size = sample.config.micro_sequences();
+  const std::uint64_t own_size = sample.run.batch.shape.sequences;
   for (const std::uint64_t size : std::set<std::uint64_t>{1, 2, 4, own_size > 0 ? own_size : 8}) {
     const bool own = size == own_size;
     const double flops = sample.blueprint.model.forward_flops(1, size, sample.length);
@@ -178,7 +178,7 @@ void measure_compute(const Sample& sample, plan::Rates& rates) {
   separate_parts(rates, measure_parts(sample, static_cast<std::uint64_t>(std::llround(largest))),
                  [&](double tokens) { return work_of_layers.at(tokens); });
   rates.launch_seconds = launch_seconds(sample);
-  const int threads = compute_team(sample.config);
+  const int threads = compute_team(sample.run.devices);
   if (threads == 0) return;
   rates.shared_cores = static_cast<unsigned>(usable_cpus());
   rates.compute_threads = static_cast<unsigned>(threads);

@@ -15,7 +15,6 @@
 #include "ballast/calibrate/machine_files.h"
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
-#include "ballast/inputs/engine_inputs.h"
 #include "ballast/model/block_layout.h"
 #include "ballast/model/compute.h"
 
@@ -36,20 +35,20 @@ constexpr std::size_t kPattern = 65521;  ///< a prime, so that rows of a matrix 
 constexpr std::string_view kSharing = "num_kv_shared_layers";
 
 /// Returns whether the last layers attend to keys and values of earlier ones.
-bool shares_keys(const config::Config& config) {
-  const auto found = config.model.details.find(kSharing);
-  return found != config.model.details.end() && found->second.is_number() &&
-         config.model.number(kSharing) > 0.0;
+bool shares_keys(const model::ModelConfig& config) {
+  const auto found = config.details.find(kSharing);
+  return found != config.details.end() && found->second.is_number() &&
+         config.number(kSharing) > 0.0;
 }
 
 /// Returns the config with `layers` layers, of which the last `sharing` attend to keys and values
 /// of earlier ones if some of the model's layers do.
-config::Config with_layers(config::Config config, std::uint64_t layers, std::uint64_t sharing) {
-  config.model.num_layers = layers;
-  config.tensor_parallel = 1;
-  if (shares_keys(config)) config.model.details.insert_or_assign(std::string(kSharing), sharing);
+model::ModelConfig with_layers(model::ModelConfig config, std::uint64_t layers,
+                               std::uint64_t sharing) {
+  config.num_layers = layers;
+  if (shares_keys(config)) config.details.insert_or_assign(std::string(kSharing), sharing);
   // Lists have an entry per layer.
-  for (auto& [key, value] : config.model.details) {
+  for (auto& [key, value] : config.details) {
     if (!value.is_array()) continue;
     text::Json some = text::Json::array();
     for (std::size_t i = 0; i < std::min<std::size_t>(layers, value.elements().size()); ++i) {
@@ -82,24 +81,24 @@ std::vector<T> uniform_pattern(std::size_t most, float middle, float size) {
 
 }  // namespace
 
-model::Architecture few_layers(const config::Config& config) {
-  const model::Architecture whole = inputs::model_of(config);
-  const std::size_t all = kinds_of_passes(whole, config.type);
+model::Architecture few_layers(const inputs::RunInputs& run) {
+  const model::ModelConfig& config = run.model.config;
+  const std::size_t all = kinds_of_passes(run.model, run.type);
   std::optional<model::Architecture> most;
-  for (std::uint64_t layers = 1; layers <= std::min(kMaxLayers, config.model.num_layers);
-       ++layers) {
+  for (std::uint64_t layers = 1; layers <= std::min(kMaxLayers, config.num_layers); ++layers) {
     for (std::uint64_t sharing = 0; sharing < (shares_keys(config) ? layers : 1); ++sharing) {
       try {
-        most = inputs::model_of(with_layers(config, layers, sharing));
+        most =
+            run.train(with_layers(config, layers, sharing), {.experts = run.model.split.experts});
       } catch (const Error& error) {
         // The rules of a family and the patterns of ballast.train may need more layers.
         if (error.category() != ErrorCategory::config) throw;
         continue;
       }
-      if (kinds_of_passes(*most, config.type) == all) return *most;
+      if (kinds_of_passes(*most, run.type) == all) return *most;
     }
   }
-  return most.value_or(whole);
+  return most.value_or(run.model);
 }
 
 StepPasses::StepPasses(const model::Architecture& model, DType type, model::MicroBatchShape shape,
@@ -286,8 +285,8 @@ Difference difference_of(std::span<const std::byte> found, std::span<const std::
 /// Compares the passes of one device with those of another.
 class PassComparison {
  public:
-  PassComparison(const config::Config& config, StepPasses& found, StepPasses& expected)
-      : type_(config.type), found_(found), expected_(expected) {}
+  PassComparison(DType type, StepPasses& found, StepPasses& expected)
+      : type_(type), found_(found), expected_(expected) {}
 
   KernelComparison run(model::PassId pass) {
     KernelComparison worst = {.name = found_.name_of(pass), .compared = true, .agrees = true};
@@ -348,17 +347,16 @@ struct KernelsOfSide {
   model::KernelOptions kernels;
 };
 
-std::vector<KernelComparison> compare(const config::Config& config, std::uint64_t length,
+std::vector<KernelComparison> compare(const inputs::RunInputs& run, std::uint64_t length,
                                       const KernelsOfSide& found, const KernelsOfSide& expected,
                                       const std::atomic<bool>* interrupted) {
-  const model::Architecture model = few_layers(config);
+  const model::Architecture model = few_layers(run);
   const auto passes = [&](const KernelsOfSide& side) {
-    return StepPasses(model, config.type, {1, length}, config.has_positions(), side.device,
-                      side.kernels);
+    return StepPasses(model, run.type, {1, length}, run.batch.packed, side.device, side.kernels);
   };
   StepPasses ours = passes(found);
   StepPasses reference = passes(expected);
-  PassComparison comparison(config, ours, reference);
+  PassComparison comparison(run.type, ours, reference);
   std::vector<KernelComparison> all;
   for (const model::PassId pass : ours.order()) {
     check_interrupt(interrupted);
@@ -367,31 +365,31 @@ std::vector<KernelComparison> compare(const config::Config& config, std::uint64_
   return all;
 }
 
-KernelsOfSide on_gpu(const config::Config& config) {
-  return {inputs::device_options(config), kernel_options(config)};
+KernelsOfSide on_gpu(const inputs::RunInputs& run) {
+  return {run.devices.first(), kernel_options(run.kernels)};
 }
 
 }  // namespace
 
-std::vector<KernelComparison> compare_with_host(const config::Config& config,
+std::vector<KernelComparison> compare_with_host(const inputs::RunInputs& run,
                                                 const std::atomic<bool>* interrupted) {
-  const KernelsOfSide host = {{.kind = "host", .type = config.type}, {}};
-  return compare(config, std::min(config.data.sequence_length, kRowsOnHost), on_gpu(config), host,
+  const KernelsOfSide host = {{.kind = "host", .type = run.type}, {}};
+  return compare(run, std::min(run.batch.shape.whole_length(), kRowsOnHost), on_gpu(run), host,
                  interrupted);
 }
 
-std::vector<KernelComparison> compare_with_plain(const config::Config& config, std::uint64_t length,
+std::vector<KernelComparison> compare_with_plain(const inputs::RunInputs& run, std::uint64_t length,
                                                  const std::atomic<bool>* interrupted) {
-  KernelsOfSide plain = on_gpu(config);
+  KernelsOfSide plain = on_gpu(run);
   plain.kernels = {.set = model::KernelSet::plain};
-  return compare(config, length, on_gpu(config), plain, interrupted);
+  return compare(run, length, on_gpu(run), plain, interrupted);
 }
 
-std::vector<KernelComparison> compare_products(const config::Config& config, std::uint64_t length,
+std::vector<KernelComparison> compare_products(const inputs::RunInputs& run, std::uint64_t length,
                                                const std::atomic<bool>* interrupted) {
-  const KernelsOfSide side = on_gpu(config);
-  StepPasses passes(few_layers(config), config.type, {1, length}, config.has_positions(),
-                    side.device, side.kernels);
+  const KernelsOfSide side = on_gpu(run);
+  StepPasses passes(few_layers(run), run.type, {1, length}, run.batch.packed, side.device,
+                    side.kernels);
   const std::vector<model::ProductCheck> checks = model::check_products([&] {
     for (const model::PassId pass : passes.order()) {
       check_interrupt(interrupted);

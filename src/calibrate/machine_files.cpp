@@ -230,18 +230,17 @@ std::filesystem::path product_choices_file(const std::string& library) {
   return machine_file("products", library);
 }
 
-model::KernelOptions kernel_options(const config::Config& config, bool one_machine) {
+model::KernelOptions kernel_options(const inputs::KernelRequest& request, bool one_machine) {
   // One object per process, so that calibration and run do not log the same warning twice.
   static const std::shared_ptr<model::ProductChoices> kept = kept_product_choices();
   static const std::shared_ptr<model::ProductChoices> open = kept_product_choices(Unkept::first);
-  const config::BallastSection& ballast = config.ballast;
+  using Timing = inputs::KernelRequest::Timing;
   std::shared_ptr<model::ProductChoices> products;
-  if (ballast.product_algorithms == config::ProductSearch::timed) products = kept;
-  if (ballast.product_algorithms == config::ProductSearch::automatic && one_machine)
-    products = open;
-  return {.set = ballast.kernels,
-          .checks = ballast.gpu_checks,
-          .attention = ballast.attention,
+  if (request.timing == Timing::always) products = kept;
+  if (request.timing == Timing::if_kept && one_machine) products = open;
+  return {.set = request.set,
+          .checks = request.checks,
+          .attention = request.attention,
           .products = std::move(products)};
 }
 

@@ -16,7 +16,6 @@
 #include "ballast/core/error.h"
 #include "ballast/core/machine.h"
 #include "ballast/device/device.h"
-#include "ballast/inputs/engine_inputs.h"
 
 namespace ballast::calibrate {
 
@@ -29,12 +28,11 @@ bool is_undisturbed(const plan::Rates& rates) {
   return rates.other_work <= kMuchOtherWork;
 }
 
-/// Returns whether `rates` has everything that a calibration of `config` measures on a quiet
+/// Returns whether `rates` has everything that a calibration for `run` measures on a quiet
 /// machine.
-bool is_complete(const config::Config& config, const plan::Rates& rates) {
+bool is_complete(const inputs::RunInputs& run, const plan::Rates& rates) {
   for (const CalibrationPart part : kParts) {
-    if (!has_part(rates, part) && (part != CalibrationPart::swap || inputs::may_swap(config)))
-      return false;
+    if (!has_part(rates, part) && (part != CalibrationPart::swap || run.may_swap)) return false;
   }
   if (rates.shared_cores == 0) return true;
   const bool swaps = has_part(rates, CalibrationPart::swap);
@@ -61,27 +59,22 @@ struct OtherWork {
   }
 };
 
-/// The rates of one config on this machine: cached, partly cached, or new.
+/// The rates of one run on this machine: cached, partly cached, or new.
 class MachineRates {
  public:
-  MachineRates(const config::Config& config, const model::Architecture& model,
-               const RatesSource& source)
-      : config_(config),
-        model_(model),
-        source_(source),
-        key_(calibration_key(config, model)),
-        kept_(read_rates(key_)) {
+  MachineRates(const inputs::RunInputs& run, const RatesSource& source)
+      : run_(run), source_(source), key_(calibration_key(run)), kept_(read_rates(key_)) {
     other_.cpus = source.others_cpus();
     other_.all = usable_cpus();
     other_.ranks = source.beside_ranks;
-    other_.computes = device::shares_host_cores(inputs::device_options(config));
+    other_.computes = device::shares_host_cores(run.devices.first());
   }
 
   /// Returns the cached rates, unless a measurement now would be better.
   std::optional<plan::Rates> kept() const {
     if (!kept_) return std::nullopt;
     if (!other_.busy()) {
-      return is_undisturbed(*kept_) && is_complete(config_, *kept_) ? kept_ : std::nullopt;
+      return is_undisturbed(*kept_) && is_complete(run_, *kept_) ? kept_ : std::nullopt;
     }
     log(other_.ranks ? LogLevel::debug : LogLevel::info,
         fmt::format("rates: {}; using the rates of this machine {}", other_.cost(),
@@ -93,7 +86,7 @@ class MachineRates {
     CalibrationStart start = {.busy = other_.busy()};
     if (!all) find_known(start.known);
     announce(start.known);
-    Calibration measured = source_.measure(config_, model_, interrupted, start);
+    Calibration measured = source_.measure(run_, interrupted, start);
     const double now = source_.now();
     plan::Rates& rates = measured.rates;
     rates.other_work = std::max(rates.other_work, start.known.other_work);
@@ -130,7 +123,7 @@ class MachineRates {
       return;
     }
     for (const CalibrationPart part : kParts) {
-      const auto found = read_rates(part_key(part, config_, model_));
+      const auto found = read_rates(part_key(part, run_));
       if (!found || !(other_.busy() || is_undisturbed(*found))) continue;
       copy_part(part, *found, known);
       known.other_work = std::max(known.other_work, found->other_work);
@@ -141,7 +134,7 @@ class MachineRates {
   void announce(const plan::Rates& known) const {
     std::vector<std::string_view> parts;
     for (const CalibrationPart part : kParts) {
-      if (!has_part(known, part) && (part != CalibrationPart::swap || inputs::may_swap(config_))) {
+      if (!has_part(known, part) && (part != CalibrationPart::swap || run_.may_swap)) {
         parts.push_back(to_string(part));
       }
     }
@@ -161,13 +154,12 @@ class MachineRates {
     rates.other_work = measured.other_work[static_cast<std::size_t>(part)];
     rates.spread = measured.spread[static_cast<std::size_t>(part)];
     rates.measured_at = now;
-    const std::string key = part_key(part, config_, model_);
+    const std::string key = part_key(part, run_);
     const auto before = read_rates(key);
     if (replaces(rates, before ? &*before : nullptr)) keep_rates(rates, key);
   }
 
-  const config::Config& config_;
-  const model::Architecture& model_;
+  const inputs::RunInputs& run_;
   const RatesSource& source_;
   std::string key_;
   std::optional<plan::Rates> kept_;
@@ -236,10 +228,9 @@ std::filesystem::path rates_cache_file(const std::string& key) {
   return machine_file("rates", key);
 }
 
-plan::Rates machine_rates(const config::Config& config, const model::Architecture& model,
-                          bool recalibrate, const std::atomic<bool>* interrupted,
-                          const RatesSource& source) {
-  MachineRates rates(config, model, source);
+plan::Rates machine_rates(const inputs::RunInputs& run, bool recalibrate,
+                          const std::atomic<bool>* interrupted, const RatesSource& source) {
+  MachineRates rates(run, source);
   if (!recalibrate) {
     if (auto kept = rates.kept()) return *std::move(kept);
   }
@@ -333,12 +324,13 @@ plan::Rates corrected(plan::Rates rates, const plan::Prediction& predicted,
 RunPrediction::RunPrediction(std::string key, plan::Rates rates, plan::Prediction prediction)
     : key_(std::move(key)), rates_(std::move(rates)), prediction_(std::move(prediction)) {}
 
-std::optional<RunPrediction> RunPrediction::find(const config::Config& config,
+std::optional<RunPrediction> RunPrediction::find(const inputs::RunInputs& asked,
                                                  const engine::Blueprint& blueprint,
                                                  const plan::Rates* given) {
-  const config::BallastSection& ballast = config.ballast;
-  if (blueprint.mesh.ranks() > 1 || ballast.serial || ballast.delay_seed) return std::nullopt;
-  const std::string key = given == nullptr ? calibration_key(config, blueprint.model) : "";
+  if (blueprint.mesh.ranks() > 1 || asked.delays) return std::nullopt;
+  inputs::RunInputs run = asked;
+  run.model = blueprint.model;
+  const std::string key = given == nullptr ? calibration_key(run) : "";
   const std::optional<plan::Rates> rates =
       given == nullptr ? read_rates(key) : std::optional(*given);
   if (!rates) return std::nullopt;

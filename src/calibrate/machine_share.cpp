@@ -17,7 +17,6 @@
 #include "ballast/comm/agreement.h"
 #include "ballast/core/machine.h"
 #include "ballast/core/units.h"
-#include "ballast/inputs/engine_inputs.h"
 #include "ballast/memory/machine.h"
 
 namespace ballast::calibrate {
@@ -98,7 +97,7 @@ bool RankPlace::bound() const {
   return count < online_cpus;
 }
 
-RankPlace read_place(const comm::Launch& launch, const config::Config& config) {
+RankPlace read_place(const comm::Launch& launch, Bytes device_memory) {
   RankPlace place;
   const std::string host = comm::host_name();
   std::copy_n(host.begin(), std::min(host.size(), place.host.size()), place.host.begin());
@@ -107,7 +106,7 @@ RankPlace read_place(const comm::Launch& launch, const config::Config& config) {
   place.online_cpus = static_cast<std::uint64_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
   place.local_rank = launch.local_rank;
   place.numa_nodes = static_cast<std::uint64_t>(std::max(1, memory::read_topology().numa_nodes));
-  place.device_memory = inputs::own_device_memory(config, launch.local_rank);
+  place.device_memory = device_memory;
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) != 0) return place;
@@ -137,28 +136,6 @@ MachineShare share_of(const std::vector<RankPlace>& places, std::size_t rank) {
     share.numa_node = static_cast<int>(own.local_rank * own.numa_nodes / around.machine);
   }
   return share;
-}
-
-void apply_common_share(config::Config& config, const MachineShare& share) {
-  auto& ballast = config.ballast;
-  const memory::Budgets budgets = memory::resolve_budgets(
-      {ballast.device_bytes, ballast.host_bytes}, share.memory,
-      {.free = share.device_memory, .channels = inputs::channels_per_device(config, share.world)},
-      inputs::budgeted_devices(config));
-  ballast.device_bytes = budgets.device;
-  ballast.host_bytes = budgets.host;
-  // The ranks compute on devices of one kind: on GPUs if each rank has one.
-  if (ballast.device == config::DeviceChoice::automatic) {
-    ballast.device =
-        share.device_memory > 0 ? config::DeviceChoice::cuda : config::DeviceChoice::host;
-  }
-  if (ballast.compute_threads == 0) ballast.compute_threads = share.compute_threads;
-}
-
-void apply_own_share(config::Config& config, const MachineShare& share) {
-  auto& ballast = config.ballast;
-  if (!ballast.update_numa_node && share.numa_node >= 0) ballast.update_numa_node = share.numa_node;
-  if (ballast.update_threads == 0 && share.sharing > 1) ballast.update_threads = share.cpus;
 }
 
 void share_out(plan::Rates& rates, const PeerRanks& peers) {

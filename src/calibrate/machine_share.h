@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ballast/comm/communicator.h"
-#include "ballast/config/config.h"
+#include "ballast/core/units.h"
 #include "ballast/plan/rates.h"
 
 namespace ballast::calibrate {
@@ -26,7 +26,7 @@ struct RankPlace {
   std::uint64_t online_cpus = 1;             ///< CPUs of the machine
   std::uint64_t local_rank = 0;              ///< see Launch
   std::uint64_t numa_nodes = 1;              ///< NUMA nodes of the machine
-  std::uint64_t device_memory = 0;           ///< own_device_memory()
+  std::uint64_t device_memory = 0;           ///< separate memory of its device
   std::array<std::uint64_t, kWords> cpus{};  ///< affinity mask: bit b of word w is CPU 64 w + b
 
   /// Returns whether the rank is bound to some of the machine's CPUs.
@@ -34,7 +34,8 @@ struct RankPlace {
   friend bool operator==(const RankPlace&, const RankPlace&) = default;
 };
 
-RankPlace read_place(const comm::Launch& launch, const config::Config& config);
+/// `device_memory`: inputs::own_device_memory().
+RankPlace read_place(const comm::Launch& launch, Bytes device_memory);
 
 /// A rank's share of its machine.
 struct MachineShare {
@@ -49,12 +50,6 @@ struct MachineShare {
 
 /// Returns the share of rank `rank`. `places`: resources of all ranks.
 MachineShare share_of(const std::vector<RankPlace>& places, std::size_t rank);
-
-/// Sets the device, budgets and compute threads that `config` leaves open. Equal on every rank.
-void apply_common_share(config::Config& config, const MachineShare& share);
-
-/// Sets the update's threads and NUMA node that `config` leaves open. May differ between ranks.
-void apply_own_share(config::Config& config, const MachineShare& share);
 
 /// Properties of the other ranks that decisions depend on.
 struct PeerRanks {

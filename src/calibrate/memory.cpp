@@ -9,7 +9,7 @@
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/device.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/inputs/engine_inputs.h"
+#include "ballast/inputs/run_inputs.h"
 #include "ballast/step/problem.h"
 
 #include "src/calibrate/calibration.h"
@@ -18,7 +18,7 @@ namespace ballast::calibrate {
 namespace {
 
 std::unique_ptr<device::Device> make_device(const Sample& sample, Bytes budget, double link_gbps) {
-  device::DeviceOptions options = inputs::device_options(sample.config);
+  device::DeviceOptions options = sample.run.devices.first();
   options.budget = budget;
   options.compute_threads = 1;
   options.link_gbps = link_gbps;
@@ -67,7 +67,7 @@ class Copies {
   double rate(Copy copy) {
     std::size_t next = 0;
     const Repeats repeats = {.seconds = 0.1, .least = 5, .most = 64};
-    const double cpus = compute_team(sample_.config) > 0 ? 1.0 : 0.0;
+    const double cpus = compute_team(sample_.run.devices) > 0 ? 1.0 : 0.0;
     const double seconds = sample_.measure(cpus, repeats, [&] {
       copy(next++ % count_);
       stream_->synchronize();
@@ -88,12 +88,12 @@ class Copies {
 
 /// Returns the bytes per second of copies from the first to the second GPU of a rank.
 double measure_peers(const Sample& sample) {
-  const std::vector<std::uint32_t> numbers = inputs::device_numbers(sample.config, 0);
-  device::DeviceOptions options = inputs::device_options(sample.config);
+  const std::vector<device::DeviceOptions>& devices = sample.run.devices.options;
+  device::DeviceOptions options = sample.run.devices.first();
   const Bytes bytes = step::RankSizes(sample.blueprint.problem).updated_weights(1);
   options.budget = round_up(bytes, kPage);
   const auto first = device::make_device(options);
-  options.local_rank = numbers.size() > 1 ? numbers[1] : numbers.front() + 1;
+  options.local_rank = devices.size() > 1 ? devices[1].local_rank : devices.front().local_rank + 1;
   const auto second = device::make_device(options);
   first->connect(*second);
   const DeviceBytes from = first->allocate(bytes, "measuring copies");
@@ -122,7 +122,7 @@ class Updates {
  public:
   explicit Updates(const Sample& sample)
       : blueprint_(sample.blueprint),
-        updater_(inputs::updater_options(sample.config)),
+        updater_(sample.run.update),
         layout_(engine::state_layout(blueprint_, 1, 0)),
         bytes_(2 * layout_.weight_bytes + layout_.state_bytes),
         copies_(cold_copies(sample, bytes_)),
@@ -172,9 +172,8 @@ std::function<void()> updates(const Sample& sample) {
   return [updates] { updates->next(); };
 }
 
-bool has_several_devices(const config::Config& config) {
-  if (config.pipeline.stages == 0) return inputs::available_devices(config) > 1;
-  return config.devices() > 1;
+bool has_several_devices(const inputs::DeviceRequest& devices) {
+  return (devices.open ? inputs::available_devices(devices) : devices.count) > 1;
 }
 
 void measure_link(const Sample& sample, plan::Rates& rates) {
@@ -184,12 +183,12 @@ void measure_link(const Sample& sample, plan::Rates& rates) {
     rates.offload_per_second = copies.down();
   }
   rates.link_cores = 1.0;
-  const bool several = has_several_devices(sample.config);
-  if (!device::shares_host_cores(inputs::device_options(sample.config))) {
+  const bool several = has_several_devices(sample.run.devices);
+  if (!device::shares_host_cores(sample.run.devices.first())) {
     rates.peer_per_second = several ? measure_peers(sample) : 0.0;
     return;
   }
-  const double link = sample.config.ballast.link_gbps * 1e9;
+  const double link = sample.run.devices.link_gbps * 1e9;
   if (link > 0.0) {
     // The emulated link sleeps except during the copy.
     rates.link_cores = std::min(1.0, link / rates.upload_per_second);
@@ -201,7 +200,7 @@ void measure_link(const Sample& sample, plan::Rates& rates) {
 }
 
 std::function<void()> uploads(const Sample& sample) {
-  const auto copies = std::make_shared<Copies>(sample, sample.config.ballast.link_gbps);
+  const auto copies = std::make_shared<Copies>(sample, sample.run.devices.link_gbps);
   return [copies] { copies->upload_next(); };
 }
 

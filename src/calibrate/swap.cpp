@@ -10,7 +10,7 @@
 #include "ballast/core/clocks.h"
 #include "ballast/core/memory.h"
 #include "ballast/core/random.h"
-#include "ballast/inputs/engine_inputs.h"
+#include "ballast/inputs/run_inputs.h"
 #include "ballast/state/swap_space.h"
 
 #include "src/calibrate/calibration.h"
@@ -29,8 +29,7 @@ constexpr std::size_t kMaxTransfers = 16;
 constexpr int kMixed = 3;
 
 /// Returns the paths of a run, or their nearest existing parents.
-state::SwapOptions existing_paths(const config::Config& config) {
-  state::SwapOptions options = inputs::swap_options(config);
+state::SwapOptions existing_paths(state::SwapOptions options) {
   for (state::SwapPath& path : options.paths) {
     path.directory = path.existing();
     path.made_later = false;
@@ -53,7 +52,7 @@ class SwapProbe {
     }
     const std::vector<HostBytes> staging = {memory_.bytes()};
     space_ = std::make_unique<state::SwapSpace>(
-        state::plan_swap(existing_paths(sample.config), extents), staging);
+        state::plan_swap(existing_paths(sample.run.swap), extents), staging);
     // Allocates the file's blocks, so that later writes overwrite them like in a run.
     for (std::size_t extent = 0; extent <= kExtents; ++extent) write(extent);
   }

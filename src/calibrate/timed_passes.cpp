@@ -7,7 +7,7 @@
 #include "ballast/calibrate/machine_files.h"
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
-#include "ballast/inputs/engine_inputs.h"
+#include "ballast/inputs/run_inputs.h"
 
 namespace ballast::calibrate {
 
@@ -156,12 +156,12 @@ TimedPasses::TimedPasses(const Sample& sample, model::MicroBatchShape shape)
     : model_(sample.computed),
       type_(sample.blueprint.type),
       shape_(shape),
-      accumulation_(usual_accumulation(sample.config)),
+      accumulation_(usual_accumulation(sample.run.batch)),
       sample_(sample) {
-  device::DeviceOptions options = inputs::device_options(sample.config);
-  options.compute_threads = sample.config.ballast.compute_threads;
+  device::DeviceOptions options = sample.run.devices.first();
+  options.compute_threads = sample.run.devices.compute_threads;
   const model::KernelSizes sizes = model::kernel_memory(
-      model_, type_, shape_, device::kind_of(options), sample.config.ballast.compute_threads);
+      model_, type_, shape_, device::kind_of(options), sample.run.devices.compute_threads);
   program_ = model::write_program(model_, type_, {.micro_batch = shape_}, sizes);
   find_kinds();
   find_slots();
@@ -172,7 +172,8 @@ TimedPasses::TimedPasses(const Sample& sample, model::MicroBatchShape shape)
   }
   device_ = device::make_device(options);
   stream_ = device_->make_stream("calibration");
-  compute_ = model::make_compute(*device_, model_, type_, shape_, kernel_options(sample.config));
+  compute_ =
+      model::make_compute(*device_, model_, type_, shape_, kernel_options(sample.run.kernels));
   // All memory is touched first, because page faults cost more than most kernels.
   const DeviceBytes workspace = device_->allocate(compute_->sizes().workspace, "calibration");
   fill(workspace, 1.0F);
@@ -343,7 +344,7 @@ double TimedPasses::seconds(const Kind& kind, std::size_t kinds) {
     for (std::size_t i = 0; i < count; ++i) enqueue(kind);
     stream_->synchronize();
   };
-  const double cpus = compute_team(sample_.config);
+  const double cpus = compute_team(sample_.run.devices);
   std::vector<Slice> slices;
   const auto time = [&] {
     SliceClock clock;

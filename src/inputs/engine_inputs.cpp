@@ -12,45 +12,9 @@
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/model/family.h"
 
 namespace ballast::inputs {
 namespace {
-
-step::Options schedule_options(const config::Config& config) {
-  step::Options options;
-  options.order = config.ballast.order.value_or(options.order);
-  options.update = config.ballast.update;
-  options.expert_updates = config.ballast.expert_updates;
-  options.prefetches_experts = config.ballast.expert_prefetch.value_or(false);
-  for (const config::BufferKind& kind : config::kBufferKinds) {
-    const std::uint32_t named = config.buffers.*(kind.count);
-    if (named > 0) options.buffers.*(kind.count) = named;
-  }
-  if (config.ballast.writes_checkpoints()) {
-    options.kept_checkpoints = static_cast<std::uint32_t>(config.ballast.checkpoint_keep);
-  }
-  return options;
-}
-
-/// Returns how many ranks share one copy of the weights; 0: all.
-std::uint32_t hpz_partition_size(const config::ZeroSection& zero, std::uint32_t sharers) {
-  const std::uint64_t size = zero.hpz_partition_size;
-  if (size == 1 || sharers == 1) return 0;
-  if (sharers % size == 0) return static_cast<std::uint32_t>(size);
-  throw Error(ErrorCategory::config,
-              fmt::format("zero_optimization.zero_hpz_partition_size: {} does not divide the {} "
-                          "ranks of this run; give a divisor, usually the ranks of a node, or 1",
-                          size, sharers));
-}
-
-void check_expert_parallel(std::uint64_t ranks, std::uint32_t sharers) {
-  if (ranks == 1 || ranks == sharers) return;
-  throw Error(ErrorCategory::config,
-              fmt::format("ballast.expert_parallel: {}, but the run has {} rank{}; give {}1", ranks,
-                          sharers, sharers == 1 ? "" : "s",
-                          sharers == 1 ? "" : fmt::format("{} or ", sharers)));
-}
 
 std::vector<std::filesystem::path> swap_directories(const config::Config& config) {
   std::vector<std::filesystem::path> found;
@@ -114,26 +78,6 @@ model::Architecture model_of(const config::Config& config) {
   });
 }
 
-namespace {
-
-/// Returns whether the ranks that share the batch may also share the experts of a layer.
-bool may_share_experts(const config::Config& config) {
-  if (config.ballast.expert_parallel != 0) return config.ballast.expert_parallel > 1;
-  return model::has_experts(config.model);
-}
-
-}  // namespace
-
-std::uint32_t channels_per_device(const config::Config& config, std::uint32_t ranks) {
-  if (ranks == 1) return 0;
-  const Mesh mesh = mesh_of(config, ranks);
-  const std::uint32_t sharers = mesh.sharers();
-  const std::uint32_t group = config.zero.stage >= 3 ? hpz_partition_size(config.zero, sharers) : 0;
-  return engine::ChannelMembers(mesh, group > 0 ? group : sharers,
-                                sharers > 1 && may_share_experts(config))
-      .count();
-}
-
 memory::Budgets resolve_budgets(const config::Config& config, memory::Budgets requested,
                                 Bytes available, std::uint32_t ranks, std::uint32_t local_rank) {
   return memory::resolve_budgets(requested, available,
@@ -164,14 +108,6 @@ device::DeviceOptions device_options(const config::Config& config, std::uint32_t
   return options_of_device(config, device_numbers(config, local_rank).front());
 }
 
-std::uint32_t available_devices(const config::Config& config, std::uint32_t local_world) {
-  const auto most = [](std::uint32_t count) { return std::clamp(count, 1U, config::kMaxStages); };
-  const auto listed = static_cast<std::uint32_t>(config.ballast.devices.size());
-  if (listed > 0) return most(listed);
-  if (device::shares_host_cores(device_options(config))) return 1;
-  return most(device::count_gpus() / local_world);
-}
-
 std::uint32_t budgeted_devices(const config::Config& config) {
   const auto listed = static_cast<std::uint32_t>(config.ballast.devices.size());
   return config.pipeline.stages == 0 ? std::max(1U, listed) : config.devices();
@@ -186,22 +122,6 @@ Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank) 
     least = std::min(least, all / static_cast<Bytes>(sharing));
   }
   return least;
-}
-
-/// Returns the maximum number of elements per sub-group, such that a buffer for their states takes
-/// a small part of the host budget and staging does not grow with the width of a layer.
-Elems sub_group_size(const config::Config& config, const engine::StateFormat& states,
-                     const memory::Budgets& budgets) {
-  constexpr Elems kLeast = Elems{1} << 22U;
-  constexpr Elems kMax = Elems{1} << 40U;
-  constexpr Bytes kParts = 16;
-  Elems size = kLeast;
-  const auto fits = [&](Elems elements) {
-    return engine::StateLayout(config.type, states, elements).state_bytes <= budgets.host / kParts;
-  };
-  while (size < kMax && fits(2 * size)) size *= 2;
-  const std::uint64_t named = config.zero.sub_group_size;
-  return named > 0 ? std::min<Elems>(named, size) : size;
 }
 
 std::size_t named_speculation(const config::Config& config) {
@@ -223,35 +143,6 @@ model::MicroBatchShape shape_of(const config::Config& config, std::uint64_t sequ
 
 model::MicroBatchShape shape_of(const config::Config& config) {
   return shape_of(config, config.micro_sequences());
-}
-
-engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
-                          const memory::Budgets& budgets, const model::KernelSizes& kernels,
-                          const Mesh& mesh) {
-  check_expert_parallel(model.split.experts, mesh.sharers());
-  engine::Blueprint blueprint;
-  blueprint.model = model;
-  blueprint.type = config.type;
-  blueprint.states = {config.optimizer.type, config.ballast.optimizer_states};
-  blueprint.sub_group_size = sub_group_size(config, blueprint.states, budgets);
-  blueprint.shape = shape_of(config);
-  blueprint.pairs = !config.data.pairs.empty();
-  blueprint.packed = config.has_positions();
-  blueprint.micro_batches = config.batch.accumulation;
-  blueprint.budgets = budgets;
-  blueprint.options = schedule_options(config);
-  blueprint.mesh = mesh;
-  static_assert(config::kMaxStages == plan::kMaxDevices);
-  blueprint.problem.devices = config.devices();
-  blueprint.problem.sharers = mesh.sharers();
-  blueprint.problem.tensor = mesh.tensor;
-  blueprint.problem.partitions_activations = config.partition_activations;
-  blueprint.problem.stage = static_cast<std::uint32_t>(config.zero.stage);
-  blueprint.problem.hpz_partition_size = hpz_partition_size(config.zero, mesh.sharers());
-  if (config.zero.quantized_weights) blueprint.problem.qwz_weight_bytes = size_of(blueprint.type);
-  engine::size_problem(blueprint, kernels, config.ballast.eval_batches / mesh.data,
-                       config.zero.persistence_threshold);
-  return blueprint;
 }
 
 state::SwapOptions swap_options(const config::Config& config, const comm::Launch& launch) {
@@ -363,13 +254,6 @@ void check_swap_paths(const config::Config& config, const comm::Launch& launch) 
   const state::SwapOptions options = swap_options(config, launch);
   if (options.paths.front().directory.empty()) return;
   state::check_paths(options);
-}
-
-cpu_adam::UpdaterOptions updater_options(const config::Config& config) {
-  const config::BallastSection& ballast = config.ballast;
-  return {.threads = ballast.update_threads,
-          .isa = ballast.update_isa,
-          .numa_node = ballast.update_numa_node};
 }
 
 }  // namespace ballast::inputs

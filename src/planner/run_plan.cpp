@@ -17,6 +17,7 @@
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 #include "ballast/inputs/engine_inputs.h"
+#include "ballast/inputs/run_inputs.h"
 #include "ballast/planner/forecast.h"
 #include "ballast/planner/plan_choices.h"
 #include "ballast/planner/planner.h"
@@ -24,12 +25,36 @@
 #include "src/calibrate/machine_share.h"
 
 namespace ballast::planner {
+
+void apply_common_share(config::Config& config, const calibrate::MachineShare& share) {
+  auto& ballast = config.ballast;
+  const memory::Budgets budgets = memory::resolve_budgets(
+      {ballast.device_bytes, ballast.host_bytes}, share.memory,
+      {.free = share.device_memory, .channels = inputs::channels_per_device(config, share.world)},
+      inputs::budgeted_devices(config));
+  ballast.device_bytes = budgets.device;
+  ballast.host_bytes = budgets.host;
+  // The ranks compute on devices of one kind: on GPUs if each rank has one.
+  if (ballast.device == config::DeviceChoice::automatic) {
+    ballast.device =
+        share.device_memory > 0 ? config::DeviceChoice::cuda : config::DeviceChoice::host;
+  }
+  if (ballast.compute_threads == 0) ballast.compute_threads = share.compute_threads;
+}
+
+void apply_own_share(config::Config& config, const calibrate::MachineShare& share) {
+  auto& ballast = config.ballast;
+  if (!ballast.update_numa_node && share.numa_node >= 0) ballast.update_numa_node = share.numa_node;
+  if (ballast.update_threads == 0 && share.sharing > 1) ballast.update_threads = share.cpus;
+}
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
 calibrate::MachineShare find_share(comm::Ranks& ranks, const config::Config& config) {
-  const calibrate::RankPlace mine = calibrate::read_place(ranks.launch(), config);
+  const calibrate::RankPlace mine = calibrate::read_place(
+      ranks.launch(), inputs::own_device_memory(config, ranks.launch().local_rank));
   std::vector<calibrate::RankPlace> all(ranks.world());
   ranks.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
   return calibrate::share_of(all, ranks.rank());
@@ -91,7 +116,7 @@ RunPlan decide_open(const config::Config& config, const calibrate::PeerRanks& pe
       return model::kernel_memory(model, config.type, shape, kind, config.ballast.compute_threads);
     };
   } else {
-    request.rates = calibrate::machine_rates(measured_config(request), request.model, false,
+    request.rates = calibrate::machine_rates(inputs::translate(measured_config(request)), false,
                                              interrupted, {.beside_ranks = peers.world > 1});
     if (peers.world > 1) calibrate::share_out(request.rates, peers);
   }
@@ -160,7 +185,7 @@ class JointPlanning {
     const calibrate::MachineShare share = find_share(ranks_, config);
     PlanInputs inputs = share_inputs(config, source, share);
     config::Config own = std::move(inputs.config);
-    calibrate::apply_own_share(own, share);
+    apply_own_share(own, share);
     RunPlan plan;
     if (!inputs.chosen && leaves_choices(own)) {
       plan = decide_at_root(own, share, config.ballast.comm_timeout_seconds, inputs.rates);
@@ -183,7 +208,7 @@ class JointPlanning {
     comm::collective_try(&ranks_, [&] {
       if (!is_root_) return;
       inputs = read_source(source, config, ranks_.world());
-      calibrate::apply_common_share(inputs.config, share);
+      apply_common_share(inputs.config, share);
       message["config"] = text::parse_json(config::print(inputs.config), kName);
       if (inputs.chosen) message["choices"] = choices_json(*inputs.chosen);
     });
@@ -306,7 +331,7 @@ config::Config settle_tiles(const config::Config& config, comm::Ranks* ranks,
   comm::collective_try(ranks, [&] {
     if (ranks->rank() != 0) return;
     config::Config shared = config;
-    calibrate::apply_common_share(shared, share);
+    apply_common_share(shared, share);
     find(shared, ranks->world(), ranks->launch().local_world);
   });
   return with_tiles_of_root(settled, ranks);

@@ -267,16 +267,16 @@ void warn_of_other_arithmetic(const std::string& arithmetic, comm::Ranks* ranks)
   if (found && ranks->rank() == 0) log(LogLevel::warning, found->message);
 }
 
-RunInputs open_inputs(const config::Config& config, const comm::Launch& launch) {
+OpenedRun open_inputs(const config::Config& config, const comm::Launch& launch) {
   inputs::check_device(config, launch);
   check_initial_weights(config);
-  RunInputs inputs = {.data = data::open_training_data(config)};
+  OpenedRun inputs = {.data = data::open_training_data(config)};
   inputs::check_swap_paths(config, launch);
   if (launch.first()) warn_of_doubts(config, inputs.data);
   return inputs;
 }
 
-void open_outputs(const config::Config& config, const RunOptions& options, RunInputs& inputs) {
+void open_outputs(const config::Config& config, const RunOptions& options, OpenedRun& inputs) {
   inputs.files = std::make_unique<RunFiles>(config, options.directory);
   std::vector<std::filesystem::path> read = inputs.data.files;
   read.insert(read.end(), {options.trace.config, config.initial_weights});
@@ -300,7 +300,7 @@ void open_outputs(const config::Config& config, const RunOptions& options, RunIn
 }
 
 bool open_run(const config::Config& config, Observer& observer, comm::Ranks* ranks,
-              RunOptions& options, RunInputs& inputs) {
+              RunOptions& options, OpenedRun& inputs) {
   const bool is_root = ranks == nullptr || ranks->rank() == 0;
   const bool automatic = options.directory == RunDirectory::automatic;
   std::vector<comm::Identity> compared;

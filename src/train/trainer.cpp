@@ -16,6 +16,7 @@
 #include "ballast/core/error.h"
 #include "ballast/data/loader.h"
 #include "ballast/inputs/engine_inputs.h"
+#include "ballast/inputs/run_inputs.h"
 #include "ballast/memory/machine.h"
 #include "ballast/planner/planner.h"
 #include "ballast/planner/run_plan.h"
@@ -44,7 +45,7 @@ using Clock = std::chrono::steady_clock;
 class Trainer {
  public:
   /// `asked`: the config before planning, which is the key of the cached rates.
-  Trainer(planner::RunPlan plan, const config::Config& asked, RunInputs& inputs, Observer& observer,
+  Trainer(planner::RunPlan plan, const config::Config& asked, OpenedRun& inputs, Observer& observer,
           const std::atomic<bool>* interrupted, const RunOptions& options, comm::Ranks* ranks)
       : plan_(std::move(plan)),
         asked_(asked),
@@ -74,7 +75,7 @@ class Trainer {
     warn_of_other_arithmetic(engine_->arithmetic(), ranks_);
     folders_.emplace(config_, engine_.blueprint(), ranks_);
     if (is_root()) observer_.planned(engine_.blueprint(), describe_devices(*engine_));
-    prediction_ = calibrate::RunPrediction::find(asked_, engine_.blueprint(),
+    prediction_ = calibrate::RunPrediction::find(inputs::translate(asked_), engine_.blueprint(),
                                                  plan_.given_rates ? &*plan_.given_rates : nullptr);
     // All ranks measure at the same time. The matrices are freed before the engine allocates.
     gemm_peak_ = engine_.measure_gemm_peak(seconds_to_measure(engine_.blueprint(), end_.steps()));
@@ -427,7 +428,7 @@ class Trainer {
   const config::Config& config_ = plan_.decision.config;
   RunEnd end_{config_};
   const config::Config& asked_;
-  RunInputs& inputs_;
+  OpenedRun& inputs_;
   Observer& observer_;
   const RunOptions& options_;
   comm::Ranks* ranks_;
@@ -469,7 +470,7 @@ void check_inputs(const config::Config& config) {
 Ending train(const config::Config& asked, Observer& observer, const std::atomic<bool>* interrupted,
              const RunOptions& options, comm::Ranks* ranks) {
   if (ranks != nullptr && ranks->world() == 1) ranks = nullptr;
-  RunInputs inputs;
+  OpenedRun inputs;
   RunOptions chosen = options;
   config::Config config = asked;
   std::optional<Trainer> trainer;

@@ -33,7 +33,7 @@ MODULES = {
                "step", "update"],
     "inputs": ["core", "aio", "comm", "config", "cpu_adam", "device", "engine", "memory", "model",
                "state"],
-    "calibrate": ["core", "comm", "config", "cpu_adam", "device", "engine", "inputs", "memory",
+    "calibrate": ["core", "comm", "cpu_adam", "device", "engine", "inputs", "memory",
                   "model", "plan", "state", "step", "text"],
     "planner": ["core", "calibrate", "comm", "config", "device", "engine", "inputs", "memory",
                 "model", "plan", "state", "step", "text"],

@@ -59,7 +59,7 @@ std::string patterns_of(std::string_view tags) {
   std::string patterns;
   for (const std::string_view tag : split(tags, ',')) {
     for (const TaggedPattern& tagged : tagged_patterns()) {
-      if (tagged.tag == tag) patterns += std::string(tagged.pattern) + ":";
+      if (tagged.tag == tag) patterns.append(tagged.pattern).append(":");
     }
   }
   return patterns;
@@ -80,7 +80,9 @@ bool choose_by_tags(std::string_view wanted, std::string_view unwanted) {
     if (filter.empty()) return false;
   }
   const std::string left_out = patterns_of(unwanted);
-  if (!left_out.empty()) filter += (filter.find('-') == std::string::npos ? "-" : ":") + left_out;
+  if (!left_out.empty()) {
+    filter.append(filter.find('-') == std::string::npos ? "-" : ":").append(left_out);
+  }
   return true;
 }
 
@@ -103,7 +105,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
     if (word.starts_with("--tagged=")) tagged = word.substr(9);
-    if (word.starts_with("--untagged=")) untagged += "," + std::string(word.substr(11));
+    if (word.starts_with("--untagged=")) untagged.append(",").append(word.substr(11));
   }
   if (!choose_by_tags(tagged, untagged)) return 1;
   const int status = RUN_ALL_TESTS();

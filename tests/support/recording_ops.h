@@ -321,9 +321,9 @@ class RecordingOps {
   void forget_sum_rows(std::uint32_t* sum_row_of, std::size_t rows) {
     log_->call("forget_sum_rows", sum_row_of, rows);
   }
-  void find_slots(const model::Ids& ids, std::size_t first, std::size_t rows,
-                  std::uint32_t* sum_row_of) {
-    log_->call("find_slots", ids, first, rows, sum_row_of);
+  void find_sum_rows(const model::Ids& ids, std::size_t first, std::size_t rows,
+                     std::uint32_t* sum_row_of) {
+    log_->call("find_sum_rows", ids, first, rows, sum_row_of);
   }
   void pack(const model::UnpackedGradient& from, T* packed, std::size_t size,
             GradientStats* partial, GradientStats* stats) {

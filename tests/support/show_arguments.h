@@ -91,10 +91,10 @@ inline void show(test::CallLog& log, const DropoutMask& m) {
   log.add_group(m.key, m.stream, m.first, m.threshold, m.factor);
 }
 inline void show(test::CallLog& log, const Regrouping& r) {
-  log.add_group(r.parts, r.sequences, r.length, r.first, r.others, r.from, r.to);
+  log.add_group(r.slices, r.sequences, r.length, r.first, r.others, r.from, r.to);
 }
 inline void show(test::CallLog& log, const Ids& i) {
-  log.add_group(i.tokens, i.positions, i.slots);
+  log.add_group(i.tokens, i.positions, i.sum_rows);
 }
 template <class T>
 void show(test::CallLog& log, const Embedding<T>& e) {
@@ -133,7 +133,7 @@ inline void show(test::CallLog& log, const ExpertRows& r) {
   log.add_group(r.places, r.count, r.per_token);
 }
 inline void show(test::CallLog& log, const UnpackedGradient& g) {
-  log.add_group(g.slots, g.sum_row_of, g.rows, g.width, g.table, g.rest, g.tied, g.tied_size);
+  log.add_group(g.sum_rows, g.sum_row_of, g.rows, g.width, g.table, g.rest, g.tied, g.tied_size);
 }
 inline void show(test::CallLog& log, const QuantizedMatrix& m) {
   log.add_group(m.quantization.format, m.arrays.scales_count, m.at);

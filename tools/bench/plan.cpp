@@ -19,6 +19,7 @@
 #include "ballast/core/clocks.h"
 #include "ballast/core/error.h"
 #include "ballast/engine/engine.h"
+#include "ballast/inputs/run_inputs.h"
 #include "ballast/memory/machine.h"
 #include "ballast/plan/lane_times.h"
 #include "ballast/plan/simulator.h"
@@ -240,8 +241,8 @@ Bytes reset_peak_resident() {
 /// Trains `config`, with a calibration before each round of steps.
 Outcome train(const config::Config& config, const BenchPlanArguments& arguments) {
   Outcome outcome;
-  const model::Architecture model = model::build_architecture(config.model, config.rank_split());
-  outcome.calibration = calibrate::calibrate(config, model);
+  const inputs::RunInputs run = inputs::translate(config);
+  outcome.calibration = calibrate::calibrate(run);
   const Bytes before = reset_peak_resident();
   engine::Engine engine = planner::make_engine(config, &interrupted());
   const engine::Blueprint& blueprint = engine.blueprint();
@@ -255,7 +256,7 @@ Outcome train(const config::Config& config, const BenchPlanArguments& arguments)
   for (std::uint64_t round = 0; round < arguments.rounds; ++round) {
     if (round > 0) {
       engine.finish();
-      outcome.calibration = calibrate::calibrate(config, model);
+      outcome.calibration = calibrate::calibrate(run);
     }
     outcome.predicted = plan::simulate(blueprint.schedule, outcome.calibration.rates);
     outcome.predicted_seconds.push_back(outcome.predicted.step_seconds);
@@ -282,7 +283,7 @@ Outcome train(const config::Config& config, const BenchPlanArguments& arguments)
 config::Config decide(const config::Config& config) {
   planner::PlanRequest request = {
       .config = config, .model = model::build_architecture(config.model, config.rank_split())};
-  request.rates = calibrate::calibrate(config, request.model).rates;
+  request.rates = calibrate::calibrate(inputs::translate(config)).rates;
   request.budgets = planner::budgets_of(config, request.rates, 1);
   return planner::decide(request).config;
 }

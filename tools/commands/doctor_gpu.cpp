@@ -11,6 +11,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
 #include "ballast/inputs/engine_inputs.h"
+#include "ballast/inputs/run_inputs.h"
 #include "ballast/model/attention.h"
 #include "ballast/model/compute.h"
 
@@ -211,20 +212,18 @@ const std::vector<KnownGpu>& known_gpus() {
 
 std::vector<Finding> examine_gpu(const config::Config& config, const GpuEffort& effort) {
   std::vector<Finding> findings;
+  const inputs::RunInputs run = inputs::translate(config);
   const std::uint64_t length = std::min(config.data.sequence_length, effort.rows);
   compare(
       "passes", "the host device", length,
-      [&](std::uint64_t) { return calibrate::compare_with_host(config, &interrupted()); },
-      findings);
+      [&](std::uint64_t) { return calibrate::compare_with_host(run, &interrupted()); }, findings);
   compare(
       "products", "the plain kernel", length,
-      [&](std::uint64_t rows) { return calibrate::compare_products(config, rows, &interrupted()); },
+      [&](std::uint64_t rows) { return calibrate::compare_products(run, rows, &interrupted()); },
       findings);
   compare(
       "sequence", "the plain kernels", length,
-      [&](std::uint64_t rows) {
-        return calibrate::compare_with_plain(config, rows, &interrupted());
-      },
+      [&](std::uint64_t rows) { return calibrate::compare_with_plain(run, rows, &interrupted()); },
       findings);
   const KnownGpu* const gpu = known(config);
   run_check(

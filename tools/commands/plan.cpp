@@ -14,6 +14,7 @@
 #include "ballast/engine/blueprint.h"
 #include "ballast/formats/weight_files.h"
 #include "ballast/inputs/engine_inputs.h"
+#include "ballast/inputs/run_inputs.h"
 #include "ballast/plan/simulator.h"
 #include "ballast/planner/forecast.h"
 #include "ballast/planner/run_plan.h"
@@ -65,10 +66,11 @@ calibrate::PeerRanks share_machine(const ForecastRequest& request, config::Confi
                             option(request.config.caller, "rates", "FILE")));
   }
   const comm::Launch first = {.launcher = {}, .world = world, .local_world = world};
-  const std::vector<calibrate::RankPlace> ranks(world, calibrate::read_place(first, config));
+  const std::vector<calibrate::RankPlace> ranks(
+      world, calibrate::read_place(first, inputs::own_device_memory(config, 0)));
   const calibrate::MachineShare share = calibrate::share_of(ranks, 0);
-  calibrate::apply_common_share(config, share);
-  calibrate::apply_own_share(config, share);
+  planner::apply_common_share(config, share);
+  planner::apply_own_share(config, share);
   const double exchange = calibrate::estimate_exchange(world);
   log(LogLevel::info,
       fmt::format(
@@ -98,7 +100,7 @@ plan::Rates rates_for(const ForecastRequest& request, config::Config& config) {
                                       .devices = planner::devices_of(checked, {}),
                                       .interrupted = &interrupted()};
   planner::require_fit(asked);
-  plan::Rates rates = calibrate::machine_rates(planner::measured_config(asked), asked.model,
+  plan::Rates rates = calibrate::machine_rates(inputs::translate(planner::measured_config(asked)),
                                                request.recalibrate, &interrupted());
   if (peers) calibrate::share_out(rates, *peers);
   return rates;

@@ -18,6 +18,7 @@
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/places.h"
+#include "ballast/inputs/run_inputs.h"
 #include "ballast/plan/lane_times.h"
 #include "ballast/plan/simulator.h"
 #include "ballast/planner/forecast.h"
@@ -81,7 +82,8 @@ std::optional<LaneTimeline> predict_run(const fs::path& file, const Json& run) {
     choices.push_back(key + "=" + value.compact());
   try {
     const engine::Blueprint blueprint = planner::draw_blueprint(config::load(file, choices));
-    const auto prediction = calibrate::RunPrediction::find(config::load(file, {}), blueprint);
+    const auto prediction =
+        calibrate::RunPrediction::find(inputs::translate(config::load(file, {})), blueprint);
     if (!prediction) return std::nullopt;
     const auto spans = plan::simulate(blueprint.schedule, prediction->rates(), {.timeline = true});
     return predicted_timeline(spans.timeline, step::OperationNames(blueprint.problem));

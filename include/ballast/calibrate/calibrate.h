@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "ballast/config/config.h"
+#include "ballast/inputs/run_inputs.h"
 #include "ballast/model/architecture.h"
 #include "ballast/plan/rates.h"
 
@@ -51,28 +51,26 @@ bool has_part(const plan::Rates& rates, CalibrationPart part);
 /// Copies the rates of `part`.
 void copy_part(CalibrationPart part, const plan::Rates& from, plan::Rates& to);
 
-/// Measures this machine for the model and swap paths of `config`: kernels of layers and of the
-/// head at a few micro-batch sizes (including the config's own), the optimizer update, host-device
+/// Measures this machine for the model and swap paths of `run`: kernels of layers and of the
+/// head at a few micro-batch sizes (including the run's own), the optimizer update, host-device
 /// copies, and reads, writes and mixed I/O through the swap space, striped by the bandwidths in
 /// aio.paths. Takes a few seconds and memory for one layer, its workspace and half a GiB more;
 /// leaves no files. Long sequences are shortened for the measurement. A measurement that other work
 /// disturbs, or whose rates contradict each other, is repeated once with corrections for a busy
 /// machine (src/calibrate/calibration.h). The speed of compute during copies and transfers is only
 /// measured on a quiet machine and otherwise 0. `interrupted` (may be null) stops it with
-/// Error(interrupted). Throws Error like a run. Unusable swap paths are an Error if the config
+/// Error(interrupted). Throws Error like a run. Unusable swap paths are an Error if the run
 /// places anything on NVMe; otherwise they cause a warning and rates of 0.
-Calibration calibrate(const config::Config& config, const model::Architecture& model,
-                      const std::atomic<bool>* interrupted = nullptr,
+Calibration calibrate(const inputs::RunInputs& run, const std::atomic<bool>* interrupted = nullptr,
                       const CalibrationStart& start = {});
 
 /// Returns everything that the rates of `part` depend on, as text: version of the program and its
 /// libraries, processor, cores, threads, type and shape of the model's layers; for compute and link
 /// also the device, for swap the paths.
-std::string part_key(CalibrationPart part, const config::Config& config,
-                     const model::Architecture& model);
+std::string part_key(CalibrationPart part, const inputs::RunInputs& run);
 
 /// Returns everything that a calibration depends on, as text: the keys of all parts. Rates are
 /// reusable if the keys are equal.
-std::string calibration_key(const config::Config& config, const model::Architecture& model);
+std::string calibration_key(const inputs::RunInputs& run);
 
 }  // namespace ballast::calibrate

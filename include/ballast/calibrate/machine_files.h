@@ -7,9 +7,9 @@
 #include <string>
 #include <string_view>
 
-#include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/memory.h"
+#include "ballast/inputs/run_inputs.h"
 #include "ballast/model/compute.h"
 #include "ballast/model/cuda_libraries.h"
 
@@ -62,8 +62,8 @@ std::shared_ptr<model::ProductChoices> kept_product_choices(Unkept unkept = Unke
 /// variable is set.
 std::filesystem::path product_choices_file(const std::string& library);
 
-/// Options from ballast.kernels, ballast.gpu_checks, ballast.attention and
-/// ballast.product_algorithms. `one_machine`: whether all ranks can use the same file.
-model::KernelOptions kernel_options(const config::Config& config, bool one_machine = true);
+/// Options with the kept choices of products, if `request` asks for them. `one_machine`: whether
+/// all ranks can use the same file.
+model::KernelOptions kernel_options(const inputs::KernelRequest& request, bool one_machine = true);
 
 }  // namespace ballast::calibrate

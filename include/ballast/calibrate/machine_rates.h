@@ -10,8 +10,8 @@
 #include <string>
 
 #include "ballast/calibrate/calibrate.h"
-#include "ballast/config/config.h"
 #include "ballast/engine/blueprint.h"
+#include "ballast/inputs/run_inputs.h"
 #include "ballast/model/architecture.h"
 #include "ballast/plan/rates.h"
 #include "ballast/plan/simulator.h"
@@ -58,8 +58,8 @@ double seconds_since_1970();
 
 /// Sources of facts for machine_rates(), which tests replace.
 struct RatesSource {
-  std::function<Calibration(const config::Config&, const model::Architecture&,
-                            const std::atomic<bool>* interrupted, const CalibrationStart&)>
+  std::function<Calibration(const inputs::RunInputs&, const std::atomic<bool>* interrupted,
+                            const CalibrationStart&)>
       measure = calibrate;
   std::function<double()> others_cpus = others_cpus_now;
   std::function<double()> now = seconds_since_1970;
@@ -67,15 +67,15 @@ struct RatesSource {
   bool beside_ranks = false;
 };
 
-/// Returns the rates of an idle machine like this one, for the model and paths of `config`. Cached
+/// Returns the rates of an idle machine like this one, for the model and paths of `run`. Cached
 /// rates with the same calibration_key() are used immediately; on a busy machine a line reports
 /// this, with their age and the cost of the other work. Otherwise a calibration measures the parts
 /// that are not cached under their part_key(), which takes a few seconds. On a busy machine it
 /// corrects for the other work. Its rates are cached unless the cached ones were disturbed less.
 /// They are measured again when the machine is quiet. `recalibrate` measures everything. Logs a
 /// warning if the cache cannot be read or written. Throws Error like calibrate().
-plan::Rates machine_rates(const config::Config& config, const model::Architecture& model,
-                          bool recalibrate = false, const std::atomic<bool>* interrupted = nullptr,
+plan::Rates machine_rates(const inputs::RunInputs& run, bool recalibrate = false,
+                          const std::atomic<bool>* interrupted = nullptr,
                           const RatesSource& source = {});
 
 /// Measured times of a training step: total seconds, and busy seconds per lane.
@@ -102,10 +102,10 @@ plan::Rates corrected(plan::Rates rates, const plan::Prediction& predicted,
 /// Prediction for a run of one rank, from cached rates.
 class RunPrediction {
  public:
-  /// `config`: as passed to machine_rates(). `blueprint`: of the run. `given`: rates with which the
+  /// `asked`: as passed to machine_rates(). `blueprint`: of the run. `given`: rates with which the
   /// run was planned instead of cached ones, or nullptr. Empty if no rates are cached, if a rate
   /// that the run needs is missing, and for serial or delayed runs. Measures nothing.
-  static std::optional<RunPrediction> find(const config::Config& config,
+  static std::optional<RunPrediction> find(const inputs::RunInputs& asked,
                                            const engine::Blueprint& blueprint,
                                            const plan::Rates* given = nullptr);
 

@@ -78,10 +78,6 @@ engine::Blueprint outline(const config::Config& config, const model::Architectur
 /// round-robin to the ranks of a machine; if there are fewer paths than ranks, ranks share a path.
 state::SwapOptions swap_options(const config::Config& config, const comm::Launch& launch = {});
 
-/// Returns threads, instruction set and NUMA node of the update. Throws Error(config) for an
-/// instruction set that this machine lacks.
-cpu_adam::UpdaterOptions updater_options(const config::Config& config);
-
 /// Returns the GPU numbers of the devices of rank `local_rank` of its machine: ballast.devices, or
 /// consecutive ones. Host devices have numbers, too.
 std::vector<std::uint32_t> device_numbers(const config::Config& config, std::uint32_t local_rank);

@@ -17,7 +17,17 @@
 #include "ballast/text/json.h"
 #include "ballast/text/output_file.h"
 
+namespace ballast::calibrate {
+struct MachineShare;
+}  // namespace ballast::calibrate
+
 namespace ballast::planner {
+
+/// Sets the device, budgets and compute threads that `config` leaves open. Equal on every rank.
+void apply_common_share(config::Config& config, const calibrate::MachineShare& share);
+
+/// Sets the update's threads and NUMA node that `config` leaves open. May differ between ranks.
+void apply_own_share(config::Config& config, const calibrate::MachineShare& share);
 
 /// Returns the keys of `used` that differ from those of `asked`, by path.
 text::Json chosen_keys(const config::Config& asked, const config::Config& used);

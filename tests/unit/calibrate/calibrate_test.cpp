@@ -9,6 +9,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/machine.h"
 #include "ballast/inputs/engine_inputs.h"
+#include "ballast/inputs/run_inputs.h"
 
 #include "src/calibrate/calibration.h"
 #include "tests/support/captured_log.h"
@@ -29,10 +30,10 @@ class CalibrationTest : public testing::Test {
     return test::tiny_config(kModel, bf16, directory_.path(), overrides);
   }
   static plan::Rates rates_of(const config::Config& config) {
-    return calibrate(config, model::build_architecture(config.model)).rates;
+    return calibrate(inputs::translate(config)).rates;
   }
   static std::string key_of(const config::Config& config) {
-    return calibration_key(config, model::build_architecture(config.model));
+    return calibration_key(inputs::translate(config));
   }
 
   test::TempDir directory_;
@@ -94,7 +95,8 @@ TEST_F(CalibrationTest, TheSampleOfAFamilyWithExpertsHasDenseLayers) {
   for (const auto& [keys, width] : widths) {
     const config::Config config =
         test::tiny_config(experts + keys, true, directory_.path(), {kAuto});
-    const Sample sample = make_sample(config, model::build_architecture(config.model));
+    const inputs::RunInputs run = inputs::translate(config);
+    const Sample sample = make_sample(run);
     EXPECT_EQ(sample.blueprint.model.blocks.size(), 4U) << keys;
     EXPECT_EQ(sample.blueprint.model.config.intermediate_size, width) << keys;
     EXPECT_EQ(sample.blueprint.problem.index->routing_bytes(), 0U) << keys;
@@ -119,8 +121,7 @@ TEST_F(CalibrationTest, MeasuresOnlyUnknownRates) {
   start.known.forward = {{37.0, 5e9}};
   start.known.upload_per_second = 6e9;
   const config::Config asked = config({kOnNvme});
-  const Calibration found =
-      calibrate(asked, model::build_architecture(asked.model), nullptr, start);
+  const Calibration found = calibrate(inputs::translate(asked), nullptr, start);
   EXPECT_EQ(found.rates.forward, start.known.forward);
   EXPECT_EQ(found.rates.upload_per_second, 6e9);
   EXPECT_EQ(found.rates.offload_per_second, 0.0);
@@ -130,8 +131,7 @@ TEST_F(CalibrationTest, MeasuresOnlyUnknownRates) {
 
 TEST_F(CalibrationTest, CopiesEveryRateWithItsPart) {
   const config::Config asked = config({kOnNvme});
-  plan::Rates all =
-      calibrate(asked, model::build_architecture(asked.model), nullptr, {.busy = true}).rates;
+  plan::Rates all = calibrate(inputs::translate(asked), nullptr, {.busy = true}).rates;
   plan::Rates copy = {.name = all.name};
   for (const CalibrationPart part : kParts) {
     EXPECT_FALSE(has_part(copy, part));
@@ -163,14 +163,14 @@ TEST_F(CalibrationTest, MeasuresEachKindOfLayer) {
          "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 10,
          "vocab_size_per_layer_input": 131)";
   const config::Config asked = test::tiny_config(links, true, directory_.path(), {kAuto});
-  const Calibration found = calibrate(asked, inputs::model_of(asked));
+  const Calibration found = calibrate(inputs::translate(asked));
   for (const CalibrationPart part : kParts) EXPECT_TRUE(has_part(found.rates, part));
   EXPECT_FALSE(found.rates.backward.empty());
 }
 
 TEST_F(CalibrationTest, MeasuresNoBackwardPassOfLayersThatHaveNone) {
   const config::Config asked = config({R"(ballast.train=["transformer.ln_f.*"])"});
-  const plan::Rates rates = calibrate(asked, inputs::model_of(asked)).rates;
+  const plan::Rates rates = calibrate(inputs::translate(asked)).rates;
   EXPECT_FALSE(rates.forward.empty());
   EXPECT_TRUE(rates.backward.empty());
   EXPECT_FALSE(rates.head.empty());
@@ -224,8 +224,7 @@ TEST_F(CalibrationTest, HasAKeyForEachPart) {
     for (const CalibrationPart part : kParts) {
       const config::Config before = config({kOnNvme});
       const config::Config after = config({kOnNvme, change});
-      if (part_key(part, before, model::build_architecture(before.model)) !=
-          part_key(part, after, model::build_architecture(after.model))) {
+      if (part_key(part, inputs::translate(before)) != part_key(part, inputs::translate(after))) {
         parts.push_back(part);
       }
     }
@@ -265,7 +264,8 @@ TEST(MeasuredTime, CountTheCallsAfterTheFirst) {
 TEST_F(CalibrationTest, MeasuresLongSequencesShorter) {
   const auto length_of = [&](const std::string& length) {
     const config::Config asked = config({"data.sequence_length=" + length});
-    return measurable_length(make_sample(asked, model::build_architecture(asked.model)));
+    const inputs::RunInputs run = inputs::translate(asked);
+    return measurable_length(make_sample(run));
   };
   EXPECT_EQ(length_of("37"), 37U);
   // Its attention alone takes 10^15 operations.
@@ -277,7 +277,7 @@ TEST_F(CalibrationTest, StopsWhenInterrupted) {
   const std::atomic<bool> interrupted = true;
   const config::Config asked = config({kOnNvme});
   try {
-    calibrate(asked, model::build_architecture(asked.model), &interrupted);
+    calibrate(inputs::translate(asked), &interrupted);
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::interrupted);
@@ -287,7 +287,8 @@ TEST_F(CalibrationTest, StopsWhenInterrupted) {
 
 TEST_F(CalibrationTest, UsesTheNumberOfColdBuffersOfTheModel) {
   const config::Config tiny = config({});
-  const Sample sample = make_sample(tiny, model::build_architecture(tiny.model));
+  const inputs::RunInputs run = inputs::translate(tiny);
+  const Sample sample = make_sample(run);
   EXPECT_EQ(sample.blueprint.model.blocks.size(), 4U);
   EXPECT_EQ(cold_copies(sample, 1), 4U);
   EXPECT_EQ(cold_copies(sample, 100 * kGiB), 1U);

@@ -14,6 +14,7 @@
 #include "ballast/calibrate/kernel_comparison.h"
 #include "ballast/core/error.h"
 #include "ballast/inputs/engine_inputs.h"
+#include "ballast/inputs/run_inputs.h"
 #include "ballast/model/family.h"
 
 #include "src/calibrate/calibration.h"
@@ -146,7 +147,8 @@ void check_parts(const Sample& sample, TimedPasses& passes) {
 
 /// Runs the passes that the calibration measures.
 void run_timed(const config::Config& config) {
-  const Sample sample = make_sample(config, inputs::model_of(config));
+  const inputs::RunInputs run = inputs::translate(config);
+  const Sample sample = make_sample(run);
   TimedPasses passes(sample, {1, sample.length});
   ASSERT_NO_THROW(passes.run_each());
   for (int i = 0; i < 3; ++i) ASSERT_NO_THROW(passes.layer_pass());
@@ -162,7 +164,8 @@ void run_timed(const config::Config& config) {
 
 /// Runs the passes that the comparison of kernels runs.
 void run_compared(const config::Config& config) {
-  StepPasses passes(few_layers(config), config.type, {1, 37}, config.has_positions(),
+  StepPasses passes(few_layers(inputs::translate(config)), config.type, {1, 37},
+                    config.has_positions(),
                     {.kind = "host", .type = config.type, .compute_threads = 1}, {});
   for (const model::PassId pass : passes.order()) {
     SCOPED_TRACE(passes.name_of(pass));

@@ -9,6 +9,7 @@
 
 #include "ballast/calibrate/calibrate.h"
 #include "ballast/core/machine.h"
+#include "ballast/inputs/run_inputs.h"
 #include "ballast/planner/planner.h"
 
 #include "tests/support/captured_log.h"
@@ -26,12 +27,12 @@ class MachineRates : public testing::Test {
         config_(test::tiny_config(
             R"("vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)", true,
             directory_.path())),
-        model_(model::build_architecture(config_.model)),
-        key_(calibration_key(config_, model_)) {}
+        run_(inputs::translate(config_)),
+        key_(calibration_key(run_)) {}
 
   /// Measures for this test, since other tests may have disturbed the rates of this machine.
   plan::Rates rates(bool recalibrate = false) {
-    const auto measure = [this](const auto&, const auto&, auto, const CalibrationStart& start) {
+    const auto measure = [this](const auto&, auto, const CalibrationStart& start) {
       start_ = start;
       Calibration measured = {.rates = start.known};
       measured.rates.name = "this machine";
@@ -47,7 +48,7 @@ class MachineRates : public testing::Test {
       if (!has_part(start.known, CalibrationPart::link)) measured.rates.upload_per_second = speed();
       return measured;
     };
-    return machine_rates(config_, model_, recalibrate, nullptr,
+    return machine_rates(run_, recalibrate, nullptr,
                          {.measure = measure,
                           .others_cpus = [this] { return others_cpus_; },
                           .now = [this] { return now_; }});
@@ -63,7 +64,7 @@ class MachineRates : public testing::Test {
   test::TempDir directory_;
   test::Variable cache_;
   config::Config config_;
-  model::Architecture model_;
+  inputs::RunInputs run_;
   std::string key_;
   CalibrationStart start_;  ///< start of the latest measurement
   double others_cpus_ = 0.0;
@@ -121,7 +122,7 @@ TEST_F(MachineRates, SayHowMuchTheirRepetitionsDiffered) {
   spread_ = 0.121;
   EXPECT_EQ(rates().spread, spread_);
   spread_ = 0.05;
-  config_.batch.micro_batch = 7;  // the other parts keep their spread
+  run_.batch.shape.sequences = 7;  // the other parts keep their spread
   EXPECT_EQ(rates().spread, 0.121);
   work_beside(1.0);
   rates();
@@ -137,13 +138,13 @@ TEST_F(MachineRates, AreNeverReplacedByMoreDisturbedOnes) {
   EXPECT_NE(log_.text().find("which less other work disturbed"), std::string::npos);
   EXPECT_EQ(rates(), quiet);
   // Another config uses other parts.
-  config_.batch.micro_batch = 7;
+  run_.batch.shape.sequences = 7;
   EXPECT_EQ(rates().update_per_second, quiet.update_per_second);
 }
 
 TEST_F(MachineRates, OnlyMissingPartsAreMeasured) {
   const plan::Rates first = rates();
-  config_.batch.micro_batch = 7;  // changes the kernels alone
+  run_.batch.shape.sequences = 7;  // changes the kernels alone
   const plan::Rates second = rates();
   EXPECT_EQ(second.update_per_second, first.update_per_second);
   EXPECT_EQ(second.upload_per_second, first.upload_per_second);
@@ -283,8 +284,9 @@ class RunPredictions : public MachineRates {
  protected:
   RunPredictions()
       : blueprint_(planner::draw_blueprint(
-            config_, model_, {64 * kMiB, 64 * kMiB},
-            {.workspace = kMiB, .intermediates = std::vector<Bytes>(model_.blocks.size(), kMiB)})) {
+            config_, run_.model, {64 * kMiB, 64 * kMiB},
+            {.workspace = kMiB,
+             .intermediates = std::vector<Bytes>(run_.model.blocks.size(), kMiB)})) {
     known_.name = key_;
     known_.forward = {{1.0, 1e9}};
     known_.backward = known_.forward;
@@ -298,7 +300,7 @@ class RunPredictions : public MachineRates {
 
   void keep() { save_rates(rates_cache_file(key_), known_); }
   [[nodiscard]] std::optional<RunPrediction> prediction() const {
-    return RunPrediction::find(config_, blueprint_);
+    return RunPrediction::find(inputs::translate(config_), blueprint_);
   }
   /// A step in which every lane takes `factor` times as long as predicted.
   [[nodiscard]] MeasuredStep slower(double factor) const {

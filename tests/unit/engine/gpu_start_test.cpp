@@ -14,6 +14,7 @@
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/core/error.h"
 #include "ballast/inputs/engine_inputs.h"
+#include "ballast/inputs/run_inputs.h"
 #include "ballast/planner/planner.h"
 
 #include "src/calibrate/calibration.h"
@@ -203,10 +204,9 @@ TEST_F(GpuStart, DoctorNamesTheKernelThatIsWrong) {
 
 TEST_F(GpuStart, CopiesBetweenItsGpusAreMeasured) {
   const auto peers = [&](const std::vector<std::string>& overrides) {
-    const config::Config asked = config(overrides);
+    const inputs::RunInputs run = inputs::translate(config(overrides));
     plan::Rates rates;
-    calibrate::measure_link(calibrate::make_sample(asked, model::build_architecture(asked.model)),
-                            rates);
+    calibrate::measure_link(calibrate::make_sample(run), rates);
     return rates.peer_per_second;
   };
   const std::size_t before = FakeCuda::copied_to_peers;
@@ -221,7 +221,8 @@ TEST_F(GpuStart, DoctorExaminesEveryFamilyOfLayers) {
       R"("family": "qwen3_moe", "vocab_size": 131, "hidden_size": 32, "num_layers": 2,
          "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "intermediate_size": 40,
          "moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2)";
-  const auto all = calibrate::compare_with_host(config({"model.vocabulary_tiles=2"}, experts));
+  const auto all = calibrate::compare_with_host(
+      inputs::translate(config({"model.vocabulary_tiles=2"}, experts)));
   EXPECT_GT(all.size(), 12U);
   for (const auto& one : all) {
     EXPECT_TRUE(one.agrees) << one.name << ", " << one.port << ": " << one.difference.mean << ", "

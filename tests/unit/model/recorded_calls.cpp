@@ -117,8 +117,8 @@ class Recorder {
   /// Uneven numbers of choices, the same for each micro-batch: those of the first expert are none
   /// on the first rank.
   void fill_routing(std::uint64_t experts) {
-    const auto router =
-        std::ranges::find(model_.own.blocks, model::BlockContent::router, &model::BlockSpec::part);
+    const auto router = std::ranges::find(model_.own.blocks, model::BlockContent::router,
+                                          &model::BlockSpec::content);
     if (router == model_.own.blocks.end()) return;
     const std::uint64_t choices = model_.shape.micro_batch.tokens();
     for (std::uint64_t rank = 0; rank < model_.shape.ranks; ++rank) {
