@@ -97,7 +97,7 @@ TEST(Rotary, UnknownTypesAreRefused) {
   EXPECT_TRUE(has(refusal(R"({"rope_type": "dynamic", "factor": 2,
                        "original_max_position_embeddings": 9})",
                           2),
-                  "needs heads with at least 4 values"));
+                  "needs at least 4 rotary dimensions"));
   EXPECT_TRUE(has(refusal("null", 7), "head_dim: 7 is odd"));
   EXPECT_TRUE(has(refusal(R"({"rope_type": "default", "partial_rotary_factor": 0.02})"),
                   "partial_rotary_factor: 0.02 of head_dim 64 is 1 values"));
