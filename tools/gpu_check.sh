@@ -104,7 +104,7 @@ offload() {
 check_memory_and_races() {
   local rest='*CudaNorm*:*CudaRows*:*CudaGradients*:*CudaCodes*:*Tokens*:*SumLosses*:*CudaUpdate*'
   rest+=':*CudaMixers*:*CudaAttentionGate*:*CudaGroups*:*CudaLinks*:*CudaRotation*:*CudaRouter*'
-  rest+=':*CudaExperts*:*CudaSlots*:*CudaRowSums*:*CudaBaseCodes*'
+  rest+=':*CudaExperts*:*CudaTokenSums*:*CudaRowSums*:*CudaBaseCodes*'
   sanitize memcheck attention 120 '*Attention*-*CudaAttentionGate*'
   sanitize racecheck attention 120 '*Attention*-*CudaAttentionGate*'
   conclude

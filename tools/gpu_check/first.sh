@@ -3,7 +3,7 @@
 
 # Kernels that no GPU has run, and attention.
 new_kernels='*CudaMixers*:*CudaAttentionGate*:*CudaGroups*:*CudaLinks*:*CudaRotation*:*CudaRouter*'
-new_kernels+=':*CudaExperts*:*CudaSlots*:*CudaRowSums*:*CudaBaseCodes*:*Attention*'
+new_kernels+=':*CudaExperts*:*CudaTokenSums*:*CudaRowSums*:*CudaBaseCodes*:*Attention*'
 
 # Before all else where there are several GPUs.
 several_gpus() {
