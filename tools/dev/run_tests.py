@@ -41,6 +41,10 @@ class Tests:
     def __init__(self, folder: pathlib.Path):
         self.folder = folder.resolve()
         self.all = self._described("tests")
+        # Meson runs all tests of a name.
+        names = [test["name"] for test in self.all]
+        if doubled := {name for name in names if names.count(name) > 1}:
+            sys.exit(f"several tests have the name {', '.join(sorted(doubled))}; give each its own")
         targets = self._described("targets")
         self._files = {target["id"]: [pathlib.Path(name) for name in target["filename"]] for target in targets}
         # Programs look for modules at run time, also those that a test does not name.
