@@ -12,7 +12,7 @@
 
 // The gradient of the embedding, whose sums have rows only for the tokens of a step.
 
-namespace ballast::model::slots_test {
+namespace ballast::model::token_sums_test {
 namespace {
 
 using test::Bench;
@@ -181,4 +181,4 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 }  // namespace
-}  // namespace ballast::model::slots_test
+}  // namespace ballast::model::token_sums_test

@@ -10,7 +10,7 @@
 #include "ballast/core/error.h"
 #include "ballast/state/store.h"
 
-namespace ballast::state::slots_test {
+namespace ballast::state::home_extents_test {
 namespace {
 
 TEST(HomeExtentsTest, WithoutCheckpointsEveryHomeKeepsItsExtent) {
@@ -118,4 +118,4 @@ TEST(HomeExtentsTest, CheckpointsKeepTheContentOfTheirHomes) {
 }
 
 }  // namespace
-}  // namespace ballast::state::slots_test
+}  // namespace ballast::state::home_extents_test

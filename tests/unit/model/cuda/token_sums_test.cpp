@@ -12,7 +12,7 @@
 #include "tests/support/in_every_order.h"
 #include "tests/unit/model/cuda/values.h"
 
-namespace ballast::model::cuda::slots_test {
+namespace ballast::model::cuda::token_sums_test {
 namespace {
 
 using test::DeviceArray;
@@ -73,4 +73,4 @@ TEST_F(CudaTokenSums, APadTokenAddsNothingToItsRow) {
 }
 
 }  // namespace
-}  // namespace ballast::model::cuda::slots_test
+}  // namespace ballast::model::cuda::token_sums_test
