@@ -85,20 +85,6 @@ DeviceRequest devices_of(const config::Config& config, std::uint32_t local_rank)
   return request;
 }
 
-KernelRequest kernels_of(const config::BallastSection& ballast) {
-  using Timing = KernelRequest::Timing;
-  KernelRequest request = {
-      .set = ballast.kernels, .checks = ballast.gpu_checks, .attention = ballast.attention};
-  if (ballast.product_algorithms == config::ProductSearch::heuristic)
-    request.timing = Timing::never;
-  if (ballast.product_algorithms == config::ProductSearch::timed) request.timing = Timing::always;
-  request.names =
-      fmt::format("kernels {} checks {} attention {} products {}", config::name_of(ballast.kernels),
-                  config::name_of(ballast.gpu_checks), config::name_of(ballast.attention),
-                  config::name_of(ballast.product_algorithms));
-  return request;
-}
-
 /// Returns the inputs without the model, `train` and the swap paths.
 RunInputs settings_of(const config::Config& config, std::uint32_t local_rank) {
   const config::BallastSection& ballast = config.ballast;
@@ -119,10 +105,8 @@ RunInputs settings_of(const config::Config& config, std::uint32_t local_rank) {
                   .partition_activations = config.partition_activations};
   run.options = schedule_options(config);
   run.devices = devices_of(config, local_rank);
-  run.kernels = kernels_of(ballast);
-  run.update = {.threads = ballast.update_threads,
-                .isa = ballast.update_isa,
-                .numa_node = ballast.update_numa_node};
+  run.kernels = kernel_request(config);
+  run.update = updater_options(config);
   run.update_isa = config::name_of(ballast.update_isa);
   run.state_type = config::name_of(ballast.optimizer_states);
   run.may_swap = may_swap(config);
@@ -132,6 +116,27 @@ RunInputs settings_of(const config::Config& config, std::uint32_t local_rank) {
 }
 
 }  // namespace
+
+KernelRequest kernel_request(const config::Config& config) {
+  const config::BallastSection& ballast = config.ballast;
+  using Timing = KernelRequest::Timing;
+  KernelRequest request = {
+      .set = ballast.kernels, .checks = ballast.gpu_checks, .attention = ballast.attention};
+  if (ballast.product_algorithms == config::ProductSearch::heuristic)
+    request.timing = Timing::never;
+  if (ballast.product_algorithms == config::ProductSearch::timed) request.timing = Timing::always;
+  request.names =
+      fmt::format("kernels {} checks {} attention {} products {}", config::name_of(ballast.kernels),
+                  config::name_of(ballast.gpu_checks), config::name_of(ballast.attention),
+                  config::name_of(ballast.product_algorithms));
+  return request;
+}
+
+cpu_adam::UpdaterOptions updater_options(const config::Config& config) {
+  return {.threads = config.ballast.update_threads,
+          .isa = config.ballast.update_isa,
+          .numa_node = config.ballast.update_numa_node};
+}
 
 std::uint32_t channels_per_device(const config::Config& config, std::uint32_t ranks) {
   if (ranks == 1) return 0;

@@ -281,14 +281,14 @@ engine::Blueprint draw_evaluation(const config::Config& run) {
 }
 
 engine::EngineOptions engine_options(const config::Config& config, const comm::Launch& launch) {
-  const inputs::RunInputs run = inputs::translate(config, launch);
   const config::OptimizerSection& optimizer = config.optimizer;
   return {.device = std::string(config::name_of(config.ballast.device)),
           .device_numbers = config.ballast.devices,
           .compute_threads = config.ballast.compute_threads,
           .link_gbps = config.ballast.link_gbps,
-          .kernels = calibrate::kernel_options(run.kernels, launch.world == launch.local_world),
-          .update = run.update,
+          .kernels = calibrate::kernel_options(inputs::kernel_request(config),
+                                               launch.world == launch.local_world),
+          .update = inputs::updater_options(config),
           .hyper = {.beta1 = optimizer.beta1,
                     .beta2 = optimizer.beta2,
                     .epsilon = optimizer.eps,
@@ -299,7 +299,7 @@ engine::EngineOptions engine_options(const config::Config& config, const comm::L
           .gradient_clipping = config.gradient_clipping,
           .router_bias_update_speed = config.router_bias_update_speed,
           .seed = config.ballast.seed,
-          .swap = run.swap,
+          .swap = inputs::swap_options(config, launch),
           .serial = config.ballast.serial,
           .nvtx = config.ballast.nvtx,
           .delay_seed = config.ballast.delay_seed};

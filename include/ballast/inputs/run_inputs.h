@@ -95,6 +95,11 @@ struct RunInputs {
 /// trained as configured.
 RunInputs translate(const config::Config& config, const comm::Launch& launch = {});
 
+/// The kernels, and the threads of updates, of a run. For callers that need no model, which
+/// translate() builds.
+KernelRequest kernel_request(const config::Config& config);
+cpu_adam::UpdaterOptions updater_options(const config::Config& config);
+
 /// Returns the blueprint of a run before anything is placed: everything but placement, schedule and
 /// ledger.
 engine::Blueprint outline(const RunInputs& run, const memory::Budgets& budgets,
