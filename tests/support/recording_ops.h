@@ -2,10 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "src/model/ops/device_ops.h"
 #include "tests/support/call_log.h"
 #include "tests/support/show_arguments.h"
 
@@ -19,67 +21,92 @@ using model::GroupSteps;
 using model::Linear;
 using model::Norm;
 
-/// The operations of gated delta nets and of gated attention, see RecordingOps.
+/// Operations of a device that compute nothing and write their calls to a log, see RecordingOps.
 template <class T>
-class RecordingMixers {
+class RecordedFacets : public model::HeadOps<T>,
+                       public model::AttentionOps<T>,
+                       public model::MixerOps<T>,
+                       public model::LinkOps<T> {
  public:
-  explicit RecordingMixers(CallLog& log) : log_(&log) {}
+  explicit RecordedFacets(CallLog& log) : log_(&log) {}
+
+  void fill_angles(const model::Rotary& rotary, const model::Angles& angles,
+                   const std::int32_t* positions) override {
+    log_->call("fill_angles", rotary, angles, positions);
+  }
+  void rotate(T* x, std::size_t heads, const model::Angles& angles, const std::int32_t* positions,
+              float direction) override {
+    log_->call("rotate", x, heads, angles, positions, direction);
+  }
+  void copy_groups(const Groups& groups, const T* from, const GroupSteps& from_steps, T* to,
+                   const GroupSteps& to_steps, std::size_t zeros) override {
+    log_->call("copy_groups", groups, from, from_steps, to, to_steps, zeros);
+  }
+  void sum_groups(const Groups& groups, const T* from, const GroupSteps& steps, T* to,
+                  std::size_t to_row) override {
+    log_->call("sum_groups", groups, from, steps, to, to_row);
+  }
+  void regroup(const model::Regrouping& how, const T* from, T* to) override {
+    log_->call("regroup", how, from, to);
+  }
+  void use_heads(std::size_t number) override { log_->call("use_heads", number); }
+  [[nodiscard]] std::size_t attention_scratch_bytes() const override { return 3840; }
+  void attention(const model::AttentionMask& mask, const model::AttentionSinks<T>& sinks,
+                 const T* qkv, T* out, float* log_sums, std::byte* scratch) override {
+    log_->call("attention", mask, sinks, qkv, out, log_sums, scratch);
+  }
+  void attention_backward(const model::AttentionMask& mask, const model::AttentionSinks<T>& sinks,
+                          const T* qkv, const T* out, const float* log_sums, const T* dout, T* dqkv,
+                          std::byte* scratch) override {
+    log_->call("attention_backward", mask, sinks, qkv, out, log_sums, dout, dqkv, scratch);
+  }
 
   /// A size that no other memory has.
-  [[nodiscard]] std::size_t scratch_bytes() const { return 7936; }
-  void convolve(const model::Convolution<T>& how, const T* x, T* y, std::byte* scratch) {
+  [[nodiscard]] std::size_t scratch_bytes() const override { return 7936; }
+  void convolve(const model::Convolution<T>& how, const T* x, T* y, std::byte* scratch) override {
     log_->call("convolve", how, x, y, scratch);
   }
-  void convolve_backward(const model::Convolution<T>& how, const T* x, T* dy, std::byte* scratch) {
+  void convolve_backward(const model::Convolution<T>& how, const T* x, T* dy,
+                         std::byte* scratch) override {
     log_->call("convolve_backward", how, x, dy, scratch);
   }
-  void gated_norm(const Norm<T>& weights, const T* x, const T* gate, T* y) {
+  void gated_norm(const Norm<T>& weights, const T* x, const T* gate, T* y) override {
     log_->call("gated_norm", weights, x, gate, y);
   }
   void gated_norm_backward(const Norm<T>& weights, const T* x, const T* gate, T* dy, T* dgate,
-                           std::byte* scratch) {
+                           std::byte* scratch) override {
     log_->call("gated_norm_backward", weights, x, gate, dy, dgate, scratch);
   }
-  void recur(const model::DeltaInputs<T>& in, T* out, float* states, std::byte* scratch) {
+  void recur(const model::DeltaInputs<T>& in, T* out, float* states, std::byte* scratch) override {
     log_->call("recur", in, out, states, scratch);
   }
   void recur_backward(const model::DeltaInputs<T>& in, const float* states, const T* dout,
-                      const model::DeltaGradients<T>& to, std::byte* scratch) {
+                      const model::DeltaGradients<T>& to, std::byte* scratch) override {
     log_->call("recur_backward", in, states, dout, to, scratch);
   }
   void output_gate(const T* x, const T* gate, std::size_t gate_step, T* y, std::size_t rows,
-                   std::size_t width) {
+                   std::size_t width) override {
     log_->call("output_gate", x, gate, gate_step, y, rows, width);
   }
   void output_gate_backward(const T* x, T* gate, std::size_t gate_step, T* dy, std::size_t rows,
-                            std::size_t width) {
+                            std::size_t width) override {
     log_->call("output_gate_backward", x, gate, gate_step, dy, rows, width);
   }
 
- private:
-  CallLog* log_;
-};
-
-/// The operations of values that layers share besides the residual stream, see RecordingOps.
-template <class T>
-class RecordingLinks {
- public:
-  explicit RecordingLinks(CallLog& log) : log_(&log) {}
-
   void sum_columns(const T* x, std::size_t step, std::size_t rows, std::size_t width, bool adds,
-                   float* sums) const {
+                   float* sums) override {
     log_->call("sum_columns", x, step, rows, width, adds, sums);
   }
   void add_sums(const float* sums, std::size_t rows, std::size_t width, T* x,
-                std::size_t step) const {
+                std::size_t step) override {
     log_->call("add_sums", sums, rows, width, x, step);
   }
   void mix_rows(const model::TokenRows<const T>& rows, const model::TokenMix& how, const T* x,
-                std::size_t step, T* y) const {
+                std::size_t step, T* y) override {
     log_->call("mix_rows", rows, how, x, step, y);
   }
   void mix_rows_backward(const model::TokenRows<const T>& dy, const model::TokenMix& how,
-                         float* of_rows, T* dx, std::size_t step) const {
+                         float* of_rows, T* dx, std::size_t step) override {
     log_->call("mix_rows_backward", dy, how, of_rows, dx, step);
   }
 
@@ -91,17 +118,22 @@ class RecordingLinks {
 /// to a log. Sizes of scratch memory, chunks and routings are chosen so that all cases of their
 /// callers occur in small models, and depend on no device. Work runs at once.
 template <class T>
-class RecordingOps {
+class RecordingOps : public model::DeviceOps<T> {
  public:
-  using Value = T;
   /// Logits of 32 rows, up to 64 tokens wide.
   static constexpr Bytes kLogitBytes = 8192;
   /// True for the output matrix of models with more than 64 tokens.
   static constexpr bool sums_in_parts(std::size_t extent) { return extent > 64; }
 
-  RecordingOps(const model::ModelConfig& /*config*/, model::MicroBatchShape /*shape*/, CallLog& log,
+  RecordingOps(const model::KernelExtents& /*extents*/, CallLog& log,
                const model::MlpRule& mlp_rule)
-      : log_(&log), mlp_rule_(mlp_rule), mixers_(log) {}
+      : log_(&log), mlp_rule_(mlp_rule) {
+    const auto facets = std::make_shared<RecordedFacets<T>>(log);
+    this->heads = facets;
+    this->attention = facets;
+    this->mixers = facets;
+    this->links = facets;
+  }
 
   [[nodiscard]] const model::MlpRule& mlp_rule() const { return mlp_rule_; }
   template <class Work>
@@ -144,39 +176,6 @@ class RecordingOps {
                        std::size_t width) {
     log_->call("add_column_sums", x, step, gradient, rows, width);
   }
-
-  void fill_angles(const model::Rotary& rotary, const model::Angles& angles,
-                   const std::int32_t* positions) {
-    log_->call("fill_angles", rotary, angles, positions);
-  }
-  void rotate(T* x, std::size_t heads, const model::Angles& angles, const std::int32_t* positions,
-              float direction) {
-    log_->call("rotate", x, heads, angles, positions, direction);
-  }
-  void copy_groups(const Groups& groups, const T* from, const GroupSteps& from_steps, T* to,
-                   const GroupSteps& to_steps, std::size_t zeros = 0) {
-    log_->call("copy_groups", groups, from, from_steps, to, to_steps, zeros);
-  }
-  void sum_groups(const Groups& groups, const T* from, const GroupSteps& steps, T* to,
-                  std::size_t to_row) {
-    log_->call("sum_groups", groups, from, steps, to, to_row);
-  }
-  void regroup(const model::Regrouping& how, const T* from, T* to) {
-    log_->call("regroup", how, from, to);
-  }
-  void use_heads(std::size_t number) { log_->call("use_heads", number); }
-  [[nodiscard]] std::size_t attention_scratch_bytes() const { return 3840; }
-  void attention(const model::AttentionMask& mask, const model::AttentionSinks<T>& sinks,
-                 const T* qkv, T* out, float* log_sums, std::byte* scratch) {
-    log_->call("attention", mask, sinks, qkv, out, log_sums, scratch);
-  }
-  void attention_backward(const model::AttentionMask& mask, const model::AttentionSinks<T>& sinks,
-                          const T* qkv, const T* out, const float* log_sums, const T* dout, T* dqkv,
-                          std::byte* scratch) {
-    log_->call("attention_backward", mask, sinks, qkv, out, log_sums, dout, dqkv, scratch);
-  }
-  [[nodiscard]] RecordingMixers<T>& mixers() { return mixers_; }
-  [[nodiscard]] RecordingLinks<T> links() const { return RecordingLinks<T>(*log_); }
 
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows) {
     log_->call("linear", layer, x, y, y_row, rows);
@@ -351,7 +350,6 @@ class RecordingOps {
  private:
   CallLog* log_;
   model::MlpRule mlp_rule_;
-  RecordingMixers<T> mixers_;
   std::size_t routed_ = 0;  ///< choices of the last router
   std::vector<std::int32_t> fetched_;
 };

@@ -81,7 +81,7 @@ class DeltaNet {
 
   /// Takes the memory for one call.
   void take_memory(Bump& bump) {
-    scratch_ = bump.take<std::byte>(ops_.mixers().scratch_bytes());
+    scratch_ = bump.take<std::byte>(ops_.mixers->scratch_bytes());
     taps_ = bump.take<T>(joined_taps_);
     taps_gradient_ = bump.take<float>(joined_taps_);
   }
@@ -99,23 +99,23 @@ class DeltaNet {
     for_parts(
         [&](const Groups& heads, T* by_head, const GroupSteps& by_head_steps, T* apart,
             const GroupSteps& apart_steps) {
-          ops_.copy_groups(heads, by_head, by_head_steps, apart, apart_steps);
+          ops_.heads->copy_groups(heads, by_head, by_head_steps, apart, apart_steps);
         },
         first, m.mixed);
   }
   /// mixed -> channels.
   void convolve(const BlockWeights<T>& block, const DeltaAt& at, const std::int32_t* positions,
                 const LayerMemory<T>& m) {
-    ops_.mixers().convolve(convolution(block, at, positions), m.mixed, m.channels, scratch_);
+    ops_.mixers->convolve(convolution(block, at, positions), m.mixed, m.channels, scratch_);
   }
   /// channels -> recurred and states.
   void recur(const BlockWeights<T>& block, const DeltaAt& at, const std::int32_t* positions,
              const LayerMemory<T>& m) {
-    ops_.mixers().recur(inputs(block, at, positions, m), m.recurred, m.states, scratch_);
+    ops_.mixers->recur(inputs(block, at, positions, m), m.recurred, m.states, scratch_);
   }
   /// Returns the input of the last map [N, values()], in the memory of m.dqkv.
   const T* results(const Norm<T>& norm, const LayerMemory<T>& m) {
-    ops_.mixers().gated_norm(norm, m.recurred, gates(m.mixed), m.dqkv);
+    ops_.mixers->gated_norm(norm, m.recurred, gates(m.mixed), m.dqkv);
     return m.dqkv;
   }
   /// m.gradient, that of results() -> gradients of the weights, and of x in `dx`, which is written
@@ -125,7 +125,7 @@ class DeltaNet {
                 const std::int32_t* positions, const LayerMemory<T>& m, D* dx, bool add_to_dx) {
     T* const d = m.dqkv;
     const std::size_t row = shape_.row();
-    auto& mixers = ops_.mixers();
+    auto& mixers = *ops_.mixers;
     mixers.gated_norm_backward(norm, m.recurred, gates(m.mixed), m.gradient, gates(d), scratch_);
     mixers.recur_backward(inputs(block, at, positions, m), m.states, m.gradient,
                           {d, d + shape_.betas_at(), row, vector(block, at.decay).weight_gradient,
@@ -136,7 +136,7 @@ class DeltaNet {
       for_parts(
           [&](const Groups& heads, T* by_head, const GroupSteps& by_head_steps, T* apart,
               const GroupSteps& apart_steps) {
-            ops_.copy_groups(heads, apart, apart_steps, by_head, by_head_steps);
+            ops_.heads->copy_groups(heads, apart, apart_steps, by_head, by_head_steps);
           },
           m.mixed, d);
     }
@@ -195,7 +195,7 @@ class DeltaNet {
     const Convolution<T> how = convolution(block, at, positions);
     const bool joins = how.weight_gradient != nullptr && how.weight_gradient == taps_gradient_;
     if (joins) ops_.zero(taps_gradient_, joined_taps_);
-    ops_.mixers().convolve_backward(how, x, d, scratch_);
+    ops_.mixers->convolve_backward(how, x, d, scratch_);
     if (!joins) return;
     const float* from = taps_gradient_;
     for (const ElementRange& range : at.convolution) {
@@ -239,21 +239,21 @@ class AttentionGate {
   [[nodiscard]] std::size_t row() const { return 2 * shape_.width() + shape_.kv_width(); }
   /// Returns the input of the last map, in the memory of m.dqkv.
   const T* results(const LayerMemory<T>& m) {
-    ops_.mixers().output_gate(m.attention, m.projected + shape_.width(), row(), m.dqkv,
-                              shape_.tokens(), shape_.width());
+    ops_.mixers->output_gate(m.attention, m.projected + shape_.width(), row(), m.dqkv,
+                             shape_.tokens(), shape_.width());
     return m.dqkv;
   }
   /// Turns m.gradient from that of results() into that of attention, and the gates into their
   /// gradients.
   void backward(const LayerMemory<T>& m) {
-    ops_.mixers().output_gate_backward(m.attention, m.projected + shape_.width(), row(), m.gradient,
-                                       shape_.tokens(), shape_.width());
+    ops_.mixers->output_gate_backward(m.attention, m.projected + shape_.width(), row(), m.gradient,
+                                      shape_.tokens(), shape_.width());
   }
   /// Copies the gradients of the queries from m.dqkv next to those of the gates. Returns the
   /// gradient of the queries' map, with rows row() apart.
   const T* query_gradient(const LayerMemory<T>& m) {
-    ops_.copy_groups({shape_.tokens(), 1, shape_.width()}, m.dqkv, {shape_.row(), 0}, m.projected,
-                     {row(), 0});
+    ops_.heads->copy_groups({shape_.tokens(), 1, shape_.width()}, m.dqkv, {shape_.row(), 0},
+                            m.projected, {row(), 0});
     return m.projected;
   }
 

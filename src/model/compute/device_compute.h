@@ -23,6 +23,7 @@
 #include "src/model/compute/pass_rules.h"
 #include "src/model/compute/pass_views.h"
 #include "src/model/compute/vocabulary_kernels.h"
+#include "src/model/ops/device_ops.h"
 
 namespace ballast::model {
 
@@ -38,7 +39,7 @@ class DeviceCompute final : public Compute {
   DeviceCompute(const Architecture& model, MicroBatchShape shape, AboutOps&&... about_ops)
       : model_(model),
         shape_(shape),
-        ops_(config_of_tile(model_.config), shape, std::forward<AboutOps>(about_ops)...),
+        ops_(kernel_extents(model_, shape), std::forward<AboutOps>(about_ops)...),
         tile_sums_(model_, shape.tokens(), ops_),
         head_(model_, shape, ops_, tile_sums_),
         experts_(model_, shape.tokens(), ops_),

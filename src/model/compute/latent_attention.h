@@ -82,11 +82,11 @@ class LatentAttention {
     ops_.norm_groups(block[at.norm], whole(at.rank()), m.low, at.down.out, m.low_normed, at.rank());
     T* const expanded = m.gradient;
     maps_.linear(block, at.up, m.low_normed, expanded, at.up.out, rows());
-    ops_.copy_groups(heads(at.plain), expanded, in_expanded(at), keys(m.qkv), in_row());
-    ops_.copy_groups(heads(at.rotating), m.low + at.rank(), {at.down.out, 0},
-                     keys(m.qkv) + at.plain, in_row());
-    ops_.copy_groups(heads(at.values), expanded + at.plain, in_expanded(at), values(m.qkv),
-                     in_row(), padding(at));
+    ops_.heads->copy_groups(heads(at.plain), expanded, in_expanded(at), keys(m.qkv), in_row());
+    ops_.heads->copy_groups(heads(at.rotating), m.low + at.rank(), {at.down.out, 0},
+                            keys(m.qkv) + at.plain, in_row());
+    ops_.heads->copy_groups(heads(at.values), expanded + at.plain, in_expanded(at), values(m.qkv),
+                            in_row(), padding(at));
   }
 
   /// m.dqkv, rotated back -> gradients of the weights, and of x in `dx`, which is written or added
@@ -95,16 +95,17 @@ class LatentAttention {
   void backward(const BlockWeights<T>& block, const LatentAt& at, const T* x,
                 const LayerMemory<T>& m, D* dx, bool add_to_dx) {
     T* const expanded = m.gradient;
-    ops_.copy_groups(heads(at.plain), keys(m.dqkv), in_row(), expanded, in_expanded(at));
-    ops_.copy_groups(heads(at.values), values(m.dqkv), in_row(), expanded + at.plain,
-                     in_expanded(at));
+    ops_.heads->copy_groups(heads(at.plain), keys(m.dqkv), in_row(), expanded, in_expanded(at));
+    ops_.heads->copy_groups(heads(at.values), values(m.dqkv), in_row(), expanded + at.plain,
+                            in_expanded(at));
     maps_.linear_weight(block, at.up, m.low_normed, expanded, at.up.out, rows());
     maps_.linear_input(block, at.up, expanded, at.up.out, m.low_normed, rows());
     ops_.norm_groups_backward(block[at.norm], whole(at.rank()), m.low, at.down.out, m.low_normed,
                               at.rank());
-    ops_.copy_groups(whole(at.rank()), m.low_normed, {at.rank(), 0}, m.low, {at.down.out, 0});
-    ops_.sum_groups(heads(at.rotating), keys(m.dqkv) + at.plain, in_row(), m.low + at.rank(),
-                    at.down.out);
+    ops_.heads->copy_groups(whole(at.rank()), m.low_normed, {at.rank(), 0}, m.low,
+                            {at.down.out, 0});
+    ops_.heads->sum_groups(heads(at.rotating), keys(m.dqkv) + at.plain, in_row(), m.low + at.rank(),
+                           at.down.out);
     query_backward(block, at, x, m, dx, add_to_dx);
     add_bias_gradient(ops_, block[at.down], m.low, at.down.out, rows().count);
     maps_.linear_weight(block, at.down, x, m.low, at.down.out, rows());
@@ -114,7 +115,7 @@ class LatentAttention {
   /// Returns the input of the map after attention [N, heads x values]. It may overwrite m.dqkv.
   const T* results(const LatentAt& at, const LayerMemory<T>& m) {
     if (padding(at) == 0) return m.attention;
-    ops_.copy_groups(heads(at.values), m.attention, in_results(), m.dqkv, in_packed(at));
+    ops_.heads->copy_groups(heads(at.values), m.attention, in_results(), m.dqkv, in_packed(at));
     return m.dqkv;
   }
   /// Returns where to write the gradient of results().
@@ -124,8 +125,8 @@ class LatentAttention {
   /// Turns it into that of `attention` in m.gradient.
   void pad_results_gradient(const LatentAt& at, const LayerMemory<T>& m) {
     if (padding(at) == 0) return;
-    ops_.copy_groups(heads(at.values), m.dqkv, in_packed(at), m.gradient, in_results(),
-                     padding(at));
+    ops_.heads->copy_groups(heads(at.values), m.dqkv, in_packed(at), m.gradient, in_results(),
+                            padding(at));
   }
 
  private:

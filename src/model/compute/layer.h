@@ -19,63 +19,12 @@
 #include "src/model/compute/matrix.h"
 #include "src/model/compute/sequence_exchange.h"
 #include "src/model/compute/tensor_offsets.h"
+#include "src/model/ops/row_arguments.h"
 
 namespace ballast::model {
 
 // Forward and backward of blocks, written once for all devices. `Ops` are the operations of one
-// device (host/ops.h, cuda/ops.h); their arguments are views of its memory. An operation covers
-// what at least one device fuses. Only the operations use streams and thread teams.
-
-/// Gate and up of a gated MLP, [rows, width] each; rows of both are `step` elements apart.
-template <class T>
-struct GateUp {
-  T* gate = nullptr;
-  T* up = nullptr;
-  std::size_t step = 0;
-  std::size_t rows = 0;
-  std::size_t width = 0;
-};
-
-/// Equal parts of the first columns of each row: the heads of queries or keys, or all of them as
-/// one.
-struct Groups {
-  std::size_t rows = 0;
-  std::size_t count = 1;  ///< groups per row
-  std::size_t width = 0;  ///< columns per group
-};
-
-/// Elements between the starts of rows, and between those of a row's groups. Groups 0 elements
-/// apart are the same group.
-struct GroupSteps {
-  std::size_t row = 0;
-  std::size_t group = 0;
-};
-
-/// Cosines and sines of rotary positions, [whole length, half] each, or [N, half] if by_row.
-struct Angles {
-  float* cosine = nullptr;
-  float* sine = nullptr;
-  std::size_t half = 0;      ///< the first 2 * half values of a head rotate
-  bool interleaved = false;  ///< see Rotary
-  /// True: one row of angles per row of the micro-batch, because frequencies depend on the
-  /// document's length. False: one per position.
-  bool by_row = false;
-};
-
-/// Weights of a norm. Gradients that are not wanted are null.
-template <class T>
-struct Norm {
-  const T* weight = nullptr;
-  const T* bias = nullptr;  ///< null: RMSNorm
-  float* weight_gradient = nullptr;
-  float* bias_gradient = nullptr;
-  float offset = 0.0F;   ///< for an RMSNorm: values are multiplied by offset + weight
-  float epsilon = 0.0F;  ///< for norms of groups; 0: the model's
-
-  [[nodiscard]] float epsilon_or(float of_model) const {
-    return epsilon > 0.0F ? epsilon : of_model;
-  }
-};
+// device (../ops/device_ops.h); their arguments are views of its memory.
 
 /// The model that a pass computes. Without preference pairs it is always the policy.
 enum class ModelRole : std::uint8_t {
@@ -203,7 +152,7 @@ class Layer {
     for (const AttentionShape& shape : shapes_) count({Mixer::attention, shape, wide_});
     if (arrays_.delta.key_heads > 0) count({Mixer::delta_net, shapes_.front(), wide_});
     shared_ = bump.take<std::byte>(most);
-    attention_scratch_ = bump.take<std::byte>(ops_.attention_scratch_bytes());
+    attention_scratch_ = bump.take<std::byte>(ops_.attention->attention_scratch_bytes());
     exchange_.take_memory(bump);
   }
 
@@ -419,17 +368,18 @@ class Layer {
     exchange_projections();
     const bool shared = exchange_.is_needed();
     T* const out = shared ? memory_.attended : memory_.attention;
-    ops_.attention({window, sequences_.documents}, exchange_.own(sinks), memory_.qkv, out,
-                   memory_.log_sums, attention_scratch_);
+    ops_.attention->attention({window, sequences_.documents}, exchange_.own(sinks), memory_.qkv,
+                              out, memory_.log_sums, attention_scratch_);
     if (shared) exchange_.to_rows(exchange_.results(), out, memory_.attention);
   }
   /// gradient (of attention) -> dqkv, and the gradients of the sinks.
   void attend_backward(std::size_t window = 0, const AttentionSinks<T>& sinks = {}) {
     const bool shared = exchange_.is_needed();
     if (shared) exchange_.to_heads(exchange_.results(), memory_.gradient, memory_.gradient);
-    ops_.attention_backward({window, sequences_.documents}, exchange_.own(sinks), memory_.qkv,
-                            shared ? memory_.attended : memory_.attention, memory_.log_sums,
-                            memory_.gradient, memory_.dqkv, attention_scratch_);
+    ops_.attention->attention_backward({window, sequences_.documents}, exchange_.own(sinks),
+                                       memory_.qkv, shared ? memory_.attended : memory_.attention,
+                                       memory_.log_sums, memory_.gradient, memory_.dqkv,
+                                       attention_scratch_);
     if (shared) exchange_.to_rows(exchange_.projections(), memory_.dqkv, memory_.dqkv);
   }
 
@@ -470,7 +420,7 @@ class Layer {
   void select_heads(std::size_t layer) {
     if (shapes_.size() == 1) return;
     shape_ = shapes_[shape_of_[layer]];
-    ops_.use_heads(shape_of_[layer]);
+    ops_.attention->use_heads(shape_of_[layer]);
     exchange_.use_heads(shape_);
   }
   void use(const LayerSequences& sequences, const KeptValues& kept, BlockContent content,

@@ -59,15 +59,17 @@ class LayerRotation {
     for (std::size_t i = 0; i < angles_.size(); ++i) {
       const bool used = i == at.keys || i == at.queries;
       const bool stale = angles_[i].by_row ? used : !filled_;
-      if (stale) ops_.fill_angles(rotaries_[i], angles_[i], positions);
+      if (stale) ops_.heads->fill_angles(rotaries_[i], angles_[i], positions);
     }
     filled_ = true;
     const std::size_t all = shape.heads + (at.without_keys ? 0 : shape.kv_heads);
     const std::size_t apart = at.queries == at.keys ? 0 : shape.heads;
-    if (at.growth > 0) ops_.rotate(qkv, shape.heads, angles_[at.growth], positions, direction);
+    if (at.growth > 0)
+      ops_.heads->rotate(qkv, shape.heads, angles_[at.growth], positions, direction);
     qkv += at.plain;
-    if (apart > 0) ops_.rotate(qkv, apart, angles_[at.queries], positions, direction);
-    ops_.rotate(qkv + apart * shape.head_dim, all - apart, angles_[at.keys], positions, direction);
+    if (apart > 0) ops_.heads->rotate(qkv, apart, angles_[at.queries], positions, direction);
+    ops_.heads->rotate(qkv + apart * shape.head_dim, all - apart, angles_[at.keys], positions,
+                       direction);
   }
 
  private:
@@ -107,8 +109,8 @@ class ValueNorms {
     ops_.norm_groups_backward(norm(), heads(shape), m.projected + before(shape, keys_are_values),
                               row(shape), dkeys + shape.kv_width(), shape.row());
     if (!keys_are_values) return;
-    ops_.sum_groups({shape.tokens(), 2, shape.kv_width()}, dkeys, {shape.row(), shape.kv_width()},
-                    dkeys, shape.row());
+    ops_.heads->sum_groups({shape.tokens(), 2, shape.kv_width()}, dkeys,
+                           {shape.row(), shape.kv_width()}, dkeys, shape.row());
   }
 
  private:

@@ -87,14 +87,14 @@ class SequenceExchange {
 
  private:
   void copy(const Columns& columns, RowOrder from_order, const T* from, RowOrder to_order, T* to) {
-    ops_.regroup({.slices = shape_.slices,
-                  .sequences = shape_.sequences,
-                  .length = shape_.length,
-                  .first = columns.first,
-                  .others = columns.others,
-                  .from = from_order,
-                  .to = to_order},
-                 from, to);
+    ops_.heads->regroup({.slices = shape_.slices,
+                         .sequences = shape_.sequences,
+                         .length = shape_.length,
+                         .first = columns.first,
+                         .others = columns.others,
+                         .from = from_order,
+                         .to = to_order},
+                        from, to);
   }
   void exchange(const Columns& columns, const T* from, T* to) {
     const Bytes part = shape_.tokens() * (columns.first + 2 * columns.others) * sizeof(T);

@@ -49,9 +49,9 @@ class SharedKeys {
     const Groups columns = {shape.tokens(), 1, width};
     T* const own = m.qkv + shape.width();
     if (at.reads) {
-      ops_.copy_groups(columns, links.keys_values, {width, 0}, own, {shape.row(), 0});
+      ops_.heads->copy_groups(columns, links.keys_values, {width, 0}, own, {shape.row(), 0});
     } else if (at.gives && !links.backward) {
-      ops_.copy_groups(columns, own, {shape.row(), 0}, links.keys_values, {width, 0});
+      ops_.heads->copy_groups(columns, own, {shape.row(), 0}, links.keys_values, {width, 0});
     }
   }
   /// Adds gradients in LayerMemory::dqkv to the sums, or the sums to them.
@@ -61,10 +61,10 @@ class SharedKeys {
     const std::size_t width = 2 * shape.kv_width();
     T* const own = m.dqkv + shape.width();
     if (at.reads) {
-      ops_.links().sum_columns(own, shape.row(), shape.tokens(), width, !at.last,
-                               links.keys_values_gradient);
+      ops_.links->sum_columns(own, shape.row(), shape.tokens(), width, !at.last,
+                              links.keys_values_gradient);
     } else if (at.gives) {
-      ops_.links().add_sums(links.keys_values_gradient, shape.tokens(), width, own, shape.row());
+      ops_.links->add_sums(links.keys_values_gradient, shape.tokens(), width, own, shape.row());
     }
   }
 
@@ -180,7 +180,7 @@ class LayerEmbedding {
     float* const of_rows = links.table_rows_gradient == nullptr
                                ? nullptr
                                : links.table_rows_gradient + rows.first * width_;
-    ops_.links().mix_rows_backward({input_, rows.count, width_}, how_, of_rows, gradient, all_);
+    ops_.links->mix_rows_backward({input_, rows.count, width_}, how_, of_rows, gradient, all_);
     maps_.linear_weight(block, at.gate, x, gate_, width_, rows);
     maps_.linear_input(block, at.gate, gate_, width_, dy, rows, true);
   }
@@ -198,8 +198,8 @@ class LayerEmbedding {
   void compute(const BlockWeights<T>& block, const LayerEmbeddingAt& at, const MapRows& rows,
                const LayerLinks<T>& links, const T* x) {
     maps_.linear(block, at.gate, x, gate_, width_, rows);
-    ops_.links().mix_rows({links.table_rows + rows.first * width_, rows.count, width_}, how_,
-                          columns(links.inputs, at, rows), all_, input_);
+    ops_.links->mix_rows({links.table_rows + rows.first * width_, rows.count, width_}, how_,
+                         columns(links.inputs, at, rows), all_, input_);
     ops_.glu({Activation::gelu_tanh}, pair(rows), activated_);
     maps_.linear(block, at.out, activated_, result_, hidden_, rows);
   }

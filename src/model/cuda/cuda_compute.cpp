@@ -13,6 +13,7 @@
 #include "src/model/compute/device_compute.h"
 #include "src/model/compute/factories.h"
 #include "src/model/cuda/attention/attention.h"
+#include "src/model/cuda/mixers/mixers.h"
 #include "src/model/cuda/ops.h"
 
 namespace ballast::model::cuda {

@@ -20,12 +20,11 @@
 #include "src/model/compute/layer.h"
 #include "src/model/compute/routing.h"
 #include "src/model/cuda/attention/attention.h"
-#include "src/model/cuda/layer_ops.h"
 #include "src/model/cuda/products/products.h"
 #include "src/model/cuda/rows/rows.h"
+#include "src/model/cuda/shared_state.h"
 #include "src/model/cuda/tokens/tokens.h"
 #include "src/model/cuda/work_check.h"
-#include "src/model/description/families/decoder.h"
 
 namespace ballast::model::cuda {
 
@@ -33,16 +32,15 @@ namespace ballast::model::cuda {
 /// Each enqueues kernels on the stream of run(). CUDA is not used before the first operation, so
 /// that plans can be made without a GPU.
 template <class T>
-class Ops {
+class Ops : public DeviceOps<T> {
  public:
-  using Value = T;
   static constexpr Bytes kLogitBytes = 512 * kMiB;
   /// See in_whole_eights().
   static constexpr bool sums_in_parts(std::size_t extent) {
     return sizeof(T) == 2 && whole_eights(extent) < extent;
   }
 
-  Ops(const ModelConfig& config, MicroBatchShape shape, const KernelOptions& options);
+  Ops(const KernelExtents& extents, const KernelOptions& options);
 
   [[nodiscard]] static constexpr MlpRule mlp_rule() {
     return {.bytes = 1 * kGiB, .joins_gate_and_up = true};
@@ -51,8 +49,7 @@ class Ops {
   /// Calls `work`, whose operations are enqueued on `stream`.
   template <class Work>
   void run(device::Stream& stream, const Work& work) {
-    stream_ = &device::as_cuda(stream);
-    queue_ = stream_->native();
+    state_->use(stream);
     work();
   }
 
@@ -74,35 +71,6 @@ class Ops {
   void glu_backward(const Gating& how, const GateUp<T>& in, const T* dy) const;
   void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                        std::size_t width) const;
-
-  void fill_angles(const Rotary& rotary, const Angles& angles, const std::int32_t* positions) const;
-  void rotate(T* x, std::size_t heads, const Angles& angles, const std::int32_t* positions,
-              float direction) const;
-
-  void copy_groups(const Groups& groups, const T* from, const GroupSteps& from_steps, T* to,
-                   const GroupSteps& to_steps, std::size_t zeros = 0) const;
-  void sum_groups(const Groups& groups, const T* from, const GroupSteps& steps, T* to,
-                  std::size_t to_row) const;
-
-  void regroup(const Regrouping& how, const T* from, T* to) const {
-    check(cuda::regroup(queue_, how, from, to), "exchange of heads", {how.rows(), how.width()});
-  }
-  void use_heads(std::size_t number) {
-    shape_ = shapes_[number];
-    by_heads_ = shape_.by_heads();
-  }
-  [[nodiscard]] std::size_t attention_scratch_bytes() const;
-  void attention(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv, T* out,
-                 float* log_sums, std::byte* scratch);
-  void attention_backward(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv,
-                          const T* out, const float* log_sums, const T* dout, T* dqkv,
-                          std::byte* scratch) const;
-
-  [[nodiscard]] MixerOps<T>& mixers() {
-    mixers_.use(stream_);
-    return mixers_;
-  }
-  [[nodiscard]] LinkOps<T> links() const { return {*stream_, checks_ == GpuChecks::each}; }
 
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
   void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y, std::size_t rows);
@@ -196,45 +164,25 @@ class Ops {
   [[nodiscard]] EmbeddingExtents embedding_extents() const {
     return {shape_.tokens(), shape_.whole_length(), hidden_};
   }
-  /// Checks enqueued work: always its launch, and its execution with GpuChecks::each.
+  [[nodiscard]] cudaStream_t queue() const { return state_->queue(); }
   void check(cudaError_t code, std::string_view what, ShapeOfWork shape) const {
-    if (code == cudaSuccess && checks_ == GpuChecks::off) return;
-    check_work(code, what, shape, *stream_);
+    state_->check(code, what, shape);
   }
   void multiply_with(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
                      const Extras& extras);
   [[nodiscard]] Products& products();
-  /// Returns cuDNN's attention, planned at the first call; null if Ballast's kernels run.
-  [[nodiscard]] FusedAttention* fused();
-  /// Enqueues cuDNN's attention. Returns false if Ballast's kernels must run instead: also if the
-  /// first execution fails, unless cuDNN was requested.
-  bool run_fused(const T* qkv, T* out, float* log_sums);
 
-  std::vector<AttentionShape> shapes_;
-  AttentionShape shape_;  ///< the selected one
-  AttentionShape by_heads_ = shape_.by_heads();
+  State state_;
+  MicroBatchShape shape_;
   std::size_t hidden_;
   std::size_t vocabulary_;
   Rows widest_;  ///< maximum over all sums over rows, including routers and experts
   float epsilon_;
-  KernelSet set_;
-  GpuChecks checks_;
-  MixerOps<T> mixers_;
-  bool has_layer_inputs_;
-  std::optional<device::WorkIsAwaited> awaited_;  ///< with GpuChecks::each
-  std::shared_ptr<ProductChoices> choices_;
   std::optional<Products> products_;
-  AttentionBackend backend_;  ///< own, once cuDNN turns out to be unavailable
-  std::unique_ptr<FusedAttention> fused_;
-  bool fused_has_run_ = false;
   float* partials_ = nullptr;
-  std::uint32_t* token_links_ = nullptr;  ///< scratch of links()
   std::byte* products_workspace_ = nullptr;
-  std::byte* fused_workspace_ = nullptr;
   TokenCheck token_check_;
   std::vector<std::int32_t> fetched_;
-  device::CudaStream* stream_ = nullptr;
-  cudaStream_t queue_ = nullptr;
 };
 
 }  // namespace ballast::model::cuda

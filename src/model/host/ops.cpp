@@ -14,8 +14,6 @@
 #include "ballast/core/units.h"
 #include "ballast/device/streams.h"
 
-#include "src/model/compute/delta_net.h"
-#include "src/model/description/families/families.h"
 #include "src/model/host/layer_ops.h"
 #include "src/model/host/row_ops.h"
 #include "src/model/host/team.h"
@@ -148,27 +146,23 @@ void by_rows(Range range, const auto& matrix, const auto& piece) {
 }  // namespace
 
 template <class T>
-Ops<T>::Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads,
-            const MlpRule& mlp_rule)
+Ops<T>::Ops(const KernelExtents& extents, std::size_t threads, const MlpRule& mlp_rule)
     : all_kernels_(best_kernels<T>()),
       kernels_(all_kernels_.rows),
       sum_kernels_(best_kernels<float>().rows),
-      shapes_(attention_shapes(config, shape)),
-      shape_(shapes_.front()),
-      hidden_(config.hidden_size),
-      vocabulary_(config.vocab_size),
-      sum_row_(
-          round_up(std::max({config.hidden_size * 3, widest_row(shapes_), config.intermediate_size,
-                             widest_of_specs(config),
-                             delta_shape(config, shape_).key_heads > 0 ? 2 * shape_.width() : 0}),
-                   16)),
+      shape_(extents.shape),
+      hidden_(extents.hidden),
+      vocabulary_(extents.vocabulary),
+      sum_row_(round_up(std::max({extents.hidden * 3, extents.widest_sum,
+                                  extents.delta.key_heads > 0 ? 2 * extents.heads.front().width()
+                                                              : std::size_t{0}}),
+                        16)),
       max_sums_(parts_of(shape_.tokens(), kMaxSums)),
       threads_(threads),
       mlp_rule_(mlp_rule),
-      epsilon_(static_cast<float>(config.norm_epsilon)),
-      attentions_(make_attentions(shapes_, kernels_, threads)),
-      attention_(&attentions_.front()),
-      mixers_(delta_shape(config, shape_), all_kernels_, threads, epsilon_) {}
+      epsilon_(extents.epsilon) {
+  add_attention_ops(std::make_shared<SharedState<T>>(extents, threads), *this);
+}
 
 template <class T>
 void Ops<T>::run(device::Stream& stream, std::function<void()> work) {
@@ -314,53 +308,6 @@ void Ops<T>::add_column_sums(const T* x, std::size_t step, float* gradient, std:
     kernels_.column_sum(x + r.begin * step, step, sums, r.size(), width);
   });
   add_sums(rows, 0, gradient, width);
-}
-
-template <class T>
-void Ops<T>::fill_angles(const Rotary& rotary, const Angles& angles,
-                         const std::int32_t* positions) const {
-  const std::size_t length = shape_.whole_length();
-  split(KernelGroup::rotary, angles.by_row ? shape_.tokens() : length, 1,
-        [&](Range r) { fill_angle_rows(rotary, angles, positions, length, r.begin, r.end); });
-}
-
-template <class T>
-void Ops<T>::rotate(T* x, std::size_t heads, const Angles& angles, const std::int32_t* positions,
-                    float direction) const {
-  if (angles.by_row) positions = nullptr;
-  const std::size_t length = angles.by_row ? shape_.tokens() : shape_.whole_length();
-  const auto rotate = angles.interleaved ? kernels_.interleaved_rope : kernels_.rope;
-  split(KernelGroup::rotary, shape_.tokens(), 1, [&](Range r) {
-    rotate(x + r.begin * shape_.row(), shape_.row(), r.begin, r.size(), length, positions, heads,
-           shape_.head_dim, angles.half, angles.cosine, angles.sine, direction);
-  });
-}
-
-template <class T>
-void Ops<T>::copy_groups(const Groups& g, const T* from, const GroupSteps& in, T* to,
-                         const GroupSteps& out, std::size_t zeros) const {
-  split(KernelGroup::elementwise, g.rows, 1,
-        [&](Range r) { copy_groups_of_rows(g, from, in, to, out, zeros, r.begin, r.end); });
-}
-template <class T>
-void Ops<T>::sum_groups(const Groups& g, const T* from, const GroupSteps& steps, T* to,
-                        std::size_t to_row) const {
-  split(KernelGroup::elementwise, g.rows, 1,
-        [&](Range r) { sum_groups_of_rows(g, from, steps, to, to_row, r.begin, r.end); });
-}
-
-template <class T>
-void Ops<T>::regroup(const Regrouping& how, const T* from, T* to) const {
-  split(KernelGroup::elementwise, how.rows(), 1, [&](Range rows) {
-    for (std::size_t row = rows.begin; row < rows.end; ++row) {
-      for (const std::size_t begin : {std::size_t{0}, how.first, how.first + how.others}) {
-        const std::size_t wide = begin == 0 ? how.first : how.others;
-        if (wide == 0) continue;
-        std::memcpy(to + how.at(how.to, row, begin), from + how.at(how.from, row, begin),
-                    wide * sizeof(T));
-      }
-    }
-  });
 }
 
 template <class T>

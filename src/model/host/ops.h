@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <numeric>
 #include <span>
@@ -19,20 +18,19 @@
 #include "src/model/compute/kernel_arguments.h"
 #include "src/model/compute/layer.h"
 #include "src/model/compute/routing.h"
-#include "src/model/description/families/decoder.h"
-#include "src/model/host/attention.h"
 #include "src/model/host/kernel_tables.h"
 #include "src/model/host/layer_ops.h"
 #include "src/model/host/products.h"
+#include "src/model/host/shared_state.h"
+#include "src/model/ops/device_ops.h"
 
 namespace ballast::model::host {
 
 /// The operations of the host device (../layer.h), spread over the OpenMP team of the stream's
 /// thread. Per-thread sums of weight gradients are added in thread order.
 template <class T>
-class Ops {
+class Ops : public DeviceOps<T> {
  public:
-  using Value = T;
   /// Maximum memory for logits.
   static constexpr Bytes kLogitBytes = 128 * kMiB;
   /// Returns whether a product that sums over `extent` elements does so in parts. Each part then
@@ -40,8 +38,7 @@ class Ops {
   static constexpr bool sums_in_parts(std::size_t /*extent*/) { return false; }
 
   /// `threads`: size of the team.
-  Ops(const ModelConfig& config, MicroBatchShape shape, std::size_t threads,
-      const MlpRule& mlp_rule = kMlpRule);
+  Ops(const KernelExtents& extents, std::size_t threads, const MlpRule& mlp_rule = kMlpRule);
 
   [[nodiscard]] const MlpRule& mlp_rule() const { return mlp_rule_; }
 
@@ -78,52 +75,6 @@ class Ops {
   /// Adds column sums of x to `gradient`. Rows of x are `step` apart.
   void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                        std::size_t width) const;
-
-  /// Writes the cosines and sines of position * frequency, times the factor, computed in double and
-  /// rounded once: for all positions, or for all rows, given their `positions` as in rotate().
-  void fill_angles(const Rotary& rotary, const Angles& angles, const std::int32_t* positions) const;
-  /// Rotates `heads` heads of qkv, whose first is at `x` in the first row. `x` may be inside of a
-  /// head: then the values before it do not rotate. `positions` [tokens] are those in the whole
-  /// sequence (null: rows are whole sequences, each one document). `direction` -1 rotates back.
-  void rotate(T* x, std::size_t heads, const Angles& angles, const std::int32_t* positions,
-              float direction) const;
-
-  /// Copies groups of columns of each row, and writes `zeros` zeros after each.
-  void copy_groups(const Groups& groups, const T* from, const GroupSteps& from_steps, T* to,
-                   const GroupSteps& to_steps, std::size_t zeros = 0) const;
-  /// Writes the sums of each row's groups. They are added in order in fp32 and rounded once.
-  void sum_groups(const Groups& groups, const T* from, const GroupSteps& steps, T* to,
-                  std::size_t to_row) const;
-  /// Copies rows from one order to another.
-  void regroup(const Regrouping& how, const T* from, T* to) const;
-  /// Selects the shape of heads for the following calls of attention(), attention_backward() and
-  /// rotate(): its number in attention_shapes(). At first it is 0.
-  void use_heads(std::size_t number) {
-    shape_ = shapes_[number];
-    attention_ = &attentions_[number];
-  }
-  [[nodiscard]] std::size_t attention_scratch_bytes() const {
-    std::size_t most = 0;
-    for (const Attention<T>& one : attentions_) most = std::max(most, one.scratch_bytes());
-    return most;
-  }
-  /// Arguments as for host::Attention.
-  void attention(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv, T* out,
-                 float* log_sums, std::byte* scratch) {
-    const KernelClock clock(KernelGroup::attention);
-    attention_->forward(mask, sinks, qkv, out, log_sums, scratch);
-  }
-  void attention_backward(const AttentionMask& mask, const AttentionSinks<T>& sinks, const T* qkv,
-                          const T* out, const float* log_sums, const T* dout, T* dqkv,
-                          std::byte* scratch) {
-    const KernelClock clock(KernelGroup::attention);
-    attention_->backward(mask, sinks, qkv, out, log_sums, dout, dqkv, scratch);
-  }
-
-  /// The operations of gated delta nets and of gated attention.
-  [[nodiscard]] MixerOps<T>& mixers() { return mixers_; }
-  /// The operations of values that layers share besides the residual stream.
-  [[nodiscard]] LinkOps<T> links() const { return LinkOps<T>(kernels_); }
 
   /// y = x W (+ bias), with rows of y `y_row` apart.
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
@@ -305,8 +256,7 @@ class Ops {
   const TypeKernels<T>& all_kernels_;
   const RowKernels<T>& kernels_;
   const RowKernels<float>& sum_kernels_;  ///< for fp32 sums
-  std::vector<AttentionShape> shapes_;
-  AttentionShape shape_;  ///< the selected one
+  MicroBatchShape shape_;
   std::size_t hidden_;
   std::size_t vocabulary_;
   std::size_t sum_row_;
@@ -316,9 +266,6 @@ class Ops {
   float epsilon_;
   float* sums_ = nullptr;
   Products products_;
-  std::deque<Attention<T>> attentions_;  ///< by shape
-  Attention<T>* attention_;              ///< the selected one
-  MixerOps<T> mixers_;
 };
 
 }  // namespace ballast::model::host

@@ -2,12 +2,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "ballast/core/units.h"
 
-#include "src/model/host/layer_ops.h"
+#include "src/model/host/shared_state.h"
 #include "tests/unit/model/numbers.h"
 
 namespace ballast::test {
@@ -52,6 +53,18 @@ struct MixerInputs {
   std::vector<double> norm;
 };
 
+/// Operations of mixers on the host device. `kernels`: of any instruction set.
+template <class T>
+model::DeviceOps<T> mixer_ops(const model::DeltaShape& shape,
+                              const model::host::TypeKernels<T>& kernels, std::size_t threads) {
+  model::DeviceOps<T> ops;
+  const model::KernelExtents extents = {
+      .heads = {{}}, .delta = shape, .epsilon = static_cast<float>(kMixerEpsilon)};
+  model::host::add_attention_ops(
+      std::make_shared<model::host::SharedState<T>>(extents, threads, kernels), ops);
+  return ops;
+}
+
 /// Results and gradients of the host device, in the order of MixerInputs::all().
 template <class T>
 struct HostMixer {
@@ -59,7 +72,8 @@ struct HostMixer {
             const std::vector<std::int32_t>& documents, const MixerInputs& in,
             const std::vector<double>& dy, std::size_t threads)
       : out(s.tokens() * s.values()) {
-    model::host::MixerOps<T> ops(s, kernels, threads, static_cast<float>(kMixerEpsilon));
+    const model::DeviceOps<T> made = mixer_ops(s, kernels, threads);
+    model::MixerOps<T>& ops = *made.mixers;
     std::vector<std::byte> scratch(ops.scratch_bytes() + kCacheLine);
     const std::vector<T> x = narrow(in.x);
     const std::vector<T> taps = narrow(in.taps);

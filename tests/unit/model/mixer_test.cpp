@@ -168,13 +168,13 @@ TEST(MixerGate, MultipliesBySigmoid) {
   constexpr std::size_t kWidth = 19;
   const Values x = Inputs::rounded(normals(2 * kWidth, 1));
   const Values gate = Inputs::rounded(normals(2 * kWidth, 2));
-  const MixerOps<float> ops({}, kernel_tables().back()->f32, 1, 1e-6F);
+  const DeviceOps<float> ops = test::mixer_ops({}, kernel_tables().back()->f32, 1);
   const std::vector<float> attention(x.begin(), x.end());
   std::vector<float> gates(gate.begin(), gate.end());
   std::vector<float> d(x.size(), 1.0F);
   std::vector<float> y(x.size());
-  ops.output_gate(attention.data(), gates.data(), kWidth, y.data(), 2, kWidth);
-  ops.output_gate_backward(attention.data(), gates.data(), kWidth, d.data(), 2, kWidth);
+  ops.mixers->output_gate(attention.data(), gates.data(), kWidth, y.data(), 2, kWidth);
+  ops.mixers->output_gate_backward(attention.data(), gates.data(), kWidth, d.data(), 2, kWidth);
   for (std::size_t i = 0; i < x.size(); ++i) {
     const double s = sigmoid(gate[i]);
     EXPECT_NEAR(y[i], x[i] * s, 1e-6);

@@ -76,14 +76,15 @@ std::vector<Values> exchanged(const std::vector<Values>& of_ranks, RowOrder from
   std::vector<Values> received(kParts, Values(size));
   for (std::size_t rank = 0; rank < kParts; ++rank) {
     Values sent(size);
-    ops.regroup(order(from, RowOrder::by_slice, others), of_ranks[rank].data(), sent.data());
+    ops.heads->regroup(order(from, RowOrder::by_slice, others), of_ranks[rank].data(), sent.data());
     for (std::size_t to_rank = 0; to_rank < kParts; ++to_rank) {
       std::copy_n(&sent[to_rank * part], part, &received[to_rank][rank * part]);
     }
   }
   std::vector<Values> results(kParts, Values(size));
   for (std::size_t rank = 0; rank < kParts; ++rank) {
-    ops.regroup(order(RowOrder::by_slice, to, others), received[rank].data(), results[rank].data());
+    ops.heads->regroup(order(RowOrder::by_slice, to, others), received[rank].data(),
+                       results[rank].data());
   }
   return results;
 }

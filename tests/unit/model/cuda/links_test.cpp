@@ -43,7 +43,7 @@ TYPED_TEST(CudaLinks, GradientsOfReadersAreSummedAndAddedOnce) {
     const DeviceArray<T> there(x);
     for (const bool adds : {false, true}) {
       std::vector<float> sums = before;
-      host_ops<T>().links().sum_columns(x.data(), step, kRows, width, adds, sums.data());
+      host_ops<T>().links->sum_columns(x.data(), step, kRows, width, adds, sums.data());
       const auto found = in_every_order([&] {
         const DeviceArray<float> out(before);
         must(put_sums(nullptr, there.data(), step, {kRows, width}, adds, out.data()));
@@ -52,7 +52,7 @@ TYPED_TEST(CudaLinks, GradientsOfReadersAreSummedAndAddedOnce) {
       EXPECT_TRUE(same_bits(found, sums)) << width << adds;
     }
     std::vector<T> expected = x;
-    host_ops<T>().links().add_sums(before.data(), kRows, width, expected.data(), step);
+    host_ops<T>().links->add_sums(before.data(), kRows, width, expected.data(), step);
     const DeviceArray<float> sums(before);
     const auto found = in_every_order([&] {
       const DeviceArray<T> out(x);
@@ -107,9 +107,9 @@ struct Mixed {
     Gradients found(old_gradient(), x());
     auto& [to_rows, dx] = found;
     const std::vector<T> gradient = dy();
-    host_ops<T>().links().mix_rows_backward({gradient.data(), rows(), width}, how,
-                                            of_rows ? to_rows.data() : nullptr,
-                                            of_x ? dx.data() : nullptr, step);
+    host_ops<T>().links->mix_rows_backward({gradient.data(), rows(), width}, how,
+                                           of_rows ? to_rows.data() : nullptr,
+                                           of_x ? dx.data() : nullptr, step);
     return found;
   }
 };
@@ -119,8 +119,8 @@ TYPED_TEST(CudaLinks, RowsOfTokensAreMixed) {
   for (const std::size_t width : kWidths) {
     Mixed<T> of(width);
     std::vector<T> expected(of.rows() * width);
-    host_ops<T>().links().mix_rows({of.table_rows().data(), of.rows(), width}, of.how,
-                                   of.x().data(), of.step, expected.data());
+    host_ops<T>().links->mix_rows({of.table_rows().data(), of.rows(), width}, of.how, of.x().data(),
+                                  of.step, expected.data());
     EXPECT_TRUE(same_bits(of.on_device(), expected)) << width;
   }
 }

@@ -40,7 +40,7 @@ TEST_F(LateGpu, ZeroingForAReductionDoesNotMoveTheKernelsOfAPass) {
     device->copy_to_device(*compute, memory, ones);
   }
   compute->synchronize();
-  Ops<float> ops(ModelConfig(), {1, 1}, {});
+  Ops<float> ops(KernelExtents{.heads = {{}}}, {});
   ops.run(*compute, [&] {
     ops.zero(*collectives, view_as<float>(reduced).raw(), kPage / sizeof(float));
     ops.zero(view_as<float>(passed).raw(), kPage / sizeof(float));
