@@ -23,7 +23,10 @@ using model::Norm;
 
 /// Operations of a device that compute nothing and write their calls to a log, see RecordingOps.
 template <class T>
-class RecordedFacets : public model::HeadOps<T>,
+class RecordedFacets : public model::NormOps<T>,
+                       public model::ElementwiseOps<T>,
+                       public model::PackingOps<T>,
+                       public model::HeadOps<T>,
                        public model::AttentionOps<T>,
                        public model::MixerOps<T>,
                        public model::LinkOps<T> {
@@ -110,6 +113,96 @@ class RecordedFacets : public model::HeadOps<T>,
     log_->call("mix_rows_backward", dy, how, of_rows, dx, step);
   }
 
+  void norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
+            const T* residual) override {
+    log_->call("norm", weights, x, y, rows, residual);
+  }
+  void norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual, T* dx,
+                     std::size_t rows) override {
+    log_->call("norm_backward", weights, x, dy, residual, dx, rows);
+  }
+  void norm_groups(const Norm<T>& weights, const Groups& groups, const T* x, std::size_t x_step,
+                   T* y, std::size_t y_step) override {
+    log_->call("norm_groups", weights, groups, x, x_step, y, y_step);
+  }
+  void norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
+                            std::size_t x_step, T* dy, std::size_t dy_step) override {
+    log_->call("norm_groups_backward", weights, groups, x, x_step, dy, dy_step);
+  }
+  void activate(Activation f, const T* x, T* y, std::size_t size) override {
+    log_->call("activate", f, x, y, size);
+  }
+  void activate_backward(Activation f, const T* x, T* d, float* bias_gradient, std::size_t rows,
+                         std::size_t width) override {
+    log_->call("activate_backward", f, x, d, bias_gradient, rows, width);
+  }
+  void glu(const Gating& how, const GateUp<T>& in, T* y) override {
+    log_->call("gate", how, in, y);
+  }
+  void glu_backward(const Gating& how, const GateUp<T>& in, const T* dy) override {
+    log_->call("gate_backward", how, in, dy);
+  }
+  void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
+                       std::size_t width) override {
+    log_->call("add_column_sums", x, step, gradient, rows, width);
+  }
+  void put(std::span<const float> values, float* to) override {
+    log_->call("put", values.size(), to);
+  }
+  void add_sum(const float* values, std::size_t count, float* sum) override {
+    log_->call("add_sum", values, count, sum);
+  }
+  void add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) override {
+    log_->call("add_bias", bias, y, rows, width);
+  }
+  void scale(T* x, float factor, std::size_t size) override {
+    log_->call("scale", x, factor, size);
+  }
+  void scale_by(const T* addends, std::size_t count, T* x, std::size_t size) override {
+    log_->call("scale_by", addends, count, x, size);
+  }
+  void drop(const model::DropoutMask& mask, const T* x, T* y, std::size_t size,
+            bool add_to_y) override {
+    log_->call("drop", mask, x, y, size, add_to_y);
+  }
+  void zero(float* values, std::size_t size) override { log_->call("zero", values, size); }
+  void zero(device::Stream& /*stream*/, float* values, std::size_t size) override {
+    zero(values, size);
+  }
+  void widen(const T* x, float* y, std::size_t size) override { log_->call("widen", x, y, size); }
+  void accumulate(const float* part, float* sums, std::size_t size) override {
+    log_->call("accumulate", part, sums, size);
+  }
+  void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) override {
+    log_->call("copy_bytes", from, to, size);
+  }
+  void forget_sum_rows(std::uint32_t* sum_row_of, std::size_t rows) override {
+    log_->call("forget_sum_rows", sum_row_of, rows);
+  }
+  void find_sum_rows(const model::Ids& ids, std::size_t first, std::size_t rows,
+                     std::uint32_t* sum_row_of) override {
+    log_->call("find_sum_rows", ids, first, rows, sum_row_of);
+  }
+  void pack(const model::UnpackedGradient& from, T* packed, std::size_t size,
+            GradientStats* partial, GradientStats* stats) override {
+    log_->call("pack", from, packed, size, partial, stats);
+  }
+  void measure(device::Stream& /*stream*/, const T* packed, std::size_t size,
+               GradientStats* partial, GradientStats* stats) override {
+    log_->call("measure", packed, size, partial, stats);
+  }
+  void encode(device::Stream& /*stream*/, const T* weights, std::size_t blocks, std::int8_t* codes,
+              float* scales) override {
+    log_->call("encode", weights, blocks, codes, scales);
+  }
+  void decode(device::Stream& /*stream*/, const std::int8_t* codes, const float* scales,
+              std::size_t blocks, T* weights) override {
+    log_->call("decode", codes, scales, blocks, weights);
+  }
+  void dequantize_base(const model::QuantizedMatrix& matrix, T* out) override {
+    log_->call("dequantize_base", matrix, out);
+  }
+
  private:
   CallLog* log_;
 };
@@ -129,6 +222,9 @@ class RecordingOps : public model::DeviceOps<T> {
                const model::MlpRule& mlp_rule)
       : log_(&log), mlp_rule_(mlp_rule) {
     const auto facets = std::make_shared<RecordedFacets<T>>(log);
+    this->norms = facets;
+    this->elementwise = facets;
+    this->packing = facets;
     this->heads = facets;
     this->attention = facets;
     this->mixers = facets;
@@ -143,39 +239,6 @@ class RecordingOps : public model::DeviceOps<T> {
   }
   [[nodiscard]] std::string arithmetic() const { return {}; }
   void take_memory(Bump& bump) { bump.take<float>(480); }
-
-  void norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
-            const T* residual = nullptr) {
-    log_->call("norm", weights, x, y, rows, residual);
-  }
-  void norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual, T* dx,
-                     std::size_t rows) {
-    log_->call("norm_backward", weights, x, dy, residual, dx, rows);
-  }
-  void norm_groups(const Norm<T>& weights, const Groups& groups, const T* x, std::size_t x_step,
-                   T* y, std::size_t y_step) {
-    log_->call("norm_groups", weights, groups, x, x_step, y, y_step);
-  }
-  void norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
-                            std::size_t x_step, T* dy, std::size_t dy_step) {
-    log_->call("norm_groups_backward", weights, groups, x, x_step, dy, dy_step);
-  }
-
-  void activate(Activation f, const T* x, T* y, std::size_t size) {
-    log_->call("activate", f, x, y, size);
-  }
-  void activate_backward(Activation f, const T* x, T* d, float* bias_gradient, std::size_t rows,
-                         std::size_t width) {
-    log_->call("activate_backward", f, x, d, bias_gradient, rows, width);
-  }
-  void glu(const Gating& how, const GateUp<T>& in, T* y) { log_->call("gate", how, in, y); }
-  void glu_backward(const Gating& how, const GateUp<T>& in, const T* dy) {
-    log_->call("gate_backward", how, in, dy);
-  }
-  void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
-                       std::size_t width) {
-    log_->call("add_column_sums", x, step, gradient, rows, width);
-  }
 
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows) {
     log_->call("linear", layer, x, y, y_row, rows);
@@ -235,7 +298,6 @@ class RecordingOps : public model::DeviceOps<T> {
     log_->call("dpo_loss", rows, how, results);
   }
 
-  void put(std::span<const float> values, float* to) { log_->call("put", values.size(), to); }
   void route(const model::RouterShape& shape, float* logits, const model::RouterBiases<T>& biases,
              const std::int32_t* targets, const model::Routing& to, std::int32_t* starts) {
     log_->call("route", shape, logits, biases, targets, to, starts);
@@ -283,24 +345,11 @@ class RecordingOps : public model::DeviceOps<T> {
                      float* to) {
     log_->call("put_quotients", rows, values, weights, to);
   }
-  void add_sum(const float* values, std::size_t count, float* sum) {
-    log_->call("add_sum", values, count, sum);
-  }
-  void add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) {
-    log_->call("add_bias", bias, y, rows, width);
-  }
   void add_rows(const model::ExpertRows& rows, const float* y, const float* weights, float* sums,
                 std::size_t width) {
     log_->call("add_rows", rows, y, weights, sums, width);
   }
 
-  void scale(T* x, float factor, std::size_t size) { log_->call("scale", x, factor, size); }
-  void scale_by(const T* addends, std::size_t count, T* x, std::size_t size) {
-    log_->call("scale_by", addends, count, x, size);
-  }
-  void drop(const model::DropoutMask& mask, const T* x, T* y, std::size_t size, bool add_to_y) {
-    log_->call("drop", mask, x, y, size, add_to_y);
-  }
   void compute_dora_scales(const model::AdaptedRows<T>& rows, float* scales, float* inverse_norms) {
     log_->call("compute_dora_scales", rows, scales, inverse_norms);
   }
@@ -309,42 +358,6 @@ class RecordingOps : public model::DeviceOps<T> {
   }
   void add_column_products(const model::ColumnProducts<T>& columns, float* gradient) {
     log_->call("add_column_products", columns, gradient);
-  }
-
-  void zero(float* values, std::size_t size) { log_->call("zero", values, size); }
-  void zero(device::Stream& /*stream*/, float* values, std::size_t size) { zero(values, size); }
-  void widen(const T* x, float* y, std::size_t size) { log_->call("widen", x, y, size); }
-  void accumulate(const float* part, float* sums, std::size_t size) {
-    log_->call("accumulate", part, sums, size);
-  }
-  void forget_sum_rows(std::uint32_t* sum_row_of, std::size_t rows) {
-    log_->call("forget_sum_rows", sum_row_of, rows);
-  }
-  void find_sum_rows(const model::Ids& ids, std::size_t first, std::size_t rows,
-                     std::uint32_t* sum_row_of) {
-    log_->call("find_sum_rows", ids, first, rows, sum_row_of);
-  }
-  void pack(const model::UnpackedGradient& from, T* packed, std::size_t size,
-            GradientStats* partial, GradientStats* stats) {
-    log_->call("pack", from, packed, size, partial, stats);
-  }
-  void measure(device::Stream& /*stream*/, const T* packed, std::size_t size,
-               GradientStats* partial, GradientStats* stats) {
-    log_->call("measure", packed, size, partial, stats);
-  }
-  void encode(device::Stream& /*stream*/, const T* weights, std::size_t blocks, std::int8_t* codes,
-              float* scales) {
-    log_->call("encode", weights, blocks, codes, scales);
-  }
-  void decode(device::Stream& /*stream*/, const std::int8_t* codes, const float* scales,
-              std::size_t blocks, T* weights) {
-    log_->call("decode", codes, scales, blocks, weights);
-  }
-  void dequantize_base(const model::QuantizedMatrix& matrix, T* out) {
-    log_->call("dequantize_base", matrix, out);
-  }
-  void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) {
-    log_->call("copy_bytes", from, to, size);
   }
 
  private:

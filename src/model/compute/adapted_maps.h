@@ -111,7 +111,7 @@ class AdaptedMaps {
       }
       ops_.linear_weight(b, h_, dsum, dsum_row, rows.count);
       ops_.linear_input(b, dsum, dsum_row, dh, rows.count);
-      ops_.scale(dh, scale_, rows.count * rank_);
+      ops_.elementwise->scale(dh, scale_, rows.count * rank_);
       ops_.linear_weight(block[first(at, map.in)], read, dh, rank_, rows.count);
     }
   }
@@ -133,7 +133,8 @@ class AdaptedMaps {
           continue;
         }
         ops_.linear_input(a, dh, rank_, dropped_, rows.count);
-        ops_.drop(mask(block, at, map.in, rows), dropped_, dx, rows.count * map.in, true);
+        ops_.elementwise->drop(mask(block, at, map.in, rows), dropped_, dx, rows.count * map.in,
+                               true);
       }
     } else {
       throw Error(ErrorCategory::state, "tiles of layers have no adapters");
@@ -176,11 +177,11 @@ class AdaptedMaps {
                      const MapRows& rows) {
     const T* read = x;
     if (drops(block)) {
-      ops_.drop(mask(block, at, in, rows), x, dropped_, rows.count * in, false);
+      ops_.elementwise->drop(mask(block, at, in, rows), x, dropped_, rows.count * in, false);
       read = dropped_;
     }
     ops_.linear(block[first(at, in)], read, h_, rank_, rows.count);
-    ops_.scale(h_, scale_, rows.count * rank_);
+    ops_.elementwise->scale(h_, scale_, rows.count * rank_);
     return read;
   }
   void add_adapters(const BlockWeights<T>& block, const LinearAt& map, const T* x, T* y,

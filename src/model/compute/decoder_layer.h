@@ -117,8 +117,8 @@ class DecoderLayer final : public Layer<Ops> {
   void scale_result(const BlockWeights<T>& block, T* result) {
     const Bound& b = bound_[block.layer];
     if (!b.result_scale) return;
-    this->ops_.scale_by(block.weights + *b.result_scale, kAddends, result,
-                        this->rows_ * this->width_);
+    this->ops_.elementwise->scale_by(block.weights + *b.result_scale, kAddends, result,
+                                     this->rows_ * this->width_);
   }
   /// Rotates queries and keys by their positions; `direction` -1 rotates back.
   void rotate(const Bound& b, T* qkv, float direction) {
@@ -235,11 +235,11 @@ void DecoderLayer<Ops>::project_qkv(const BlockWeights<T>& block, const T* x) {
   }
   if (b.query_norm) {
     const BlockWeights<T> norms = head_norm_weights(block, x);
-    ops.norm_groups(norms[*b.query_norm], heads(b, this->shape_.heads), m.projected,
-                    projected_row(), m.qkv, row);
+    ops.norms->norm_groups(norms[*b.query_norm], heads(b, this->shape_.heads), m.projected,
+                           projected_row(), m.qkv, row);
     if (b.key_norm) {
-      ops.norm_groups(norms[*b.key_norm], heads(b, this->shape_.kv_heads),
-                      m.projected + projected_keys(b), projected_row(), m.qkv + keys, row);
+      ops.norms->norm_groups(norms[*b.key_norm], heads(b, this->shape_.kv_heads),
+                             m.projected + projected_keys(b), projected_row(), m.qkv + keys, row);
     }
     if (b.key_norm && b.norms_values) value_norms_.forward(this->shape_, b.keys_are_values, m);
   }
@@ -253,7 +253,7 @@ void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
   auto& ops = this->ops_;
   const LayerMemory<T>& m = this->memory_;
   const std::size_t rows = this->rows_;
-  if (b.norm_before_attention) ops.norm(block[*b.norm_before_attention], in, m.norm1, rows);
+  if (b.norm_before_attention) ops.norms->norm(block[*b.norm_before_attention], in, m.norm1, rows);
   project_qkv(block, b.norm_before_attention ? m.norm1 : in);
   const bool half = b.content == BlockContent::attention_half;  // only the last product remains
   if (b.delta) delta_.convolve(block, *b.delta, this->sequences_.documents, m);
@@ -268,7 +268,8 @@ void DecoderLayer<Ops>::compute(const BlockWeights<T>& block, const T* in) {
     if (!half) project_attention(block, in);
   }
   if (half) return;
-  if (b.norm_before_mlp) ops.norm(block[*b.norm_before_mlp], mlp_input(b, in), m.norm2, rows);
+  if (b.norm_before_mlp)
+    ops.norms->norm(block[*b.norm_before_mlp], mlp_input(b, in), m.norm2, rows);
 }
 
 template <class Ops>
@@ -278,7 +279,8 @@ void DecoderLayer<Ops>::project_attention(const BlockWeights<T>& block, const T*
   if (b.norm_after_attention) {
     maps_.linear(block, b.attention_out, attention_results(block), m.attention_out, this->width_,
                  all_rows());
-    this->ops_.norm(block[*b.norm_after_attention], m.attention_out, m.middle, this->rows_, in);
+    this->ops_.norms->norm(block[*b.norm_after_attention], m.attention_out, m.middle, this->rows_,
+                           in);
   } else {
     maps_.linear_onto(block, b.attention_out, attention_results(block), in, m.middle, all_rows());
   }
@@ -298,10 +300,11 @@ void DecoderLayer<Ops>::compute_mlp(const BlockWeights<T>& block, const MlpChunk
       maps_.linear(block, part, x, to, pair.step, rows);
       to = pair.up;
     }
-    ops.glu({b.activation}, pair, chunk.activated);
+    ops.elementwise->glu({b.activation}, pair, chunk.activated);
   } else {
     maps_.linear(block, b.mlp_in.front(), x, chunk.hidden, chunk.width, rows);
-    ops.activate(b.activation, chunk.hidden, chunk.activated, chunk.rows * chunk.width);
+    ops.elementwise->activate(b.activation, chunk.hidden, chunk.activated,
+                              chunk.rows * chunk.width);
   }
   if (b.norm_after_mlp) {
     maps_.linear(block, b.mlp_out, chunk.activated, chunk.mlp_out, this->width_, rows);
@@ -337,7 +340,7 @@ void DecoderLayer<Ops>::add_mlp(const BlockWeights<T>& block, const MlpChunk<T>&
     experts_.join(block, *b.experts, block[*b.norm_after_mlp], rows_of(chunk), chunk.mlp_out,
                   residual, out);
   } else if (b.norm_after_mlp) {
-    this->ops_.norm(block[*b.norm_after_mlp], chunk.mlp_out, out, chunk.rows, residual);
+    this->ops_.norms->norm(block[*b.norm_after_mlp], chunk.mlp_out, out, chunk.rows, residual);
   } else {
     maps_.linear_onto(block, b.mlp_out, chunk.activated, residual, out, rows_of(chunk));
   }
@@ -373,8 +376,8 @@ void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const T*
                              chunk.mlp_out, dout);
       dout = chunk.mlp_out;
     } else if (b.norm_after_mlp) {
-      this->ops_.norm_backward(block[*b.norm_after_mlp], chunk.mlp_out, dout, nullptr,
-                               chunk.mlp_out, chunk.rows);
+      this->ops_.norms->norm_backward(block[*b.norm_after_mlp], chunk.mlp_out, dout, nullptr,
+                                      chunk.mlp_out, chunk.rows);
       dout = chunk.mlp_out;
     }
     mlp_backward(weights, chunk, mlp_x(b), dout, normed ? m.gradient : dy, !normed);
@@ -382,8 +385,8 @@ void DecoderLayer<Ops>::differentiate_mlp(const BlockWeights<T>& block, const T*
   });
   if (normed) {
     // Attention needs the gradient of the sum.
-    this->ops_.norm_backward(block[*b.norm_before_mlp], mlp_input(b, in), m.gradient, dy,
-                             b.parallel ? m.middle : dy, this->rows_);
+    this->ops_.norms->norm_backward(block[*b.norm_before_mlp], mlp_input(b, in), m.gradient, dy,
+                                    b.parallel ? m.middle : dy, this->rows_);
   }
   if (b.experts) experts_.backward(block, *b.experts, m.middle, dy);
 }
@@ -404,7 +407,7 @@ void DecoderLayer<Ops>::mlp_backward(const BlockWeights<T>& block, const MlpChun
   dx += chunk.first * width;
   if (b.gated) {
     const GateUp<T> pair = gate_up(b, chunk);
-    ops.glu_backward({b.activation}, pair, chunk.activated);
+    ops.elementwise->glu_backward({b.activation}, pair, chunk.activated);
     const T* from = pair.gate;
     for (const LinearAt& part : b.mlp_in) {
       add_bias_gradient(ops, block[part], from, pair.step, rows.count);
@@ -418,8 +421,8 @@ void DecoderLayer<Ops>::mlp_backward(const BlockWeights<T>& block, const MlpChun
     }
   } else {
     const LinearAt& map = b.mlp_in.front();
-    ops.activate_backward(b.activation, chunk.hidden, chunk.activated, block[map].bias_gradient,
-                          rows.count, chunk.width);
+    ops.elementwise->activate_backward(b.activation, chunk.hidden, chunk.activated,
+                                       block[map].bias_gradient, rows.count, chunk.width);
     maps_.linear_weight(block, map, x, chunk.activated, chunk.width, rows);
     maps_.linear_input(block, map, chunk.activated, chunk.width, dx, rows, add_to_dx);
   }
@@ -432,14 +435,14 @@ void DecoderLayer<Ops>::differentiate_attention(const BlockWeights<T>& block, co
   auto& m = this->memory_;
   const T* dout = dy;
   if (b.norm_after_attention) {
-    ops.norm_backward(block[*b.norm_after_attention], m.attention_out, dy, nullptr, m.attention_out,
-                      this->rows_);
+    ops.norms->norm_backward(block[*b.norm_after_attention], m.attention_out, dy, nullptr,
+                             m.attention_out, this->rows_);
     dout = m.attention_out;
   }
   if (b.norm_before_attention) {
     attention_backward(block, m.norm1, dout, m.gradient, false);
-    ops.norm_backward(block[*b.norm_before_attention], in, m.gradient, b.parallel ? m.middle : dy,
-                      dy, this->rows_);
+    ops.norms->norm_backward(block[*b.norm_before_attention], in, m.gradient,
+                             b.parallel ? m.middle : dy, dy, this->rows_);
   } else {
     attention_backward(block, in, dout, dy, true);
   }
@@ -472,12 +475,12 @@ void DecoderLayer<Ops>::attention_backward(const BlockWeights<T>& block, const T
   if (b.query_norm) {
     const std::size_t keys = this->shape_.width();
     const BlockWeights<T> norms = head_norm_weights(block, x);
-    ops.norm_groups_backward(norms[*b.query_norm], heads(b, this->shape_.heads), m.projected,
-                             projected_row(), m.dqkv, row);
+    ops.norms->norm_groups_backward(norms[*b.query_norm], heads(b, this->shape_.heads), m.projected,
+                                    projected_row(), m.dqkv, row);
     if (b.key_norm) {
-      ops.norm_groups_backward(norms[*b.key_norm], heads(b, this->shape_.kv_heads),
-                               m.projected + projected_keys(b), projected_row(), m.dqkv + keys,
-                               row);
+      ops.norms->norm_groups_backward(norms[*b.key_norm], heads(b, this->shape_.kv_heads),
+                                      m.projected + projected_keys(b), projected_row(),
+                                      m.dqkv + keys, row);
     }
     if (b.key_norm && b.norms_values) value_norms_.backward(this->shape_, b.keys_are_values, m);
   }

@@ -183,8 +183,9 @@ class DeltaNet {
     if (at.convolution.size() == 1) return {first.weight, first.weight_gradient, positions};
     T* to = taps_;
     for (const ElementRange& range : at.convolution) {
-      ops_.copy_bytes(reinterpret_cast<const std::byte*>(vector(block, range.first).weight),
-                      reinterpret_cast<std::byte*>(to), range.count() * sizeof(T));
+      ops_.elementwise->copy_bytes(
+          reinterpret_cast<const std::byte*>(vector(block, range.first).weight),
+          reinterpret_cast<std::byte*>(to), range.count() * sizeof(T));
       to += range.count();
     }
     return {taps_, first.weight_gradient == nullptr ? nullptr : taps_gradient_, positions};
@@ -194,12 +195,12 @@ class DeltaNet {
                          const std::int32_t* positions, const T* x, T* d) {
     const Convolution<T> how = convolution(block, at, positions);
     const bool joins = how.weight_gradient != nullptr && how.weight_gradient == taps_gradient_;
-    if (joins) ops_.zero(taps_gradient_, joined_taps_);
+    if (joins) ops_.elementwise->zero(taps_gradient_, joined_taps_);
     ops_.mixers->convolve_backward(how, x, d, scratch_);
     if (!joins) return;
     const float* from = taps_gradient_;
     for (const ElementRange& range : at.convolution) {
-      ops_.accumulate(from, vector(block, range.first).weight_gradient, range.count());
+      ops_.elementwise->accumulate(from, vector(block, range.first).weight_gradient, range.count());
       from += range.count();
     }
   }

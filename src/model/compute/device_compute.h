@@ -93,14 +93,14 @@ class DeviceCompute final : public Compute {
                 (sum_rows || gradient.size() == model_.blocks[block].own_trained_elements()),
             "clear_gradient: not the accumulators of a block");
     enqueue(stream, [=, this] {
-      if (sum_rows) return ops_.zero(gradient.raw(), gradient.size());
+      if (sum_rows) return ops_.elementwise->zero(gradient.raw(), gradient.size());
       for (const ElementRange& range : cleared_[block]) {
-        ops_.zero(gradient.raw() + range.first, range.count());
+        ops_.elementwise->zero(gradient.raw() + range.first, range.count());
       }
     });
   }
   void zero(device::Stream& stream, DeviceView<float> gradient) override {
-    ops_.zero(stream, gradient.raw(), gradient.size());
+    ops_.packing->zero(stream, gradient.raw(), gradient.size());
   }
   void pack_gradient(device::Stream& stream, std::size_t block, const GradientSums& sums,
                      DeviceBytes packed, DeviceView<GradientStats> stats) override {
@@ -112,7 +112,7 @@ class DeviceCompute final : public Compute {
     enqueue(stream, [=, this, own = sums.own, tied = sums.tied,
                      batches = std::vector(sums.batches.begin(), sums.batches.end())] {
       const UnpackedGradient from = tables_.find_sum_rows(block, {own, tied, batches}, sum_rows);
-      ops_.pack(from, as<T>(packed), size, partial, stats.empty() ? nullptr : stats.raw());
+      ops_.packing->pack(from, as<T>(packed), size, partial, stats.empty() ? nullptr : stats.raw());
     });
   }
 
@@ -121,21 +121,21 @@ class DeviceCompute final : public Compute {
     const std::size_t size = packed.size() / sizeof(T);
     expects(scratch.size() >= chunks_of(size) * sizeof(GradientStats),
             "measure_gradient: the scratch memory is too small");
-    ops_.measure(stream, as<T>(packed), size, as<GradientStats>(scratch), stats.raw());
+    ops_.packing->measure(stream, as<T>(packed), size, as<GradientStats>(scratch), stats.raw());
   }
 
   void quantize_weights(device::Stream& stream, ConstDeviceBytes weights,
                         DeviceBytes codes) override {
     const std::size_t blocks = code_blocks(weights.size(), codes.size());
-    ops_.encode(stream, as<T>(weights), blocks, as<std::int8_t>(codes),
-                reinterpret_cast<float*>(codes.raw() + blocks * WeightCodes::kBlock));
+    ops_.packing->encode(stream, as<T>(weights), blocks, as<std::int8_t>(codes),
+                         reinterpret_cast<float*>(codes.raw() + blocks * WeightCodes::kBlock));
   }
   void dequantize_weights(device::Stream& stream, ConstDeviceBytes codes,
                           DeviceBytes weights) override {
     const std::size_t blocks = code_blocks(weights.size(), codes.size());
-    ops_.decode(stream, as<std::int8_t>(codes),
-                reinterpret_cast<const float*>(codes.raw() + blocks * WeightCodes::kBlock), blocks,
-                as<T>(weights));
+    ops_.packing->decode(stream, as<std::int8_t>(codes),
+                         reinterpret_cast<const float*>(codes.raw() + blocks * WeightCodes::kBlock),
+                         blocks, as<T>(weights));
   }
 
   void decode_block(device::Stream& stream, std::size_t block, ConstDeviceBytes stored,
@@ -146,9 +146,9 @@ class DeviceCompute final : public Compute {
                 weights.size() >= model_.blocks[block].elements * sizeof(T),
             "decode_block: too little memory");
     enqueue(stream, [=, this] {
-      ops_.copy_bytes(stored.raw(), weights.raw(), plain);
+      ops_.elementwise->copy_bytes(stored.raw(), weights.raw(), plain);
       for (const BlockCodes::Matrix& matrix : codes.matrices) {
-        ops_.dequantize_base(
+        ops_.packing->dequantize_base(
             {*model_.quantization, matrix.arrays, stored.raw() + plain + matrix.offset},
             as<T>(weights) + matrix.tensor->offset);
       }
@@ -234,9 +234,10 @@ class DeviceCompute final : public Compute {
     T* const normed = as<T>(args[Port::normed]);
     const auto sums = view_as<float>(args[Port::partial_sums]);
     enqueue(stream, [=, this, block = pass.block, all = weights_of<T>(args)] {
-      ops_.norm(own, in, normed, shape_.tokens());
+      ops_.norms->norm(own, in, normed, shape_.tokens());
       if (has_head_norms(block)) layer_->append_head_norms(of_layer(block, all), normed);
-      if (!sums.empty()) ops_.widen(in, sums.raw(), shape_.tokens() * model_.config.hidden_size);
+      if (!sums.empty())
+        ops_.elementwise->widen(in, sums.raw(), shape_.tokens() * model_.config.hidden_size);
     });
   }
   void norm_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
@@ -403,7 +404,7 @@ class DeviceCompute final : public Compute {
   void clear_sums(device::Stream& stream, const PassArguments& args) {
     const std::size_t count = shape_.tokens() * model_.config.hidden_size;
     float* const sums = as<float>(args[Port::partial_sums]);
-    enqueue(stream, [=, this] { ops_.zero(sums, count); });
+    enqueue(stream, [=, this] { ops_.elementwise->zero(sums, count); });
   }
   /// Returns whether `block` is the last tile of its half, which runs first in the backward pass.
   [[nodiscard]] bool begins_backward(std::size_t block) const {

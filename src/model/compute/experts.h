@@ -104,7 +104,7 @@ class Experts {
                   transposed(router.weight, width_), matrix(logits_, shape_.step()));
     const T* const correction =
         bound_[block].correction ? weights.weights + *bound_[block].correction : nullptr;
-    if (!moved.empty()) ops_.put(moved, moved_);
+    if (!moved.empty()) ops_.elementwise->put(moved, moved_);
     ops_.route(shape_, logits_, {router.bias, correction, moved.empty() ? nullptr : moved_},
                targets, at.routing, starts);
     if (totals == nullptr) return;
@@ -211,7 +211,7 @@ class Experts {
                        const T* dy, float* sums) {
     const Rows at = rows_at(rows);
     weigh_all(block, weights, at);
-    ops_.zero(gate_.weight_gradients, gate_shape().choices());
+    ops_.elementwise->zero(gate_.weight_gradients, gate_shape().choices());
     add_gradients(block, weights, at, gate_, {gate_shape().per_token, 0, shape_.rows}, dy, sums);
     if (!gates_shared_) return;
     ops_.router_gradient(gate_shape(), gate_, {}, {}, dlogits_);
@@ -289,7 +289,7 @@ class Experts {
   /// Computes the weights of all rows for the expert of all rows, which has the first N places.
   void weigh_all(std::size_t block, const BlockWeights<T>& weights, const Rows& at) {
     const RouterShape shape = gate_shape();
-    ops_.zero(logits_, shape.rows * shape.step());
+    ops_.elementwise->zero(logits_, shape.rows * shape.step());
     if (gates_shared_) {
       ops_.multiply({shape.rows, 1, width_}, matrix(at.normed, width_),
                     transposed(weights[bound_[block].router].weight, width_),
@@ -375,7 +375,7 @@ class Experts {
       ops_.linear(weights[part], x_, to, pair.step, padded);
       to = pair.up;
     }
-    ops_.glu(gating_, pair, activated_);
+    ops_.elementwise->glu(gating_, pair, activated_);
   }
   /// Multiplies by the last map; the results are in sums_.
   void multiply_last(std::size_t block, const BlockWeights<T>& weights, std::size_t rows,
@@ -383,7 +383,7 @@ class Experts {
     const Linear<T> out = weights[bound_[block].out];
     const Product p = forward_product(out, activated_, sums_, width_, padded);
     ops_.multiply(p.extents, p.a, p.b, p.c);
-    ops_.add_bias(out.bias, sums_, rows, width_);
+    ops_.elementwise->add_bias(out.bias, sums_, rows, width_);
   }
 
   /// Backward pass of the last map, from the gradients of results in dy_.
@@ -404,7 +404,7 @@ class Experts {
   /// Backward pass of gate and up. Leaves the gradient of the rows' norm result in sums_.
   void differentiate_inputs(std::size_t block, const BlockWeights<T>& weights, std::size_t padded) {
     const GateUp<T> pair = gate_up(block, padded);
-    ops_.glu_backward(gating_, pair, dactivated_);
+    ops_.elementwise->glu_backward(gating_, pair, dactivated_);
     const T* from = pair.gate;
     for (const LinearAt& part : bound_[block].in) {
       add_bias_gradient(ops_, weights[part], from, pair.step, padded);

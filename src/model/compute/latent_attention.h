@@ -73,13 +73,14 @@ class LatentAttention {
     if (at.query_down) {
       const std::size_t rank = at.query_down->out;
       maps_.linear(block, *at.query_down, x, m.low_queries, rank, rows());
-      ops_.norm_groups(block[at.query_norm], whole(rank), m.low_queries, rank, m.low_queries_normed,
-                       rank);
+      ops_.norms->norm_groups(block[at.query_norm], whole(rank), m.low_queries, rank,
+                              m.low_queries_normed, rank);
       read = m.low_queries_normed;
     }
     maps_.linear(block, at.query, read, m.qkv, shape_.row(), rows());
     maps_.linear(block, at.down, x, m.low, at.down.out, rows());
-    ops_.norm_groups(block[at.norm], whole(at.rank()), m.low, at.down.out, m.low_normed, at.rank());
+    ops_.norms->norm_groups(block[at.norm], whole(at.rank()), m.low, at.down.out, m.low_normed,
+                            at.rank());
     T* const expanded = m.gradient;
     maps_.linear(block, at.up, m.low_normed, expanded, at.up.out, rows());
     ops_.heads->copy_groups(heads(at.plain), expanded, in_expanded(at), keys(m.qkv), in_row());
@@ -100,8 +101,8 @@ class LatentAttention {
                             in_expanded(at));
     maps_.linear_weight(block, at.up, m.low_normed, expanded, at.up.out, rows());
     maps_.linear_input(block, at.up, expanded, at.up.out, m.low_normed, rows());
-    ops_.norm_groups_backward(block[at.norm], whole(at.rank()), m.low, at.down.out, m.low_normed,
-                              at.rank());
+    ops_.norms->norm_groups_backward(block[at.norm], whole(at.rank()), m.low, at.down.out,
+                                     m.low_normed, at.rank());
     ops_.heads->copy_groups(whole(at.rank()), m.low_normed, {at.rank(), 0}, m.low,
                             {at.down.out, 0});
     ops_.heads->sum_groups(heads(at.rotating), keys(m.dqkv) + at.plain, in_row(), m.low + at.rank(),
@@ -142,8 +143,8 @@ class LatentAttention {
     const LinearAt& down = *at.query_down;
     maps_.linear_weight(block, at.query, m.low_queries_normed, m.dqkv, row, rows());
     maps_.linear_input(block, at.query, m.dqkv, row, m.low_queries_normed, rows());
-    ops_.norm_groups_backward(block[at.query_norm], whole(down.out), m.low_queries, down.out,
-                              m.low_queries_normed, down.out);
+    ops_.norms->norm_groups_backward(block[at.query_norm], whole(down.out), m.low_queries, down.out,
+                                     m.low_queries_normed, down.out);
     add_bias_gradient(ops_, block[down], m.low_queries_normed, down.out, rows().count);
     maps_.linear_weight(block, down, x, m.low_queries_normed, down.out, rows());
     maps_.linear_input(block, down, m.low_queries_normed, down.out, dx, rows(), add_to_dx);

@@ -95,7 +95,7 @@ template <class Ops, class T>
 void add_bias_gradient(Ops& ops, const Linear<T>& map, const T* dy, std::size_t step,
                        std::size_t rows) {
   if (map.bias_gradient == nullptr) return;
-  ops.add_column_sums(dy, step, map.bias_gradient, rows, map.out);
+  ops.elementwise->add_column_sums(dy, step, map.bias_gradient, rows, map.out);
 }
 
 /// Number of rows per chunk, for equal chunks of at most `limit` bytes: a multiple of 16, unless

@@ -95,14 +95,14 @@ class LayerExperts {
   /// Computes experts(x) for all rows.
   void forward(const BlockWeights<T>& block, const LayerExpertsAt& at, const T* x) {
     const std::size_t rows = shape_.rows;
-    ops_.norm(block[at.router_norm], x, routed_, rows);
-    ops_.scale(routed_, router_scale(), rows * width_);
+    ops_.norms->norm(block[at.router_norm], x, routed_, rows);
+    ops_.elementwise->scale(routed_, router_scale(), rows * width_);
     ops_.multiply({rows, shape_.experts, width_}, matrix(routed_, width_),
                   transposed(block[at.router].weight, width_), matrix(logits_, shape_.step()));
     ops_.route(shape_, logits_, {}, nullptr, routing_, starts_);
     first_choices_ = ops_.fetch(starts_, shape_.experts + 1);
-    ops_.norm(block[at.norm_before], x, normed_, rows);
-    ops_.zero(sums_, rows * width_);
+    ops_.norms->norm(block[at.norm_before], x, normed_, rows);
+    ops_.elementwise->zero(sums_, rows * width_);
     by_chunks([&](std::size_t expert, const ExpertRows& chunk) {
       compute(block, at, expert, chunk);
       const Product p = forward_product(out_map(block, at, expert), scaled_, part_, width_,
@@ -116,7 +116,7 @@ class LayerExperts {
   void join(const BlockWeights<T>& block, const LayerExpertsAt& at, const Norm<T>& last,
             const MapRows& rows, const T* y, const T* x, T* out) {
     join_norms(block, at, rows, y);
-    ops_.norm(last, both_ + rows.first * width_, out, rows.count, x);
+    ops_.norms->norm(last, both_ + rows.first * width_, out, rows.count, x);
   }
   /// Backward pass of join(), except for x. `dout`: gradient of its result. Turns y into its
   /// gradient, and keeps that of the experts for backward().
@@ -125,26 +125,26 @@ class LayerExperts {
     join_norms(block, at, rows, y);
     T* const both = both_ + rows.first * width_;
     T* const results = results_ + rows.first * width_;
-    ops_.norm_backward(last, both, dout, nullptr, both, rows.count);
-    ops_.norm_backward(block[at.norm_after], results, both, nullptr, results, rows.count);
-    ops_.norm_backward(block[at.norm_after_mlp], y, both, nullptr, y, rows.count);
+    ops_.norms->norm_backward(last, both, dout, nullptr, both, rows.count);
+    ops_.norms->norm_backward(block[at.norm_after], results, both, nullptr, results, rows.count);
+    ops_.norms->norm_backward(block[at.norm_after_mlp], y, both, nullptr, y, rows.count);
   }
   /// Backward pass of forward(), after join_backward() of all rows. Adds the gradient of x to dx.
   void backward(const BlockWeights<T>& block, const LayerExpertsAt& at, const T* x, T* dx) {
     const std::size_t rows = shape_.rows;
-    ops_.zero(sums_, rows * width_);
-    ops_.zero(routing_.weight_gradients, shape_.choices());
+    ops_.elementwise->zero(sums_, rows * width_);
+    ops_.elementwise->zero(routing_.weight_gradients, shape_.choices());
     by_chunks([&](std::size_t expert, const ExpertRows& chunk) {
       differentiate(block, at, expert, chunk);
     });
     round(sums_, both_);
-    ops_.norm_backward(block[at.norm_before], x, both_, dx, dx, rows);
+    ops_.norms->norm_backward(block[at.norm_before], x, both_, dx, dx, rows);
 
     ops_.router_gradient(shape_, routing_, {}, {}, dlogits_);
     ops_.linear_weight(block[at.router], routed_, dlogits_, shape_.step(), rows);
     ops_.linear_input(block[at.router], dlogits_, shape_.step(), both_, rows);
-    ops_.scale(both_, router_scale(), rows * width_);
-    ops_.norm_backward(block[at.router_norm], x, both_, dx, dx, rows);
+    ops_.elementwise->scale(both_, router_scale(), rows * width_);
+    ops_.norms->norm_backward(block[at.router_norm], x, both_, dx, dx, rows);
   }
 
  private:
@@ -157,13 +157,13 @@ class LayerExperts {
     return static_cast<float>(1.0 / std::sqrt(static_cast<double>(width_)));
   }
   void round(const float* sums, T* to) {
-    ops_.pack({.rest = sums}, to, shape_.rows * width_, statistics_, nullptr);
+    ops_.packing->pack({.rest = sums}, to, shape_.rows * width_, statistics_, nullptr);
   }
   void join_norms(const BlockWeights<T>& block, const LayerExpertsAt& at, const MapRows& rows,
                   const T* y) {
     T* const both = both_ + rows.first * width_;
-    ops_.norm(block[at.norm_after], results_ + rows.first * width_, both, rows.count);
-    ops_.norm(block[at.norm_after_mlp], y, both, rows.count, both);
+    ops_.norms->norm(block[at.norm_after], results_ + rows.first * width_, both, rows.count);
+    ops_.norms->norm(block[at.norm_after_mlp], y, both, rows.count, both);
   }
 
   /// Calls work(expert, choices) for each chunk of each expert that has rows.
@@ -204,11 +204,11 @@ class LayerExperts {
     const std::size_t rows = round_up(chunk.count, kRowStep);
     ops_.gather_rows(chunk, normed_, nullptr, x_, rows, width_);
     ops_.linear(in_map(block, at, expert), x_, hidden_, 2 * wide_, rows);
-    ops_.glu({Activation::gelu_tanh}, gate_up(rows), activated_);
+    ops_.elementwise->glu({Activation::gelu_tanh}, gate_up(rows), activated_);
     const std::size_t size = rows * wide_;
-    ops_.copy_bytes(reinterpret_cast<const std::byte*>(activated_),
-                    reinterpret_cast<std::byte*>(scaled_), size * sizeof(T));
-    ops_.scale_by(block.weights + at.factors + expert, 1, scaled_, size);
+    ops_.elementwise->copy_bytes(reinterpret_cast<const std::byte*>(activated_),
+                                 reinterpret_cast<std::byte*>(scaled_), size * sizeof(T));
+    ops_.elementwise->scale_by(block.weights + at.factors + expert, 1, scaled_, size);
   }
   void differentiate(const BlockWeights<T>& block, const LayerExpertsAt& at, std::size_t expert,
                      const ExpertRows& chunk) {
@@ -220,9 +220,9 @@ class LayerExperts {
     ops_.linear_input(out, dy_, width_, dactivated_, rows);
     ops_.dot_rows(chunk, scaled_, dactivated_, routing_.weights, routing_.weight_gradients, wide_);
     add_factor_gradient(block, at.factors + expert, chunk.count);
-    ops_.scale_by(block.weights + at.factors + expert, 1, dactivated_, rows * wide_);
+    ops_.elementwise->scale_by(block.weights + at.factors + expert, 1, dactivated_, rows * wide_);
     const Linear<T> in = in_map(block, at, expert);
-    ops_.glu_backward({Activation::gelu_tanh}, gate_up(rows), dactivated_);
+    ops_.elementwise->glu_backward({Activation::gelu_tanh}, gate_up(rows), dactivated_);
     ops_.linear_weight(in, x_, hidden_, 2 * wide_, rows);
     ops_.linear_input(in, hidden_, 2 * wide_, part_, rows);
     ops_.add_rows(chunk, part_, nullptr, sums_, width_);
@@ -232,7 +232,7 @@ class LayerExperts {
     float* const gradient = block[NormAt{.weight = factor}].weight_gradient;
     if (gradient == nullptr) return;
     ops_.dot_rows({nullptr, rows, 1}, activated_, dactivated_, nullptr, products_, wide_);
-    ops_.add_sum(products_, rows, gradient);
+    ops_.elementwise->add_sum(products_, rows, gradient);
   }
 
   RouterShape shape_;

@@ -24,8 +24,8 @@ template <class Ops>
 void DecoderLayer<Ops>::append_head_norms(const BlockWeights<T>& block, T* normed) {
   T* const to = this->head_norms_.weights(normed);
   const auto copy = [&](const NormAt& at, std::size_t place, std::size_t width) {
-    this->ops_.copy_bytes(reinterpret_cast<const std::byte*>(block[at].weight),
-                          reinterpret_cast<std::byte*>(to + place), width * sizeof(T));
+    this->ops_.elementwise->copy_bytes(reinterpret_cast<const std::byte*>(block[at].weight),
+                                       reinterpret_cast<std::byte*>(to + place), width * sizeof(T));
   };
   for_head_norms(bound_[block.layer], copy);
 }
@@ -37,7 +37,7 @@ void DecoderLayer<Ops>::add_head_norm_gradients(const BlockWeights<T>& block, co
     const float* const slice = this->head_norms_.slice(sums, tile);
     for_head_norms(b, [&](const NormAt& at, std::size_t place, std::size_t width) {
       float* const gradient = block[at].weight_gradient;
-      if (gradient != nullptr) this->ops_.accumulate(slice + place, gradient, width);
+      if (gradient != nullptr) this->ops_.elementwise->accumulate(slice + place, gradient, width);
     });
   }
 }
@@ -72,7 +72,8 @@ void DecoderLayer<Ops>::differentiate_tile(const BlockWeights<T>& block, const T
   const Bound& b = bound_[block.layer];
   if (b.content == BlockContent::attention) {
     mix_tile(block, x);
-    if (b.query_norm || b.delta) this->ops_.zero(this->head_gradient_, this->head_norms_.size());
+    if (b.query_norm || b.delta)
+      this->ops_.elementwise->zero(this->head_gradient_, this->head_norms_.size());
     attention_backward(block, x, dy, part, false);
     return;
   }

@@ -99,15 +99,16 @@ class ValueNorms {
   }
   /// Writes the values in m.qkv.
   void forward(const AttentionShape& shape, bool keys_are_values, const LayerMemory<T>& m) {
-    ops_.norm_groups(norm(), heads(shape), m.projected + before(shape, keys_are_values), row(shape),
-                     m.qkv + shape.width() + shape.kv_width(), shape.row());
+    ops_.norms->norm_groups(norm(), heads(shape), m.projected + before(shape, keys_are_values),
+                            row(shape), m.qkv + shape.width() + shape.kv_width(), shape.row());
   }
   /// Turns the gradient of the values in m.dqkv into that of the values before the norm, which is
   /// added to the gradient of the keys before their norm if keys are values.
   void backward(const AttentionShape& shape, bool keys_are_values, const LayerMemory<T>& m) {
     T* const dkeys = m.dqkv + shape.width();
-    ops_.norm_groups_backward(norm(), heads(shape), m.projected + before(shape, keys_are_values),
-                              row(shape), dkeys + shape.kv_width(), shape.row());
+    ops_.norms->norm_groups_backward(norm(), heads(shape),
+                                     m.projected + before(shape, keys_are_values), row(shape),
+                                     dkeys + shape.kv_width(), shape.row());
     if (!keys_are_values) return;
     ops_.heads->sum_groups({shape.tokens(), 2, shape.kv_width()}, dkeys,
                            {shape.row(), shape.kv_width()}, dkeys, shape.row());
@@ -116,7 +117,7 @@ class ValueNorms {
  private:
   /// The weights are an offset of 1 plus zeros.
   Norm<T> norm() {
-    if (!zeroed_) ops_.zero(zeros_, widest_);
+    if (!zeroed_) ops_.elementwise->zero(zeros_, widest_);
     zeroed_ = true;
     return {.weight = reinterpret_cast<const T*>(zeros_), .offset = 1.0F};
   }

@@ -61,17 +61,19 @@ class TileSums {
   void add_part(float* sums, bool begins, const Compute& compute) {
     if (begins || apart_) return compute(sums);
     compute(part_);
-    ops_.accumulate(part_, sums, size_);
+    ops_.elementwise->accumulate(part_, sums, size_);
   }
   /// [N, H], sums in the training type.
   [[nodiscard]] T* rounded() const { return rounded_; }
-  void round(const float* sums, T* to) { ops_.pack({.rest = sums}, to, size_, partial_, nullptr); }
+  void round(const float* sums, T* to) {
+    ops_.packing->pack({.rest = sums}, to, size_, partial_, nullptr);
+  }
   /// dx = residual (null: 0) + gradient of the norm's input `in`. The gradient of its result is
   /// `given`, or else `sums`, or else rounded(). Adds to the gradient of the norm.
   void norm_backward(const Norm<T>& norm, const T* in, const T* given, const float* sums,
                      const T* residual, T* dx) {
     if (given == nullptr && sums != nullptr) round(sums, rounded_);
-    ops_.norm_backward(norm, in, given == nullptr ? rounded_ : given, residual, dx, tokens_);
+    ops_.norms->norm_backward(norm, in, given == nullptr ? rounded_ : given, residual, dx, tokens_);
   }
 
  private:
@@ -230,7 +232,7 @@ class Head {
   /// Writes the losses. Requires that there is one tile.
   void forward(const Norm<T>& norm, const OutputRows<T>& tile, const T* in,
                const std::int32_t* targets, const HeadLosses& losses) {
-    ops_.norm(norm, in, own_.normed, tokens_);
+    ops_.norms->norm(norm, in, own_.normed, tokens_);
     scan(tile, targets, own_);
     report_losses(targets, own_, losses);
   }
@@ -250,7 +252,7 @@ class Head {
         scan_chunk(tiles[t], targets, all.rows, first, count, all.logits + t * step);
       }
     };
-    ops_.norm(norm, in, all.rows.normed, tokens_);
+    ops_.norms->norm(norm, in, all.rows.normed, tokens_);
     if (losses.pairs) {
       in_chunks(scan_tiles);
       report_losses(targets, all.rows, losses);
@@ -334,7 +336,7 @@ class Head {
       ops_.multiply({count, width_, tokens}, matrix(dlogits, row), matrix(tile.weights, width_),
                     sums_in_fp32_ ? matrix(adds ? part_ : rows.dnormed + at, width_)
                                   : matrix(tile_sums_.rounded() + at, width_));
-      if (adds) ops_.accumulate(part_, rows.dnormed + at, count * width_);
+      if (adds) ops_.elementwise->accumulate(part_, rows.dnormed + at, count * width_);
     }
     if (tile.gradient != nullptr) {
       ops_.multiply({tokens, width_, count}, transposed(dlogits, row),

@@ -143,7 +143,7 @@ class LayerEmbedding {
   void project(const BlockWeights<T>& block, const LayerEmbeddingAt& at, const T* e, T* inputs) {
     if (!at.projection) return;
     maps_.linear(block, at.projection->map, e, projected_, all_, {0, rows_});
-    ops_.norm_groups(block[at.projection->norm], groups(), projected_, all_, inputs, all_);
+    ops_.norms->norm_groups(block[at.projection->norm], groups(), projected_, all_, inputs, all_);
   }
   /// Backward pass of project(). Adds the gradient of e to `de`, and overwrites that of the inputs.
   void project_backward(const BlockWeights<T>& block, const LayerEmbeddingAt& at, const T* e,
@@ -152,8 +152,8 @@ class LayerEmbedding {
     const LinearAt& map = at.projection->map;
     const MapRows rows = {0, rows_};
     maps_.linear(block, map, e, projected_, all_, rows);
-    ops_.norm_groups_backward(block[at.projection->norm], groups(), projected_, all_,
-                              inputs_gradient, all_);
+    ops_.norms->norm_groups_backward(block[at.projection->norm], groups(), projected_, all_,
+                                     inputs_gradient, all_);
     maps_.linear_weight(block, map, e, inputs_gradient, all_, rows);
     maps_.linear_input(block, map, inputs_gradient, all_, de, rows, true);
   }
@@ -163,7 +163,7 @@ class LayerEmbedding {
   void forward(const BlockWeights<T>& block, const LayerEmbeddingAt& at, const MapRows& rows,
                const LayerLinks<T>& links, T* x) {
     compute(block, at, rows, links, x);
-    ops_.norm(block[at.norm], result_, x, rows.count, x);
+    ops_.norms->norm(block[at.norm], result_, x, rows.count, x);
   }
   /// Backward pass of forward(), given the residual stream before it. Replaces the gradient dy of
   /// its result by that of x, and writes the layer's columns of `inputs_gradient` unless it is
@@ -171,10 +171,10 @@ class LayerEmbedding {
   void backward(const BlockWeights<T>& block, const LayerEmbeddingAt& at, const MapRows& rows,
                 const LayerLinks<T>& links, const T* x, T* dy) {
     compute(block, at, rows, links, x);
-    ops_.norm_backward(block[at.norm], result_, dy, nullptr, result_, rows.count);
+    ops_.norms->norm_backward(block[at.norm], result_, dy, nullptr, result_, rows.count);
     maps_.linear_weight(block, at.out, activated_, result_, hidden_, rows);
     maps_.linear_input(block, at.out, result_, hidden_, activated_, rows);
-    ops_.glu_backward({Activation::gelu_tanh}, pair(rows), activated_);
+    ops_.elementwise->glu_backward({Activation::gelu_tanh}, pair(rows), activated_);
     T* const gradient =
         links.inputs_gradient == nullptr ? nullptr : columns(links.inputs_gradient, at, rows);
     float* const of_rows = links.table_rows_gradient == nullptr
@@ -200,7 +200,7 @@ class LayerEmbedding {
     maps_.linear(block, at.gate, x, gate_, width_, rows);
     ops_.links->mix_rows({links.table_rows + rows.first * width_, rows.count, width_}, how_,
                          columns(links.inputs, at, rows), all_, input_);
-    ops_.glu({Activation::gelu_tanh}, pair(rows), activated_);
+    ops_.elementwise->glu({Activation::gelu_tanh}, pair(rows), activated_);
     maps_.linear(block, at.out, activated_, result_, hidden_, rows);
   }
 

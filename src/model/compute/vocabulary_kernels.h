@@ -77,9 +77,9 @@ class EmbeddingTables {
     if (!has_token_sums(model_, model_.blocks[block])) return {.rest = sums.own.raw()};
     const TokenSums layout(model_, model_.blocks[block]);
     const TensorSpec& table = model_.blocks[block].tensor(model_.outer.tokens);
-    ops_.forget_sum_rows(sum_row_of, table.shape.front());
+    ops_.packing->forget_sum_rows(sum_row_of, table.shape.front());
     for (const BatchViews& batch : sums.batches) {
-      ops_.find_sum_rows(ids_of(batch), table.first_row, table.shape.front(), sum_row_of);
+      ops_.packing->find_sum_rows(ids_of(batch), table.first_row, table.shape.front(), sum_row_of);
     }
     return {.sum_rows = sums.own.raw(),
             .sum_row_of = sum_row_of,

@@ -30,15 +30,15 @@ Ops<T>::Ops(const KernelExtents& extents, const KernelOptions& options)
       shape_(extents.shape),
       hidden_(extents.hidden),
       vocabulary_(extents.vocabulary),
-      widest_{shape_.tokens(), extents.widest_sum},
-      epsilon_(extents.epsilon) {
+      widest_{shape_.tokens(), extents.widest_sum} {
+  add_row_ops(state_, *this);
   add_attention_ops(state_, *this);
 }
 
 template <class T>
 void Ops<T>::take_memory(Bump& bump) {
   products_workspace_ = bump.take<std::byte>(Products::kWorkspace, 256);
-  partials_ = bump.take<float>(partial_floats(widest_));
+  state_->partials = bump.take<float>(partial_floats(widest_));
   // Nothing uses it. Plans count it.
   if (state_->extents.has_layer_inputs) bump.take<std::uint32_t>(2 * shape_.tokens());
   token_check_.set_memory(bump.take<std::uint32_t>(1));
@@ -54,76 +54,6 @@ Products& Ops<T>::products() {
     products_.emplace(state_->options.products, state_->options.set)
         .set_workspace(products_workspace_);
   return *products_;
-}
-
-template <class T>
-void Ops<T>::norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
-                  const T* residual) const {
-  check(cuda::norm(queue(), x, weights.weight, weights.bias, epsilon_, residual, y, {rows, hidden_},
-                   {}, weights.offset),
-        "norm", {rows, hidden_});
-}
-
-template <class T>
-void Ops<T>::norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual,
-                           T* dx, std::size_t rows) const {
-  check(cuda::norm_backward(queue(), x, weights.weight, dy, epsilon_, residual, dx,
-                            weights.weight_gradient, weights.bias_gradient, partials_,
-                            {rows, hidden_}, {}, weights.offset, weights.bias != nullptr),
-        "gradient of norm", {rows, hidden_});
-}
-
-template <class T>
-void Ops<T>::norm_groups(const Norm<T>& weights, const Groups& groups, const T* x,
-                         std::size_t x_step, T* y, std::size_t y_step) const {
-  const float epsilon = weights.epsilon_or(epsilon_);
-  check(cuda::norm<T>(queue(), x, weights.weight, nullptr, epsilon, nullptr, y,
-                      {groups.rows * groups.count, groups.width}, {groups.count, x_step, y_step},
-                      weights.offset),
-        "norm of queries or keys", {groups.rows, groups.count, groups.width});
-}
-
-template <class T>
-void Ops<T>::norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
-                                  std::size_t x_step, T* dy, std::size_t dy_step) const {
-  const float epsilon = weights.epsilon_or(epsilon_);
-  check(cuda::norm_backward<T>(queue(), x, weights.weight, dy, epsilon, nullptr, dy,
-                               weights.weight_gradient, nullptr, partials_,
-                               {groups.rows * groups.count, groups.width},
-                               {groups.count, x_step, dy_step}, weights.offset),
-        "gradient of a norm of queries or keys", {groups.rows, groups.count, groups.width});
-}
-
-template <class T>
-void Ops<T>::activate(Activation f, const T* x, T* y, std::size_t size) const {
-  check(cuda::activate(queue(), f, x, y, size), "activation", {size});
-}
-
-template <class T>
-void Ops<T>::activate_backward(Activation f, const T* x, T* d, float* bias_gradient,
-                               std::size_t rows, std::size_t width) const {
-  check(cuda::activate_backward(queue(), f, x, d, rows * width), "gradient of an activation",
-        {rows, width});
-  if (bias_gradient != nullptr) add_column_sums(d, width, bias_gradient, rows, width);
-}
-
-template <class T>
-void Ops<T>::glu(const Gating& how, const GateUp<T>& in, T* y) const {
-  check(cuda::glu(queue(), how, in.gate, in.up, in.step, y, {in.rows, in.width}), "gate",
-        {in.rows, in.width});
-}
-
-template <class T>
-void Ops<T>::glu_backward(const Gating& how, const GateUp<T>& in, const T* dy) const {
-  check(cuda::glu_backward(queue(), how, in.gate, in.up, in.step, dy, {in.rows, in.width}),
-        "gradient of a gate", {in.rows, in.width});
-}
-
-template <class T>
-void Ops<T>::add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
-                             std::size_t width) const {
-  check(cuda::add_column_sums(queue(), x, step, gradient, partials_, {rows, width}),
-        "gradient of a bias", {rows, width});
 }
 
 template <class T>
@@ -241,15 +171,10 @@ void Ops<T>::dpo_loss(const PairRows& rows, const Preference& how, PairResult* r
 }
 
 template <class T>
-void Ops<T>::put(std::span<const float> values, float* to) const {
-  check(cuda::put_values(queue(), values, to), "copy of values", {values.size()});
-}
-
-template <class T>
 void Ops<T>::route(const RouterShape& shape, float* logits, const RouterBiases<T>& biases,
                    const std::int32_t* targets, const Routing& to, std::int32_t* starts) const {
-  check(cuda::route(queue(), shape, logits, biases, targets, to, starts, partials_), "router",
-        {shape.rows, shape.experts});
+  check(cuda::route(queue(), shape, logits, biases, targets, to, starts, state_->partials),
+        "router", {shape.rows, shape.experts});
 }
 
 template <class T>
@@ -265,7 +190,7 @@ std::span<const std::int32_t> Ops<T>::fetch(const std::int32_t* values, std::siz
 template <class T>
 void Ops<T>::add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
                                const RouterTotals& totals) const {
-  check(cuda::add_router_totals(queue(), shape, routing, first, totals, partials_),
+  check(cuda::add_router_totals(queue(), shape, routing, first, totals, state_->partials),
         "totals of a router", {shape.rows, shape.experts});
 }
 
@@ -313,38 +238,10 @@ void Ops<T>::put_quotients(const ExpertRows& rows, const float* values, const fl
 }
 
 template <class T>
-void Ops<T>::add_sum(const float* values, std::size_t count, float* sum) const {
-  check(add_partials(queue(), {values, count, 1}, sum, nullptr), "sum of an expert's rows",
-        {count});
-}
-
-template <class T>
-void Ops<T>::add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) const {
-  if (bias == nullptr) return;
-  check(cuda::add_bias(queue(), bias, y, rows, width), "bias of an expert", {rows, width});
-}
-
-template <class T>
 void Ops<T>::add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
                       std::size_t width) const {
   check(cuda::add_rows(queue(), rows, y, weights, sums, width), "results of an expert",
         {rows.count, width});
-}
-
-template <class T>
-void Ops<T>::scale(T* x, float factor, std::size_t size) const {
-  check(cuda::scale(queue(), x, factor, size), "scale of an adapter", {size});
-}
-
-template <class T>
-void Ops<T>::scale_by(const T* addends, std::size_t count, T* x, std::size_t size) const {
-  check(cuda::scale_by(queue(), addends, count, x, size), "scale of a layer", {size});
-}
-
-template <class T>
-void Ops<T>::drop(const DropoutMask& mask, const T* x, T* y, std::size_t size,
-                  bool add_to_y) const {
-  check(cuda::drop(queue(), mask, x, y, size, add_to_y), "dropout", {size});
 }
 
 template <class T>
@@ -362,87 +259,8 @@ void Ops<T>::scale_columns(const ScaledColumns<T>& columns) const {
 
 template <class T>
 void Ops<T>::add_column_products(const ColumnProducts<T>& columns, float* gradient) const {
-  check(cuda::add_column_products(queue(), columns, gradient, partials_), "gradients of magnitudes",
-        {columns.rows, columns.width});
-}
-
-template <class T>
-void Ops<T>::zero(float* values, std::size_t size) const {
-  if (size == 0) return;
-  check(cudaMemsetAsync(values, 0, size * sizeof(float), queue()), "clearing gradients", {size});
-}
-template <class T>
-void Ops<T>::zero(device::Stream& stream, float* values, std::size_t size) const {
-  if (size == 0) return;
-  device::check_cuda(
-      cudaMemsetAsync(values, 0, size * sizeof(float), device::as_cuda(stream).native()),
-      "clearing gradients");
-}
-
-template <class T>
-void Ops<T>::widen(const T* x, float* y, std::size_t size) const {
-  check(cuda::widen(queue(), x, y, size), "conversion to fp32", {size});
-}
-
-template <class T>
-void Ops<T>::accumulate(const float* part, float* sums, std::size_t size) const {
-  check(cuda::accumulate(queue(), part, sums, size), "sum of the tiles", {size});
-}
-
-template <class T>
-void Ops<T>::forget_sum_rows(std::uint32_t* sum_row_of, std::size_t rows) const {
-  static_assert(kNoSumRow == 0xFFFFFFFFU);
-  check(cudaMemsetAsync(sum_row_of, 0xFF, rows * sizeof(std::uint32_t), queue()),
-        "clearing the sum rows of tokens", {rows});
-}
-
-template <class T>
-void Ops<T>::find_sum_rows(const Ids& ids, std::size_t first, std::size_t rows,
-                           std::uint32_t* sum_row_of) const {
-  check(cuda::find_sum_rows(queue(), ids, shape_.tokens(), {first, rows, sum_row_of}),
-        "finding the sum rows of tokens", {shape_.tokens()});
-}
-
-template <class T>
-void Ops<T>::pack(const UnpackedGradient& from, T* packed, std::size_t size, GradientStats* partial,
-                  GradientStats* stats) const {
-  check(cuda::pack_gradient(queue(), from, packed, size, partial, stats), "packing a gradient",
-        {size});
-}
-
-template <class T>
-void Ops<T>::measure(device::Stream& stream, const T* packed, std::size_t size,
-                     GradientStats* partial, GradientStats* stats) const {
-  device::check_cuda(
-      cuda::measure_gradient(device::as_cuda(stream).native(), packed, size, partial, stats),
-      "statistics of a gradient");
-}
-
-template <class T>
-void Ops<T>::encode(device::Stream& stream, const T* weights, std::size_t blocks,
-                    std::int8_t* codes, float* scales) const {
-  device::check_cuda(
-      cuda::quantize_weights(device::as_cuda(stream).native(), weights, blocks, codes, scales),
-      "encoding weights");
-}
-
-template <class T>
-void Ops<T>::decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
-                    std::size_t blocks, T* weights) const {
-  device::check_cuda(
-      cuda::dequantize_weights(device::as_cuda(stream).native(), codes, scales, blocks, weights),
-      "decoding weights");
-}
-
-template <class T>
-void Ops<T>::dequantize_base(const QuantizedMatrix& matrix, T* out) const {
-  check(cuda::dequantize_base(queue(), matrix, out), "decoding a quantised base",
-        {matrix.arrays.elements});
-}
-
-template <class T>
-void Ops<T>::copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const {
-  check(cuda::copy_bytes(queue(), from, to, size), "copying weights", {size});
+  check(cuda::add_column_products(queue(), columns, gradient, state_->partials),
+        "gradients of magnitudes", {columns.rows, columns.width});
 }
 
 template class Ops<float>;

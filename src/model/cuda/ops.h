@@ -55,29 +55,12 @@ class Ops : public DeviceOps<T> {
 
   void take_memory(Bump& bump);
 
-  void norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
-            const T* residual = nullptr) const;
-  void norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual, T* dx,
-                     std::size_t rows) const;
-  void norm_groups(const Norm<T>& weights, const Groups& groups, const T* x, std::size_t x_step,
-                   T* y, std::size_t y_step) const;
-  void norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
-                            std::size_t x_step, T* dy, std::size_t dy_step) const;
-
-  void activate(Activation f, const T* x, T* y, std::size_t size) const;
-  void activate_backward(Activation f, const T* x, T* d, float* bias_gradient, std::size_t rows,
-                         std::size_t width) const;
-  void glu(const Gating& how, const GateUp<T>& in, T* y) const;
-  void glu_backward(const Gating& how, const GateUp<T>& in, const T* dy) const;
-  void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
-                       std::size_t width) const;
-
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
   void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y, std::size_t rows);
   void linear_part(const Linear<T>& layer, const T* x, float* part, std::size_t rows) {
     const Product p = forward_product(layer, x, part, layer.out, rows);
     multiply(p.extents, p.a, p.b, p.c);
-    add_bias(layer.bias, part, rows, layer.out);
+    this->elementwise->add_bias(layer.bias, part, rows, layer.out);
   }
   template <class D>
   void linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, D* dx,
@@ -109,7 +92,6 @@ class Ops : public DeviceOps<T> {
 
   /// See Compute::arithmetic(). Describes the calling thread's current GPU.
   [[nodiscard]] std::string arithmetic() const;
-  void put(std::span<const float> values, float* to) const;
   void route(const RouterShape& shape, float* logits, const RouterBiases<T>& biases,
              const std::int32_t* targets, const Routing& to, std::int32_t* starts) const;
   [[nodiscard]] std::span<const std::int32_t> fetch(const std::int32_t* values, std::size_t count);
@@ -126,39 +108,14 @@ class Ops : public DeviceOps<T> {
                 float* weight_gradients, std::size_t width) const;
   void put_quotients(const ExpertRows& rows, const float* values, const float* weights,
                      float* to) const;
-  void add_sum(const float* values, std::size_t count, float* sum) const;
-  void add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) const;
   void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
                 std::size_t width) const;
 
-  void scale(T* x, float factor, std::size_t size) const;
-  void scale_by(const T* addends, std::size_t count, T* x, std::size_t size) const;
-  void drop(const DropoutMask& mask, const T* x, T* y, std::size_t size, bool add_to_y) const;
   void compute_dora_scales(const AdaptedRows<T>& rows, float* scales, float* inverse_norms) const;
   void scale_columns(const ScaledColumns<T>& columns) const;
   void add_column_products(const ColumnProducts<T>& columns, float* gradient) const;
 
-  void zero(float* values, std::size_t size) const;
-  void widen(const T* x, float* y, std::size_t size) const;
-  void accumulate(const float* part, float* sums, std::size_t size) const;
-  void forget_sum_rows(std::uint32_t* sum_row_of, std::size_t rows) const;
-  void find_sum_rows(const Ids& ids, std::size_t first, std::size_t rows,
-                     std::uint32_t* sum_row_of) const;
-  void pack(const UnpackedGradient& from, T* packed, std::size_t size, GradientStats* partial,
-            GradientStats* stats) const;
-
   // Collectives call these functions, too, on threads and streams that differ from those of run().
-  void zero(device::Stream& stream, float* values, std::size_t size) const;
-  void measure(device::Stream& stream, const T* packed, std::size_t size, GradientStats* partial,
-               GradientStats* stats) const;
-  void encode(device::Stream& stream, const T* weights, std::size_t blocks, std::int8_t* codes,
-              float* scales) const;
-  void decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
-              std::size_t blocks, T* weights) const;
-
-  /// Dequantises a matrix of a quantised base; the next function copies the rest.
-  void dequantize_base(const QuantizedMatrix& matrix, T* out) const;
-  void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const;
 
  private:
   [[nodiscard]] EmbeddingExtents embedding_extents() const {
@@ -177,9 +134,7 @@ class Ops : public DeviceOps<T> {
   std::size_t hidden_;
   std::size_t vocabulary_;
   Rows widest_;  ///< maximum over all sums over rows, including routers and experts
-  float epsilon_;
   std::optional<Products> products_;
-  float* partials_ = nullptr;
   std::byte* products_workspace_ = nullptr;
   TokenCheck token_check_;
   std::vector<std::int32_t> fetched_;

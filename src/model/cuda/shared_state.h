@@ -45,6 +45,7 @@ class SharedState {
   KernelOptions options;
   AttentionBackend attention;  ///< own, once cuDNN turns out to be unavailable
   std::size_t selected = 0;    ///< number of the shape that AttentionOps::use_heads() has selected
+  float* partials = nullptr;   ///< for sums over rows, see partial_floats()
   std::byte* fused_workspace = nullptr;  ///< FusedAttention::kWorkspace bytes
 
  private:
@@ -72,6 +73,8 @@ class OnStream {
 
 // The facets of ../ops.
 
+template <class T>
+void add_row_ops(const State& state, DeviceOps<T>& to);
 template <class T>
 void add_attention_ops(const State& state, DeviceOps<T>& to);
 

@@ -1,22 +1,77 @@
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "ballast/core/clocks.h"
 #include "ballast/core/dtype.h"
 #include "ballast/core/memory.h"
 
+#include "src/model/description/families/decoder.h"
 #include "src/model/host/attention.h"
 #include "src/model/host/delta_rule.h"
-#include "src/model/host/row_ops.h"
 #include "src/model/host/shared_state.h"
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {
 
 namespace {
+
+/// HeadOps::fill_angles() for rows [begin, end) of the table. `length`: tokens of a whole sequence.
+void fill_angle_rows(const Rotary& rotary, const Angles& angles, const std::int32_t* positions,
+                     std::size_t length, std::size_t begin, std::size_t end) {
+  std::size_t document = 0;
+  std::vector<double> frequencies = rotary.frequencies;
+  for (std::size_t row = begin; row < end; ++row) {
+    if (angles.by_row) {
+      const std::size_t tokens = document_length(positions, row, length);
+      if (tokens != document) frequencies = frequencies_in_document(rotary, tokens);
+      document = tokens;
+    }
+    const bool given = angles.by_row && positions != nullptr;
+    const auto position =
+        static_cast<double>(given ? static_cast<std::size_t>(positions[row]) : row % length);
+    const double factor = factor_at(position, rotary.factor, rotary.slope, rotary.period);
+    for (std::size_t i = 0; i < angles.half; ++i) {
+      const double angle = position * frequencies[i];
+      angles.cosine[row * angles.half + i] = static_cast<float>(std::cos(angle) * factor);
+      angles.sine[row * angles.half + i] = static_cast<float>(std::sin(angle) * factor);
+    }
+  }
+}
+
+// HeadOps::copy_groups() and sum_groups() for rows [begin, end).
+
+template <class T>
+void copy_groups_of_rows(const Groups& groups, const T* from, const GroupSteps& from_steps, T* to,
+                         const GroupSteps& to_steps, std::size_t zeros, std::size_t begin,
+                         std::size_t end) {
+  for (std::size_t row = begin; row < end; ++row) {
+    for (std::size_t group = 0; group < groups.count; ++group) {
+      T* const at = to + row * to_steps.row + group * to_steps.group;
+      std::copy_n(from + row * from_steps.row + group * from_steps.group, groups.width, at);
+      std::fill_n(at + groups.width, zeros, T{});
+    }
+  }
+}
+
+template <class T>
+void sum_groups_of_rows(const Groups& groups, const T* from, const GroupSteps& steps, T* to,
+                        std::size_t to_row, std::size_t begin, std::size_t end) {
+  for (std::size_t row = begin; row < end; ++row) {
+    for (std::size_t column = 0; column < groups.width; ++column) {
+      float sum = 0.0F;
+      for (std::size_t group = 0; group < groups.count; ++group) {
+        sum += to_float(from[row * steps.row + group * steps.group + column]);
+      }
+      to[row * to_row + column] = from_float<T>(sum);
+    }
+  }
+}
 
 /// Number of parts of a sum over rows.
 constexpr std::size_t kParts = 32;

@@ -15,15 +15,10 @@
 #include "ballast/device/streams.h"
 
 #include "src/model/host/layer_ops.h"
-#include "src/model/host/row_ops.h"
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {
 namespace {
-
-/// Threads get multiples of this many elements: whole cache lines of any type, and whole groups of
-/// a dropout mask.
-constexpr std::size_t kStep = 64;
 
 /// Sums squares in sixteen interleaved sums, so that every instruction set gives the same bits.
 template <class T>
@@ -132,36 +127,21 @@ std::size_t column_of(const LogitTile& tile, std::int32_t target) {
   return static_cast<std::size_t>(target) - tile.first;
 }
 
-/// Calls `piece(first, place, size)` for each part of `range` within one row of `matrix`. `place`:
-/// address of the part's first element.
-void by_rows(Range range, const auto& matrix, const auto& piece) {
-  for (std::size_t at = range.begin; at < range.end;) {
-    const std::size_t row = at / matrix.width;
-    const std::size_t end = std::min(range.end, (row + 1) * matrix.width);
-    piece(at, row * matrix.step + at % matrix.width, end - at);
-    at = end;
-  }
-}
-
 }  // namespace
 
 template <class T>
 Ops<T>::Ops(const KernelExtents& extents, std::size_t threads, const MlpRule& mlp_rule)
-    : all_kernels_(best_kernels<T>()),
-      kernels_(all_kernels_.rows),
+    : state_(std::make_shared<SharedState<T>>(extents, threads)),
+      kernels_(state_->kernels.rows),
       sum_kernels_(best_kernels<float>().rows),
       shape_(extents.shape),
       hidden_(extents.hidden),
       vocabulary_(extents.vocabulary),
-      sum_row_(round_up(std::max({extents.hidden * 3, extents.widest_sum,
-                                  extents.delta.key_heads > 0 ? 2 * extents.heads.front().width()
-                                                              : std::size_t{0}}),
-                        16)),
-      max_sums_(parts_of(shape_.tokens(), kMaxSums)),
       threads_(threads),
-      mlp_rule_(mlp_rule),
-      epsilon_(extents.epsilon) {
-  add_attention_ops(std::make_shared<SharedState<T>>(extents, threads), *this);
+      mlp_rule_(mlp_rule) {
+  add_row_ops(state_, *this);
+  add_packing_ops(state_, *this);
+  add_attention_ops(state_, *this);
 }
 
 template <class T>
@@ -170,144 +150,6 @@ void Ops<T>::run(device::Stream& stream, std::function<void()> work) {
     const KernelClock clock(KernelGroup::pass);
     work();
   });
-}
-
-template <class T>
-template <class Add>
-void Ops<T>::sum_parts(std::size_t rows, std::size_t width, const Add& add) const {
-  const std::size_t parts = parts_of(rows, max_sums_);
-  split(parts, 1, [&](Range own) {
-    for (std::size_t part = own.begin; part < own.end; ++part) {
-      std::memset(sum(part, 0), 0, width * sizeof(float));
-      std::memset(sum(part, 1), 0, width * sizeof(float));
-      add(range_of(rows, parts, part), sum(part, 0), sum(part, 1));
-    }
-  });
-}
-
-template <class T>
-void Ops<T>::add_sums(std::size_t rows, std::size_t which, float* gradient,
-                      std::size_t width) const {
-  if (gradient == nullptr) return;
-  const std::size_t parts = parts_of(rows, max_sums_);
-  split(width, kStep, [&](Range columns) {
-    for (std::size_t part = 0; part < parts; ++part) {
-      const float* const from = sum(part, which);
-      for (std::size_t i = columns.begin; i < columns.end; ++i) gradient[i] += from[i];
-    }
-  });
-}
-
-template <class T>
-void Ops<T>::norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
-                  const T* residual) const {
-  split(KernelGroup::norm, rows, 1, [&](Range r) {
-    const std::size_t at = r.begin * hidden_;
-    kernels_.norm(x + at, weights.weight, weights.bias, weights.offset, epsilon_,
-                  residual == nullptr ? nullptr : residual + at, y + at, r.size(), hidden_);
-  });
-}
-
-template <class T>
-void Ops<T>::norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual,
-                           T* dx, std::size_t rows) const {
-  const KernelClock clock(KernelGroup::norm);
-  const bool centred = weights.bias != nullptr;
-  sum_parts(rows, hidden_, [&](Range r, float* of_weight, float* of_bias) {
-    const std::size_t at = r.begin * hidden_;
-    kernels_.norm_backward(x + at, weights.weight, dy + at, weights.offset, epsilon_,
-                           residual == nullptr ? nullptr : residual + at, dx + at, of_weight,
-                           centred ? of_bias : nullptr, r.size(), hidden_);
-  });
-  add_sums(rows, 0, weights.weight_gradient, hidden_);
-  if (centred) add_sums(rows, 1, weights.bias_gradient, hidden_);
-}
-
-template <class T>
-void Ops<T>::norm_groups(const Norm<T>& w, const Groups& groups, const T* x, std::size_t x_step,
-                         T* y, std::size_t y_step) const {
-  split(KernelGroup::norm, groups.rows, 1, [&](Range r) {
-    for (std::size_t row = r.begin; row < r.end; ++row) {
-      kernels_.norm(x + row * x_step, w.weight, nullptr, w.offset, w.epsilon_or(epsilon_), nullptr,
-                    y + row * y_step, groups.count, groups.width);
-    }
-  });
-}
-
-template <class T>
-void Ops<T>::norm_groups_backward(const Norm<T>& w, const Groups& groups, const T* x,
-                                  std::size_t x_step, T* dy, std::size_t dy_step) const {
-  const KernelClock clock(KernelGroup::norm);
-  sum_parts(groups.rows, groups.width, [&](Range r, float* of_weight, float*) {
-    for (std::size_t row = r.begin; row < r.end; ++row) {
-      T* const d = dy + row * dy_step;
-      kernels_.norm_backward(x + row * x_step, w.weight, d, w.offset, w.epsilon_or(epsilon_),
-                             nullptr, d, of_weight, nullptr, groups.count, groups.width);
-    }
-  });
-  add_sums(groups.rows, 0, w.weight_gradient, groups.width);
-}
-
-template <class T>
-void Ops<T>::activate(Activation f, const T* x, T* y, std::size_t size) const {
-  expects(f != Activation::silu, "silu is only the activation of a gate");
-  const auto kernel = f == Activation::gelu ? kernels_.exact_gelu : kernels_.gelu;
-  split(KernelGroup::activation, size, kStep,
-        [&](Range r) { kernel(x + r.begin, y + r.begin, r.size()); });
-}
-
-template <class T>
-void Ops<T>::activate_backward(Activation f, const T* x, T* d, float* bias_gradient,
-                               std::size_t rows, std::size_t width) const {
-  const KernelClock clock(KernelGroup::activation);
-  expects(f != Activation::silu, "silu is only the activation of a gate");
-  const auto kernel = f == Activation::gelu ? kernels_.exact_gelu_backward : kernels_.gelu_backward;
-  sum_parts(rows, width, [&](Range r, float* of_bias, float*) {
-    kernel(x + r.begin * width, d + r.begin * width, of_bias, r.size(), width);
-  });
-  add_sums(rows, 0, bias_gradient, width);
-}
-
-template <class T>
-void Ops<T>::glu(const Gating& how, const GateUp<T>& in, T* y) const {
-  expects(how.activation != Activation::gelu, "the exact gelu is not the activation of a gate");
-  const auto kernel = how.activation == Activation::silu ? kernels_.swiglu : kernels_.geglu;
-  split(KernelGroup::activation, in.rows * in.width, kStep, [&](Range r) {
-    by_rows(r, in, [&](std::size_t at, std::size_t from, std::size_t size) {
-      if (how.limit > 0.0F) {
-        kernels_.limited_swiglu(in.gate + from, in.up + from, y + at, size, how.limit, how.slope);
-      } else {
-        kernel(in.gate + from, in.up + from, y + at, size);
-      }
-    });
-  });
-}
-
-template <class T>
-void Ops<T>::glu_backward(const Gating& how, const GateUp<T>& in, const T* dy) const {
-  expects(how.activation != Activation::gelu, "the exact gelu is not the activation of a gate");
-  const auto kernel =
-      how.activation == Activation::silu ? kernels_.swiglu_backward : kernels_.geglu_backward;
-  split(KernelGroup::activation, in.rows * in.width, kStep, [&](Range r) {
-    by_rows(r, in, [&](std::size_t at, std::size_t from, std::size_t size) {
-      if (how.limit > 0.0F) {
-        kernels_.limited_swiglu_backward(in.gate + from, in.up + from, dy + at, size, how.limit,
-                                         how.slope);
-      } else {
-        kernel(in.gate + from, in.up + from, dy + at, size);
-      }
-    });
-  });
-}
-
-template <class T>
-void Ops<T>::add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
-                             std::size_t width) const {
-  const KernelClock clock(KernelGroup::elementwise);
-  sum_parts(rows, width, [&](Range r, float* sums, float*) {
-    kernels_.column_sum(x + r.begin * step, step, sums, r.size(), width);
-  });
-  add_sums(rows, 0, gradient, width);
 }
 
 template <class T>
@@ -540,16 +382,6 @@ void Ops<T>::put_quotients(const ExpertRows& rows, const float* values, const fl
 }
 
 template <class T>
-void Ops<T>::add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) const {
-  if (bias == nullptr) return;
-  split(KernelGroup::elementwise, rows, 1, [&](Range r) {
-    for (std::size_t i = r.begin; i < r.end; ++i) {
-      kernels_.accumulate(y + i * width, bias, width);
-    }
-  });
-}
-
-template <class T>
 void Ops<T>::add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
                       std::size_t width) const {
   split(KernelGroup::experts, rows.count, 1, [&](Range r) {
@@ -558,33 +390,6 @@ void Ops<T>::add_rows(const ExpertRows& rows, const float* y, const float* weigh
       const float weight = weights == nullptr ? 1.0F : weights[place];
       float* const to = sums + place / rows.per_token * width;
       sum_kernels_.accumulate_scaled(to, y + i * width, weight, width);
-    }
-  });
-}
-
-template <class T>
-void Ops<T>::scale(T* x, float factor, std::size_t size) const {
-  split(KernelGroup::elementwise, size, kStep,
-        [&](Range r) { kernels_.scale(x + r.begin, factor, x + r.begin, r.size()); });
-}
-
-template <class T>
-void Ops<T>::scale_by(const T* addends, std::size_t count, T* x, std::size_t size) const {
-  float factor = 0.0F;
-  for (std::size_t i = 0; i < count; ++i) factor += to_float(addends[i]);
-  scale(x, factor, size);
-}
-
-template <class T>
-void Ops<T>::drop(const DropoutMask& mask, const T* x, T* y, std::size_t size,
-                  bool add_to_y) const {
-  split(KernelGroup::elementwise, size, kStep, [&](Range r) {
-    for (std::size_t at = r.begin; at < r.end; at += 4) {
-      const auto factors = mask.factors(at / 4);
-      for (std::size_t i = 0; i < std::min<std::size_t>(4, r.end - at); ++i) {
-        const float before = add_to_y ? to_float(y[at + i]) : 0.0F;
-        y[at + i] = from_float<T>(before + to_float(x[at + i]) * factors[i]);
-      }
     }
   });
 }
@@ -650,92 +455,6 @@ void Ops<T>::add_column_products(const ColumnProducts<T>& c, float* gradient) co
       for (std::size_t i = 0; i < count; ++i) gradient[first + i] += c.factors[first + i] * sums[i];
     }
   });
-}
-
-template <class T>
-void Ops<T>::zero(float* values, std::size_t size) const {
-  split(KernelGroup::elementwise, size, kPage / sizeof(float),
-        [&](Range r) { std::memset(values + r.begin, 0, r.size() * sizeof(float)); });
-}
-
-template <class T>
-void Ops<T>::zero(device::Stream& stream, float* values, std::size_t size) const {
-  as_host(stream).enqueue([=, this] { zero(values, size); });
-}
-
-template <class T>
-void Ops<T>::widen(const T* x, float* y, std::size_t size) const {
-  split(KernelGroup::elementwise, size, kPage / sizeof(float),
-        [&](Range r) { all_kernels_.rows.widen(x + r.begin, y + r.begin, r.size()); });
-}
-
-template <class T>
-void Ops<T>::accumulate(const float* part, float* sums, std::size_t size) const {
-  split(KernelGroup::elementwise, size, kPage / sizeof(float),
-        [&](Range r) { sum_kernels_.accumulate(sums + r.begin, part + r.begin, r.size()); });
-}
-
-template <class T>
-void Ops<T>::forget_sum_rows(std::uint32_t* sum_row_of, std::size_t rows) const {
-  std::fill_n(sum_row_of, rows, kNoSumRow);
-}
-
-template <class T>
-void Ops<T>::find_sum_rows(const Ids& ids, std::size_t first, std::size_t rows,
-                           std::uint32_t* sum_row_of) const {
-  for (std::size_t i = 0; i < shape_.tokens(); ++i) {
-    const std::size_t row = static_cast<std::size_t>(ids.tokens[i]) - first;
-    if (row < rows) sum_row_of[row] = static_cast<std::uint32_t>(ids.sum_rows[i]);
-  }
-}
-
-template <class T>
-void Ops<T>::pack(const UnpackedGradient& from, T* packed, std::size_t size, GradientStats* partial,
-                  GradientStats* stats) const {
-  const KernelClock clock(KernelGroup::packing);
-  const GradientStats found = pack_gradient(all_kernels_, from, packed, size, partial);
-  if (stats != nullptr) *stats = found;
-}
-
-template <class T>
-void Ops<T>::measure(device::Stream& stream, const T* packed, std::size_t size,
-                     GradientStats* partial, GradientStats* stats) const {
-  as_host(stream).enqueue([=, this] {
-    const KernelClock clock(KernelGroup::packing);
-    *stats = measure_gradient(all_kernels_.gradients, packed, size, partial);
-  });
-}
-
-template <class T>
-void Ops<T>::encode(device::Stream& stream, const T* weights, std::size_t blocks,
-                    std::int8_t* codes, float* scales) const {
-  as_host(stream).enqueue([=, this] {
-    split(KernelGroup::elementwise, blocks, 1, [&](Range range) {
-      const std::size_t at = range.begin * kCodeBlock;
-      all_kernels_.codes.encode(weights + at, range.size(), codes + at, scales + range.begin);
-    });
-  });
-}
-
-template <class T>
-void Ops<T>::decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
-                    std::size_t blocks, T* weights) const {
-  as_host(stream).enqueue([=, this] {
-    split(KernelGroup::elementwise, blocks, 1, [&](Range range) {
-      const std::size_t at = range.begin * kCodeBlock;
-      all_kernels_.codes.decode(codes + at, scales + range.begin, range.size(), weights + at);
-    });
-  });
-}
-
-template <class T>
-void Ops<T>::dequantize_base(const QuantizedMatrix& matrix, T* out) const {
-  host::dequantize_base(matrix, out);
-}
-
-template <class T>
-void Ops<T>::copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const {
-  host::copy_bytes(from, to, size);
 }
 
 template class Ops<float>;

@@ -48,33 +48,7 @@ class Ops : public DeviceOps<T> {
   /// See Compute::arithmetic().
   [[nodiscard]] std::string arithmetic() const { return describe_arithmetic(threads_); }
   /// Takes the memory shared by all operations.
-  void take_memory(Bump& bump) { sums_ = bump.take<float>(max_sums_ * 2 * sum_row_); }
-
-  /// y = residual (null: 0) + norm(x).
-  void norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
-            const T* residual = nullptr) const;
-  /// dx = residual (null: 0) + gradient of x; dx may be residual, dy or x.
-  void norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual, T* dx,
-                     std::size_t rows) const;
-  /// Applies RMSNorm to each group of each row.
-  void norm_groups(const Norm<T>& weights, const Groups& groups, const T* x, std::size_t x_step,
-                   T* y, std::size_t y_step) const;
-  /// Replaces dy by the gradient of x.
-  void norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
-                            std::size_t x_step, T* dy, std::size_t dy_step) const;
-
-  /// y = f(x), where f is a form of GELU.
-  void activate(Activation f, const T* x, T* y, std::size_t size) const;
-  /// d *= f'(x). Adds column sums to `bias_gradient` unless it is null.
-  void activate_backward(Activation f, const T* x, T* d, float* bias_gradient, std::size_t rows,
-                         std::size_t width) const;
-  /// y = `how` applied to gate and up (silu or gelu_tanh, or with a limit). y has no gaps.
-  void glu(const Gating& how, const GateUp<T>& in, T* y) const;
-  /// Replaces gate and up by their gradients, given dy.
-  void glu_backward(const Gating& how, const GateUp<T>& in, const T* dy) const;
-  /// Adds column sums of x to `gradient`. Rows of x are `step` apart.
-  void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
-                       std::size_t width) const;
+  void take_memory(Bump& bump) { state_->take_memory(bump); }
 
   /// y = x W (+ bias), with rows of y `y_row` apart.
   void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows);
@@ -84,7 +58,7 @@ class Ops : public DeviceOps<T> {
   void linear_part(const Linear<T>& layer, const T* x, float* part, std::size_t rows) {
     const Product p = forward_product(layer, x, part, layer.out, rows);
     multiply(p.extents, p.a, p.b, p.c);
-    add_bias(layer.bias, part, rows, layer.out);
+    this->elementwise->add_bias(layer.bias, part, rows, layer.out);
   }
   /// dx = dy W^T (+ dx), with rows of dy `dy_row` apart. D: T or float.
   template <class D>
@@ -134,10 +108,6 @@ class Ops : public DeviceOps<T> {
   /// order.
   void dpo_loss(const PairRows& rows, const Preference& how, PairResult* results) const;
 
-  /// Copies values from host memory.
-  void put(std::span<const float> values, float* to) const {
-    std::copy(values.begin(), values.end(), to);
-  }
   /// Computes the probabilities, choices, weights and places of the rows from their logits [rows,
   /// step], which it overwrites. `targets` [rows]: kPaddingTarget marks padding rows;
   /// null: there are none. `starts` [experts + 1]: where the places of each expert begin, and the
@@ -178,22 +148,9 @@ class Ops : public DeviceOps<T> {
   /// to = values / weights (0 for a weight of 0), at the places of the choices.
   void put_quotients(const ExpertRows& rows, const float* values, const float* weights,
                      float* to) const;
-  /// sum += the sum of the values, in double, rounded once.
-  void add_sum(const float* values, std::size_t count, float* sum) const {
-    *sum = static_cast<float>(std::accumulate(values, values + count, static_cast<double>(*sum)));
-  }
-  /// y [rows, width] += bias (null: 0).
-  void add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) const;
   /// sums [N, width] += y * weights (null: 1), in the rows of the choices.
   void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
                 std::size_t width) const;
-
-  /// x *= factor.
-  void scale(T* x, float factor, std::size_t size) const;
-  /// x *= the sum of the `addends`.
-  void scale_by(const T* addends, std::size_t count, T* x, std::size_t size) const;
-  /// y = x * (the mask's factors) (+ y).
-  void drop(const DropoutMask& mask, const T* x, T* y, std::size_t size, bool add_to_y) const;
 
   /// For row i: inverse_norms[i] = 1 / ||W + s B A|| and scales[i] = magnitude / norm, both 0 for a
   /// row of zeros. The order in which squares are summed depends only on the shape.
@@ -201,51 +158,7 @@ class Ops : public DeviceOps<T> {
   void scale_columns(const ScaledColumns<T>& columns) const;
   void add_column_products(const ColumnProducts<T>& columns, float* gradient) const;
 
-  void zero(float* values, std::size_t size) const;
-  void zero(device::Stream& stream, float* values, std::size_t size) const;
-  /// Converts x to fp32.
-  void widen(const T* x, float* y, std::size_t size) const;
-  /// sums += part.
-  void accumulate(const float* part, float* sums, std::size_t size) const;
-  /// Gives no row a sum row.
-  void forget_sum_rows(std::uint32_t* sum_row_of, std::size_t rows) const;
-  /// Writes the sum rows of tokens [first, first + rows) of a micro-batch to the rows of the
-  /// tokens.
-  void find_sum_rows(const Ids& ids, std::size_t first, std::size_t rows,
-                     std::uint32_t* sum_row_of) const;
-  /// Packs a gradient, see Compute::pack_gradient(). `partial`: one GradientStats per kStatsChunk
-  /// values. `stats` may be null.
-  void pack(const UnpackedGradient& from, T* packed, std::size_t size, GradientStats* partial,
-            GradientStats* stats) const;
-  void measure(device::Stream& stream, const T* packed, std::size_t size, GradientStats* partial,
-               GradientStats* stats) const;
-  void encode(device::Stream& stream, const T* weights, std::size_t blocks, std::int8_t* codes,
-              float* scales) const;
-  void decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
-              std::size_t blocks, T* weights) const;
-  /// Dequantises a matrix of a quantised base; the next function copies the rest.
-  void dequantize_base(const QuantizedMatrix& matrix, T* out) const;
-  void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) const;
-
  private:
-  /// Sums over rows have one part per kRowsOfSum rows, but at most kMaxSums. Threads share the
-  /// parts, so the bits of a sum do not depend on the number of threads.
-  static constexpr std::size_t kRowsOfSum = 32;
-  static constexpr std::size_t kMaxSums = 32;
-  [[nodiscard]] static std::size_t parts_of(std::size_t rows, std::size_t most) {
-    return std::min((rows + kRowsOfSum - 1) / kRowsOfSum, most);
-  }
-  /// Returns sums of part `part`: the first or second of its two rows.
-  [[nodiscard]] float* sum(std::size_t part, std::size_t which) const {
-    return sums_ + (2 * part + which) * sum_row_;
-  }
-  /// Calls add(range of rows, first sums, second sums) for each part. The sums [width] are zeroed
-  /// before.
-  template <class Add>
-  void sum_parts(std::size_t rows, std::size_t width, const Add& add) const;
-  /// gradient [width] (null: nothing) += the sums of the parts, in order.
-  void add_sums(std::size_t rows, std::size_t which, float* gradient, std::size_t width) const;
-
   /// Calls take(place, quotient) for each choice. The quotient is the product of a row of
   /// `gradients` and one of `with` (rows are `step` apart), divided by the weight, or 0 for a
   /// weight of 0; see dot_rows().
@@ -253,18 +166,14 @@ class Ops : public DeviceOps<T> {
   void dot(const ExpertRows& rows, const T* with, std::size_t step, const T* gradients,
            const float* weights, std::size_t width, Take take) const;
 
-  const TypeKernels<T>& all_kernels_;
+  State<T> state_;
   const RowKernels<T>& kernels_;
   const RowKernels<float>& sum_kernels_;  ///< for fp32 sums
   MicroBatchShape shape_;
   std::size_t hidden_;
   std::size_t vocabulary_;
-  std::size_t sum_row_;
-  std::size_t max_sums_;  ///< maximum number of parts
   std::size_t threads_;
   MlpRule mlp_rule_;
-  float epsilon_;
-  float* sums_ = nullptr;
   Products products_;
 };
 

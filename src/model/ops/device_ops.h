@@ -9,6 +9,7 @@
 
 #include "src/model/compute/kernel_arguments.h"
 #include "src/model/ops/attention_ops.h"
+#include "src/model/ops/row_ops.h"
 
 namespace ballast::model {
 
@@ -37,6 +38,9 @@ template <class T>
 struct DeviceOps {
   using Value = T;
 
+  std::shared_ptr<NormOps<T>> norms;
+  std::shared_ptr<ElementwiseOps<T>> elementwise;
+  std::shared_ptr<PackingOps<T>> packing;
   std::shared_ptr<HeadOps<T>> heads;
   std::shared_ptr<AttentionOps<T>> attention;
   std::shared_ptr<MixerOps<T>> mixers;

@@ -10,7 +10,6 @@
 
 #include "ballast/core/units.h"
 
-#include "src/model/host/layer_ops.h"
 #include "tests/unit/model/mixer_run.h"
 #include "tests/unit/model/numbers.h"
 

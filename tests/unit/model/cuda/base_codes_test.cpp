@@ -8,10 +8,10 @@
 #include "ballast/model/packed_values.h"
 
 #include "src/model/cuda/rows/rows.h"
-#include "src/model/host/layer_ops.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"
 #include "tests/support/tags.h"
+#include "tests/unit/model/cuda/host_ops.h"
 #include "tests/unit/model/cuda/values.h"
 #include "tests/unit/model/fixture.h"
 
@@ -52,7 +52,7 @@ void expect_the_hosts_bits() {
     const std::vector<std::byte> codes = quantized(how, elements);
     const QuantizedArrays arrays(how, elements);
     std::vector<T> expected(elements);
-    host::dequantize_base({how, arrays, codes.data()}, expected.data());
+    test::host_ops<T>().packing->dequantize_base({how, arrays, codes.data()}, expected.data());
     const auto found = in_every_order([&] {
       const DeviceArray<std::byte> there(codes);
       const DeviceArray<std::byte> copied(codes.size(), std::byte{1});

@@ -150,7 +150,7 @@ TYPED_TEST(CudaExperts, BiasesAreAddedToResults) {
     const std::vector<T> bias = normals_of<T>(width, 3);
     const DeviceArray<T> bias_there(bias);
     std::vector<float> expected = before;
-    host_ops<T>().add_bias(bias.data(), expected.data(), kRows, width);
+    host_ops<T>().elementwise->add_bias(bias.data(), expected.data(), kRows, width);
     EXPECT_NE(expected, before);
     const DeviceArray<float> sums(before);
     must(add_bias<T>(nullptr, bias_there.data(), sums.data(), kRows, width));
@@ -163,7 +163,7 @@ TYPED_TEST(CudaExperts, ProductsOfRowsHaveOneSum) {
     const std::vector<float> values = normals_of<float>(count, 1);
     const DeviceArray<float> there(values);
     float expected = 7.0F;
-    host_ops<TypeParam>().add_sum(values.data(), count, &expected);
+    host_ops<TypeParam>().elementwise->add_sum(values.data(), count, &expected);
     const std::vector<float> found = in_every_order([&] {
       const DeviceArray<float> sum(std::vector<float>{7.0F, 8.0F});
       must(add_partials(nullptr, {there.data(), count, 1}, sum.data(), nullptr));

@@ -42,8 +42,8 @@ TEST_F(LateGpu, ZeroingForAReductionDoesNotMoveTheKernelsOfAPass) {
   compute->synchronize();
   Ops<float> ops(KernelExtents{.heads = {{}}}, {});
   ops.run(*compute, [&] {
-    ops.zero(*collectives, view_as<float>(reduced).raw(), kPage / sizeof(float));
-    ops.zero(view_as<float>(passed).raw(), kPage / sizeof(float));
+    ops.packing->zero(*collectives, view_as<float>(reduced).raw(), kPage / sizeof(float));
+    ops.elementwise->zero(view_as<float>(passed).raw(), kPage / sizeof(float));
   });
   EXPECT_EQ(first_of(passed), std::byte{0}) << "not on the stream of the pass";
   EXPECT_EQ(first_of(reduced), std::byte{1}) << "not on the stream of the reduction";
