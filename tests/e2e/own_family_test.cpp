@@ -25,27 +25,27 @@ struct ParallelLayer final : Layer<Ops> {
       : Base(model, shape, ops, {}), b(model.blocks[1]) {}
   void compute(const BlockWeights<T>& block, const T* in) override {
     ops_.norms->norm(block[norm], in, m.norm1, rows_);
-    ops_.linear(block[qkv], m.norm1, m.qkv, qkv.out, rows_);
+    ops_.products->linear(block[qkv], m.norm1, m.qkv, qkv.out, rows_);
     Base::attend();
-    ops_.linear_onto(block[mix], m.attention, in, m.middle, rows_);
-    ops_.linear(block[up], m.norm1, m.hidden, wide_, rows_);
+    ops_.products->linear_onto(block[mix], m.attention, in, m.middle, rows_);
+    ops_.products->linear(block[up], m.norm1, m.hidden, wide_, rows_);
     ops_.elementwise->activate(Activation::gelu_tanh, m.hidden, m.activated, rows_ * wide_);
   }
   void project(const BlockWeights<T>& block, const T* /*in*/, T* out) override {
-    ops_.linear_onto(block[down], m.activated, m.middle, out, rows_);
+    ops_.products->linear_onto(block[down], m.activated, m.middle, out, rows_);
   }
   void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override {
-    ops_.linear_weight(block[down], m.activated, dy, width_, rows_);
-    ops_.linear_input(block[down], dy, width_, m.activated, rows_);
+    ops_.products->linear_weight(block[down], m.activated, dy, width_, rows_);
+    ops_.products->linear_input(block[down], dy, width_, m.activated, rows_);
     ops_.elementwise->activate_backward(Activation::gelu_tanh, m.hidden, m.activated,
                                         block[up].bias_gradient, rows_, wide_);
-    ops_.linear_weight(block[up], m.norm1, m.activated, wide_, rows_);
-    ops_.linear_input(block[up], m.activated, wide_, m.middle, rows_);
-    ops_.linear_weight(block[mix], m.attention, dy, width_, rows_);
-    ops_.linear_input(block[mix], dy, width_, m.gradient, rows_);
+    ops_.products->linear_weight(block[up], m.norm1, m.activated, wide_, rows_);
+    ops_.products->linear_input(block[up], m.activated, wide_, m.middle, rows_);
+    ops_.products->linear_weight(block[mix], m.attention, dy, width_, rows_);
+    ops_.products->linear_input(block[mix], dy, width_, m.gradient, rows_);
     Base::attend_backward();
-    ops_.linear_weight(block[qkv], m.norm1, m.dqkv, qkv.out, rows_);
-    ops_.linear_input(block[qkv], m.dqkv, qkv.out, m.middle, rows_, true);
+    ops_.products->linear_weight(block[qkv], m.norm1, m.dqkv, qkv.out, rows_);
+    ops_.products->linear_input(block[qkv], m.dqkv, qkv.out, m.middle, rows_, true);
     ops_.norms->norm_backward(block[norm], in, m.middle, dy, dy, rows_);
   }
 };

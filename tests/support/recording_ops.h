@@ -26,6 +26,12 @@ template <class T>
 class RecordedFacets : public model::NormOps<T>,
                        public model::ElementwiseOps<T>,
                        public model::PackingOps<T>,
+                       public model::ProductOps<T>,
+                       public model::AdapterOps<T>,
+                       public model::RouterOps<T>,
+                       public model::ExpertOps<T>,
+                       public model::TokenOps<T>,
+                       public model::LossOps<T>,
                        public model::HeadOps<T>,
                        public model::AttentionOps<T>,
                        public model::MixerOps<T>,
@@ -203,8 +209,135 @@ class RecordedFacets : public model::NormOps<T>,
     log_->call("dequantize_base", matrix, out);
   }
 
+  void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row,
+              std::size_t rows) override {
+    log_->call("linear", layer, x, y, y_row, rows);
+  }
+  void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y,
+                   std::size_t rows) override {
+    log_->call("linear_onto", layer, x, residual, y, rows);
+  }
+  void linear_part(const Linear<T>& layer, const T* x, float* part, std::size_t rows) override {
+    log_->call("linear_part", layer, x, part, rows);
+  }
+  void linear_weight(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
+                     std::size_t rows) override {
+    log_->call("linear_weight", layer, x, dy, dy_row, rows);
+  }
+  void multiply(const model::Extents& extents, const model::Matrix& a, const model::Matrix& b,
+                const model::Matrix& c, bool add_to_c) override {
+    log_->call("multiply", extents, a, b, c, add_to_c);
+  }
+  void compute_dora_scales(const model::AdaptedRows<T>& rows, float* scales,
+                           float* inverse_norms) override {
+    log_->call("compute_dora_scales", rows, scales, inverse_norms);
+  }
+  void scale_columns(const model::ScaledColumns<T>& columns) override {
+    log_->call("scale_columns", columns);
+  }
+  void add_column_products(const model::ColumnProducts<T>& columns, float* gradient) override {
+    log_->call("add_column_products", columns, gradient);
+  }
+  void route(const model::RouterShape& shape, float* logits, const model::RouterBiases<T>& biases,
+             const std::int32_t* targets, const model::Routing& to, std::int32_t* starts) override {
+    log_->call("route", shape, logits, biases, targets, to, starts);
+    routed_ = shape.choices();
+  }
+  void add_router_totals(const model::RouterShape& shape, const model::Routing& routing, bool first,
+                         const model::RouterTotals& totals) override {
+    log_->call("add_router_totals", shape, routing, first, totals);
+  }
+  void router_losses(const model::RouterShape& shape, const model::RouterTotals& totals,
+                     double* losses) override {
+    log_->call("router_losses", shape, totals, losses);
+  }
+  void router_gradient(const model::RouterShape& shape, const model::Routing& routing,
+                       const model::RouterTotals& totals, const model::RouterLossScales& scales,
+                       T* gradients) override {
+    log_->call("router_gradient", shape, routing, totals, scales, gradients);
+  }
+  void gather_rows(const model::ExpertRows& rows, const T* x, const float* weights, T* y,
+                   std::size_t padded, std::size_t width) override {
+    log_->call("gather_rows", rows, x, weights, y, padded, width);
+  }
+  void dot_rows(const model::ExpertRows& rows, const T* activated, const T* gradients,
+                const float* weights, float* weight_gradients, std::size_t width) override {
+    log_->call("dot_rows", rows, activated, gradients, weights, weight_gradients, width);
+  }
+  void dot_bias(const model::ExpertRows& rows, const T* bias, const T* gradients,
+                const float* weights, float* weight_gradients, std::size_t width) override {
+    log_->call("dot_bias", rows, bias, gradients, weights, weight_gradients, width);
+  }
+  void put_quotients(const model::ExpertRows& rows, const float* values, const float* weights,
+                     float* to) override {
+    log_->call("put_quotients", rows, values, weights, to);
+  }
+  void add_rows(const model::ExpertRows& rows, const float* y, const float* weights, float* sums,
+                std::size_t width) override {
+    log_->call("add_rows", rows, y, weights, sums, width);
+  }
+  void check_tokens(const std::int32_t* tokens, std::int32_t least) override {
+    log_->call("check_tokens", tokens, least);
+  }
+  void embed(const model::Embedding<const T>& tables, const model::Ids& ids, T* out) override {
+    log_->call("embed", tables, ids, out);
+  }
+  void embed_backward(const model::Ids& ids, const T* dy, const model::Embedding<float>& gradients,
+                      std::byte* scratch) override {
+    log_->call("embed_backward", ids, dy, gradients, scratch);
+  }
+  void cap_logits(const model::LogitTile& tile) override { log_->call("cap_logits", tile); }
+  void sum_logits(const model::LogitTile& tile, const std::int32_t* targets, bool first,
+                  model::RowSum<float>* sums) override {
+    log_->call("sum_logits", tile, targets, first, sums);
+  }
+  void merge_row_sums(const model::RowSumsOfTiles& tiles, model::RowSum<float>* sums) override {
+    log_->call("merge_row_sums", tiles, sums);
+  }
+  void logit_gradients(const model::LogitTile& tile, const std::int32_t* targets, float scale,
+                       const float* weights, const model::RowSum<float>* sums) override {
+    log_->call("logit_gradients", tile, targets, scale, weights, sums);
+  }
+  void row_losses(const model::RowSum<float>* sums, const std::int32_t* targets, std::size_t rows,
+                  double* losses) override {
+    log_->call("row_losses", sums, targets, rows, losses);
+  }
+  void sum_losses(const double* losses, std::size_t count, std::size_t parts,
+                  double* sums) override {
+    log_->call("sum_losses", losses, count, parts, sums);
+  }
+  void dpo_loss(const model::PairRows& rows, const model::Preference& how,
+                model::PairResult* results) override {
+    log_->call("dpo_loss", rows, how, results);
+  }
+  void linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, T* dx,
+                    std::size_t rows, bool add_to_dx) override {
+    log_->call("linear_input", layer, dy, dy_row, kTypeOf<T>, dx, rows, add_to_dx);
+  }
+  void linear_input_part(const Linear<T>& layer, const T* dy, std::size_t dy_row, float* dx,
+                         std::size_t rows, bool add_to_dx) override {
+    log_->call("linear_input", layer, dy, dy_row, DType::f32, dx, rows, add_to_dx);
+  }
+  [[nodiscard]] std::size_t embedding_scratch_bytes() const override { return 5888; }
+  /// Returns where the choices of each expert begin: the more, the higher its number; the first has
+  /// none.
+  [[nodiscard]] std::span<const std::int32_t> fetch(const std::int32_t* values,
+                                                    std::size_t count) override {
+    log_->call("fetch", values, count);
+    const std::size_t experts = count - 1;
+    fetched_.assign(count, 0);
+    for (std::size_t e = 1; e < experts; ++e) {
+      fetched_[e + 1] =
+          static_cast<std::int32_t>(routed_ * e * e / ((experts - 1) * (experts - 1)));
+    }
+    fetched_.back() = static_cast<std::int32_t>(routed_);
+    return fetched_;
+  }
+
  private:
   CallLog* log_;
+  std::size_t routed_ = 0;  ///< choices of the last router
+  std::vector<std::int32_t> fetched_;
 };
 
 /// Operations of a device (src/model/compute/layer.h) that compute nothing: they write their calls
@@ -225,6 +358,12 @@ class RecordingOps : public model::DeviceOps<T> {
     this->norms = facets;
     this->elementwise = facets;
     this->packing = facets;
+    this->products = facets;
+    this->adapters = facets;
+    this->routers = facets;
+    this->experts = facets;
+    this->tokens = facets;
+    this->losses = facets;
     this->heads = facets;
     this->attention = facets;
     this->mixers = facets;
@@ -240,131 +379,9 @@ class RecordingOps : public model::DeviceOps<T> {
   [[nodiscard]] std::string arithmetic() const { return {}; }
   void take_memory(Bump& bump) { bump.take<float>(480); }
 
-  void linear(const Linear<T>& layer, const T* x, T* y, std::size_t y_row, std::size_t rows) {
-    log_->call("linear", layer, x, y, y_row, rows);
-  }
-  void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y, std::size_t rows) {
-    log_->call("linear_onto", layer, x, residual, y, rows);
-  }
-  void linear_part(const Linear<T>& layer, const T* x, float* part, std::size_t rows) {
-    log_->call("linear_part", layer, x, part, rows);
-  }
-  template <class D>
-  void linear_input(const Linear<T>& layer, const T* dy, std::size_t dy_row, D* dx,
-                    std::size_t rows, bool add_to_dx = false) {
-    log_->call("linear_input", layer, dy, dy_row, kTypeOf<D>, dx, rows, add_to_dx);
-  }
-  void linear_weight(const Linear<T>& layer, const T* x, const T* dy, std::size_t dy_row,
-                     std::size_t rows) {
-    log_->call("linear_weight", layer, x, dy, dy_row, rows);
-  }
-  void multiply(const model::Extents& extents, const model::Matrix& a, const model::Matrix& b,
-                const model::Matrix& c, bool add_to_c = false) {
-    log_->call("multiply", extents, a, b, c, add_to_c);
-  }
-
-  void check_tokens(const std::int32_t* tokens, std::int32_t least) {
-    log_->call("check_tokens", tokens, least);
-  }
-  void embed(const model::Embedding<const T>& tables, const model::Ids& ids, T* out) {
-    log_->call("embed", tables, ids, out);
-  }
-  [[nodiscard]] std::size_t embedding_scratch_bytes() const { return 5888; }
-  void embed_backward(const model::Ids& ids, const T* dy, const model::Embedding<float>& gradients,
-                      std::byte* scratch) {
-    log_->call("embed_backward", ids, dy, gradients, scratch);
-  }
-  void cap_logits(const model::LogitTile& tile) { log_->call("cap_logits", tile); }
-  void sum_logits(const model::LogitTile& tile, const std::int32_t* targets, bool first,
-                  model::RowSum<float>* sums) {
-    log_->call("sum_logits", tile, targets, first, sums);
-  }
-  void merge_row_sums(const model::RowSumsOfTiles& tiles, model::RowSum<float>* sums) {
-    log_->call("merge_row_sums", tiles, sums);
-  }
-  void logit_gradients(const model::LogitTile& tile, const std::int32_t* targets, float scale,
-                       const float* weights, const model::RowSum<float>* sums) {
-    log_->call("logit_gradients", tile, targets, scale, weights, sums);
-  }
-  void row_losses(const model::RowSum<float>* sums, const std::int32_t* targets, std::size_t rows,
-                  double* losses) {
-    log_->call("row_losses", sums, targets, rows, losses);
-  }
-  void sum_losses(const double* losses, std::size_t count, std::size_t parts, double* sums) {
-    log_->call("sum_losses", losses, count, parts, sums);
-  }
-  void dpo_loss(const model::PairRows& rows, const model::Preference& how,
-                model::PairResult* results) {
-    log_->call("dpo_loss", rows, how, results);
-  }
-
-  void route(const model::RouterShape& shape, float* logits, const model::RouterBiases<T>& biases,
-             const std::int32_t* targets, const model::Routing& to, std::int32_t* starts) {
-    log_->call("route", shape, logits, biases, targets, to, starts);
-    routed_ = shape.choices();
-  }
-  /// Returns where the choices of each expert begin: the more, the higher its number; the first has
-  /// none.
-  [[nodiscard]] std::span<const std::int32_t> fetch(const std::int32_t* values, std::size_t count) {
-    log_->call("fetch", values, count);
-    const std::size_t experts = count - 1;
-    fetched_.assign(count, 0);
-    for (std::size_t e = 1; e < experts; ++e) {
-      fetched_[e + 1] =
-          static_cast<std::int32_t>(routed_ * e * e / ((experts - 1) * (experts - 1)));
-    }
-    fetched_.back() = static_cast<std::int32_t>(routed_);
-    return fetched_;
-  }
-  void add_router_totals(const model::RouterShape& shape, const model::Routing& routing, bool first,
-                         const model::RouterTotals& totals) {
-    log_->call("add_router_totals", shape, routing, first, totals);
-  }
-  void router_losses(const model::RouterShape& shape, const model::RouterTotals& totals,
-                     double* losses) {
-    log_->call("router_losses", shape, totals, losses);
-  }
-  void router_gradient(const model::RouterShape& shape, const model::Routing& routing,
-                       const model::RouterTotals& totals, const model::RouterLossScales& scales,
-                       T* gradients) {
-    log_->call("router_gradient", shape, routing, totals, scales, gradients);
-  }
-  void gather_rows(const model::ExpertRows& rows, const T* x, const float* weights, T* y,
-                   std::size_t padded, std::size_t width) {
-    log_->call("gather_rows", rows, x, weights, y, padded, width);
-  }
-  void dot_rows(const model::ExpertRows& rows, const T* activated, const T* gradients,
-                const float* weights, float* weight_gradients, std::size_t width) {
-    log_->call("dot_rows", rows, activated, gradients, weights, weight_gradients, width);
-  }
-  void dot_bias(const model::ExpertRows& rows, const T* bias, const T* gradients,
-                const float* weights, float* weight_gradients, std::size_t width) {
-    log_->call("dot_bias", rows, bias, gradients, weights, weight_gradients, width);
-  }
-  void put_quotients(const model::ExpertRows& rows, const float* values, const float* weights,
-                     float* to) {
-    log_->call("put_quotients", rows, values, weights, to);
-  }
-  void add_rows(const model::ExpertRows& rows, const float* y, const float* weights, float* sums,
-                std::size_t width) {
-    log_->call("add_rows", rows, y, weights, sums, width);
-  }
-
-  void compute_dora_scales(const model::AdaptedRows<T>& rows, float* scales, float* inverse_norms) {
-    log_->call("compute_dora_scales", rows, scales, inverse_norms);
-  }
-  void scale_columns(const model::ScaledColumns<T>& columns) {
-    log_->call("scale_columns", columns);
-  }
-  void add_column_products(const model::ColumnProducts<T>& columns, float* gradient) {
-    log_->call("add_column_products", columns, gradient);
-  }
-
  private:
   CallLog* log_;
   model::MlpRule mlp_rule_;
-  std::size_t routed_ = 0;  ///< choices of the last router
-  std::vector<std::int32_t> fetched_;
 };
 
 }  // namespace ballast::test

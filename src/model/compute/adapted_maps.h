@@ -75,21 +75,21 @@ class AdaptedMaps {
   void linear(const BlockWeights<T>& block, const LinearAt& map, const T* x, T* y,
               std::size_t y_row, const MapRows& rows) {
     if (block.role == ModelRole::reference) {
-      return ops_.linear(block[map], x, y, y_row, rows.count);
+      return ops_.products->linear(block[map], x, y, y_row, rows.count);
     }
-    ops_.linear(inner(block, map), x, y, y_row, rows.count);
+    ops_.products->linear(inner(block, map), x, y, y_row, rows.count);
     add_adapters(block, map, x, y, y_row, rows);
     scale_results(block, map, nullptr, y, y_row, rows);
   }
   void linear_onto(const BlockWeights<T>& block, const LinearAt& map, const T* x, const T* residual,
                    T* y, const MapRows& rows) {
     if (block.role == ModelRole::reference) {
-      return ops_.linear_onto(block[map], x, residual, y, rows.count);
+      return ops_.products->linear_onto(block[map], x, residual, y, rows.count);
     }
     if (has_dora(map)) {
-      ops_.linear(inner(block, map), x, y, map.out, rows.count);
+      ops_.products->linear(inner(block, map), x, y, map.out, rows.count);
     } else {
-      ops_.linear_onto(block[map], x, residual, y, rows.count);
+      ops_.products->linear_onto(block[map], x, residual, y, rows.count);
     }
     add_adapters(block, map, x, y, map.out, rows);
     scale_results(block, map, residual, y, map.out, rows);
@@ -98,7 +98,7 @@ class AdaptedMaps {
   /// input.
   void linear_weight(const BlockWeights<T>& block, const LinearAt& map, const T* x, const T* dy,
                      std::size_t dy_row, const MapRows& rows) {
-    ops_.linear_weight(block[map], x, dy, dy_row, rows.count);
+    ops_.products->linear_weight(block[map], x, dy, dy_row, rows.count);
     for (const AdapterAt& at : map.adapters) {
       const Linear<T> b = block[second(at)];
       const T* const read = compute_h(block, at, map.in, x, rows);
@@ -109,10 +109,10 @@ class AdaptedMaps {
         dsum = differentiate_dora(block, map, at, x, dsum, dy_row, rows);
         dsum_row = at.out;
       }
-      ops_.linear_weight(b, h_, dsum, dsum_row, rows.count);
-      ops_.linear_input(b, dsum, dsum_row, dh, rows.count);
+      ops_.products->linear_weight(b, h_, dsum, dsum_row, rows.count);
+      ops_.products->linear_input(b, dsum, dsum_row, dh, rows.count);
       ops_.elementwise->scale(dh, scale_, rows.count * rank_);
-      ops_.linear_weight(block[first(at, map.in)], read, dh, rank_, rows.count);
+      ops_.products->linear_weight(block[first(at, map.in)], read, dh, rank_, rows.count);
     }
   }
   template <class D>
@@ -122,22 +122,22 @@ class AdaptedMaps {
       dy = gradient_of_sums(map, dy, dy_row, rows);
       dy_row = map.out;
     }
-    ops_.linear_input(block[map], dy, dy_row, dx, rows.count, add_to_dx);
-    if (map.adapters.empty()) return;
     if constexpr (std::is_same_v<D, T>) {
+      ops_.products->linear_input(block[map], dy, dy_row, dx, rows.count, add_to_dx);
       for (const AdapterAt& at : map.adapters) {
         const Linear<T> a = block[first(at, map.in)];
         const T* const dh = dh_.at(at.number);
         if (!drops(block)) {
-          ops_.linear_input(a, dh, rank_, dx, rows.count, true);
+          ops_.products->linear_input(a, dh, rank_, dx, rows.count, true);
           continue;
         }
-        ops_.linear_input(a, dh, rank_, dropped_, rows.count);
+        ops_.products->linear_input(a, dh, rank_, dropped_, rows.count);
         ops_.elementwise->drop(mask(block, at, map.in, rows), dropped_, dx, rows.count * map.in,
                                true);
       }
     } else {
-      throw Error(ErrorCategory::state, "tiles of layers have no adapters");
+      expects(map.adapters.empty(), "tiles of layers have no adapters");
+      ops_.products->linear_input_part(block[map], dy, dy_row, dx, rows.count, add_to_dx);
     }
   }
 
@@ -180,7 +180,7 @@ class AdaptedMaps {
       ops_.elementwise->drop(mask(block, at, in, rows), x, dropped_, rows.count * in, false);
       read = dropped_;
     }
-    ops_.linear(block[first(at, in)], read, h_, rank_, rows.count);
+    ops_.products->linear(block[first(at, in)], read, h_, rank_, rows.count);
     ops_.elementwise->scale(h_, scale_, rows.count * rank_);
     return read;
   }
@@ -195,7 +195,7 @@ class AdaptedMaps {
   void add_product(const BlockWeights<T>& block, const AdapterAt& at, T* y, std::size_t y_row,
                    const MapRows& rows) {
     const Product p = forward_product(block[second(at)], h_, y, y_row, rows.count);
-    ops_.multiply(p.extents, p.a, p.b, p.c, true);
+    ops_.products->multiply(p.extents, p.a, p.b, p.c, true);
   }
 
   /// Returns the scales of the adapter's outputs, and stores the inverse norms.
@@ -205,10 +205,11 @@ class AdaptedMaps {
     const Linear<T> a = block[first(at, map.in)];
     const Matrix rows_of_w = w.flipped ? matrix(w.weight, w.in) : transposed(w.weight, w.out);
     const Matrix columns_of_a = transposed(a.weight, a.in);
-    ops_.multiply({w.out, rank_, w.in}, rows_of_w, columns_of_a, matrix(cross_, rank_));
-    ops_.multiply({rank_, rank_, w.in}, matrix(a.weight, a.in), columns_of_a, matrix(gram_, rank_));
+    ops_.products->multiply({w.out, rank_, w.in}, rows_of_w, columns_of_a, matrix(cross_, rank_));
+    ops_.products->multiply({rank_, rank_, w.in}, matrix(a.weight, a.in), columns_of_a,
+                            matrix(gram_, rank_));
     float* const scales = dora_scales_.at(at.number);
-    ops_.compute_dora_scales(
+    ops_.adapters->compute_dora_scales(
         {w, block[second(at)].weight, block[NormAt{.weight = *at.magnitudes}].weight, cross_, gram_,
          rank_, scale_},
         scales, inverse_norms_);
@@ -221,8 +222,8 @@ class AdaptedMaps {
     const T* const bias = block[map].bias;
     for (const AdapterAt& at : map.adapters) {
       T* const to = y + at.column;
-      ops_.scale_columns({compute_dora_scales(block, map, at), to, y_row, to, y_row, rows.count,
-                          at.out, bias, residual});
+      ops_.adapters->scale_columns({compute_dora_scales(block, map, at), to, y_row, to, y_row,
+                                    rows.count, at.out, bias, residual});
     }
   }
   /// Adds the gradient of the magnitudes (the sums over rows of dy (W x + s B h) / norm) and
@@ -231,11 +232,12 @@ class AdaptedMaps {
                               const AdapterAt& at, const T* x, const T* dy, std::size_t dy_row,
                               const MapRows& rows) {
     const float* const scales = compute_dora_scales(block, map, at);
-    ops_.linear(part(block, map, at), x, results_, at.out, rows.count);
+    ops_.products->linear(part(block, map, at), x, results_, at.out, rows.count);
     add_product(block, at, results_, at.out, rows);
-    ops_.add_column_products({dy, dy_row, results_, at.out, inverse_norms_, rows.count, at.out},
-                             block[NormAt{.weight = *at.magnitudes}].weight_gradient);
-    ops_.scale_columns({scales, dy, dy_row, results_, at.out, rows.count, at.out});
+    ops_.adapters->add_column_products(
+        {dy, dy_row, results_, at.out, inverse_norms_, rows.count, at.out},
+        block[NormAt{.weight = *at.magnitudes}].weight_gradient);
+    ops_.adapters->scale_columns({scales, dy, dy_row, results_, at.out, rows.count, at.out});
     return results_;
   }
   /// Returns dy times the scales that linear_weight() has computed [rows, out]. Parts without an
@@ -244,7 +246,7 @@ class AdaptedMaps {
                             const MapRows& rows) {
     const auto scale = [&](const float* scales, std::size_t column, std::size_t width) {
       if (width == 0) return;
-      ops_.scale_columns(
+      ops_.adapters->scale_columns(
           {scales, dy + column, dy_row, results_ + column, map.out, rows.count, width});
     };
     std::size_t done = 0;

@@ -192,16 +192,16 @@ class DeviceCompute final : public Compute {
     const auto table = tables_.views(pass.block, as<const T>(args[Port::weights]));
     T* const out = as<T>(args[Port::output]);
     enqueue(stream, [=, this, batch = args.batch] {
-      ops_.check_tokens(batch.tokens.raw(), 0);
-      ops_.embed(table, {batch.tokens.raw(), batch.positions.raw()}, out);
+      ops_.tokens->check_tokens(batch.tokens.raw(), 0);
+      ops_.tokens->embed(table, {batch.tokens.raw(), batch.positions.raw()}, out);
     });
   }
   void embed_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     const auto gradients = tables_.sums(pass.block, view_as<float>(args[Port::gradient]));
     const T* const dy = as<T>(args[Port::activation_gradient]);
     enqueue(stream, [=, this, batch = args.batch] {
-      ops_.check_tokens(batch.tokens.raw(), 0);
-      ops_.embed_backward(tables_.ids_of(batch), dy, gradients, scratch_);
+      ops_.tokens->check_tokens(batch.tokens.raw(), 0);
+      ops_.tokens->embed_backward(tables_.ids_of(batch), dy, gradients, scratch_);
     });
   }
 
@@ -449,7 +449,7 @@ class DeviceCompute final : public Compute {
     scratch_ = others.take<std::byte>(
         std::max<std::size_t>(chunks_of(largest_block_) * sizeof(GradientStats) +
                                   tables_.most_rows() * sizeof(std::uint32_t),
-                              ops_.embedding_scratch_bytes()));
+                              ops_.tokens->embedding_scratch_bytes()));
     return round_up(before + std::max({layer.used(), head.used(), experts.used(), others.used()}),
                     kPage);
   }

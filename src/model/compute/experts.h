@@ -100,18 +100,19 @@ class Experts {
              double* losses) {
     const Rows at = rows_at(rows);
     const Linear<T> router = weights[bound_[block].router];
-    ops_.multiply({shape_.rows, shape_.experts, width_}, matrix(at.normed, width_),
-                  transposed(router.weight, width_), matrix(logits_, shape_.step()));
+    ops_.products->multiply({shape_.rows, shape_.experts, width_}, matrix(at.normed, width_),
+                            transposed(router.weight, width_), matrix(logits_, shape_.step()));
     const T* const correction =
         bound_[block].correction ? weights.weights + *bound_[block].correction : nullptr;
     if (!moved.empty()) ops_.elementwise->put(moved, moved_);
-    ops_.route(shape_, logits_, {router.bias, correction, moved.empty() ? nullptr : moved_},
-               targets, at.routing, starts);
+    ops_.routers->route(shape_, logits_,
+                        {router.bias, correction, moved.empty() ? nullptr : moved_}, targets,
+                        at.routing, starts);
     if (totals == nullptr) return;
     const RouterTotals sums = RouterTotals::at(totals, shape_.experts);
-    ops_.add_router_totals(shape_, at.routing, block == routers_.front(), sums);
+    ops_.routers->add_router_totals(shape_, at.routing, block == routers_.front(), sums);
     if (losses != nullptr && block == routers_.back()) {
-      ops_.router_losses(shape_, sums, losses);
+      ops_.routers->router_losses(shape_, sums, losses);
     }
   }
 
@@ -184,7 +185,7 @@ class Experts {
   void add_returned(std::byte* rows, const std::vector<ExpertChoices>& choices, float* sums) {
     const Rows at = rows_at(rows);
     by_experts(at, choices, [&](const ExpertRows& own, std::size_t first) {
-      ops_.add_rows(own, returned_ + first * width_, at.routing.weights, sums, width_);
+      ops_.experts->add_rows(own, returned_ + first * width_, at.routing.weights, sums, width_);
     });
   }
   /// Adds returned gradients of inputs to `sums`, and writes those of the choices' weights.
@@ -192,9 +193,9 @@ class Experts {
                               float* sums) {
     const Rows at = rows_at(rows);
     by_experts(at, choices, [&](const ExpertRows& own, std::size_t first) {
-      ops_.add_rows(own, returned_ + first * width_, nullptr, sums, width_);
-      ops_.put_quotients(own, returned_dots_ + first, at.routing.weights,
-                         at.routing.weight_gradients);
+      ops_.experts->add_rows(own, returned_ + first * width_, nullptr, sums, width_);
+      ops_.experts->put_quotients(own, returned_dots_ + first, at.routing.weights,
+                                  at.routing.weight_gradients);
     });
   }
 
@@ -214,7 +215,7 @@ class Experts {
     ops_.elementwise->zero(gate_.weight_gradients, gate_shape().choices());
     add_gradients(block, weights, at, gate_, {gate_shape().per_token, 0, shape_.rows}, dy, sums);
     if (!gates_shared_) return;
-    ops_.router_gradient(gate_shape(), gate_, {}, {}, dlogits_);
+    ops_.routers->router_gradient(gate_shape(), gate_, {}, {}, dlogits_);
     add_router_gradient(weights[bound_[block].router], at, gate_shape(), sums);
   }
 
@@ -229,7 +230,7 @@ class Experts {
                                      2.0 * losses_.z * scale};
     const RouterTotals sums_of_all =
         totals == nullptr ? RouterTotals() : RouterTotals::at(totals, shape_.experts);
-    ops_.router_gradient(shape_, at.routing, sums_of_all, scales, dlogits_);
+    ops_.routers->router_gradient(shape_, at.routing, sums_of_all, scales, dlogits_);
     add_router_gradient(router, at, shape_, sums);
   }
 
@@ -291,38 +292,38 @@ class Experts {
     const RouterShape shape = gate_shape();
     ops_.elementwise->zero(logits_, shape.rows * shape.step());
     if (gates_shared_) {
-      ops_.multiply({shape.rows, 1, width_}, matrix(at.normed, width_),
-                    transposed(weights[bound_[block].router].weight, width_),
-                    matrix(logits_, shape.step()));
+      ops_.products->multiply({shape.rows, 1, width_}, matrix(at.normed, width_),
+                              transposed(weights[bound_[block].router].weight, width_),
+                              matrix(logits_, shape.step()));
     }
-    ops_.route(shape, logits_, {}, nullptr, gate_, nullptr);
+    ops_.routers->route(shape, logits_, {}, nullptr, gate_, nullptr);
   }
   void add_router_gradient(const Linear<T>& router, const Rows& at, const RouterShape& shape,
                            float* sums) {
     add_bias_gradient(ops_, router, dlogits_, shape.step(), shape.rows);
-    ops_.linear_weight(router, at.normed, dlogits_, shape.step(), shape.rows);
-    ops_.linear_input(router, dlogits_, shape.step(), sums, shape.rows, true);
+    ops_.products->linear_weight(router, at.normed, dlogits_, shape.step(), shape.rows);
+    ops_.products->linear_input_part(router, dlogits_, shape.step(), sums, shape.rows, true);
   }
 
   void add_results(std::size_t block, const BlockWeights<T>& weights, const Rows& at,
                    const Routing& routing, const Choices& choices, float* sums) {
     by_chunks(routing, choices, [&](const ExpertRows& chunk, std::size_t padded) {
-      ops_.gather_rows(chunk, at.normed, nullptr, x_, padded, width_);
+      ops_.experts->gather_rows(chunk, at.normed, nullptr, x_, padded, width_);
       compute(block, weights, padded);
       multiply_last(block, weights, chunk.count, padded);
-      ops_.add_rows(chunk, sums_, routing.weights, sums, width_);
+      ops_.experts->add_rows(chunk, sums_, routing.weights, sums, width_);
     });
   }
   void add_gradients(std::size_t block, BlockWeights<T> weights, const Rows& at,
                      const Routing& routing, const Choices& choices, const T* dy, float* sums) {
     by_chunks(routing, choices, [&](const ExpertRows& chunk, std::size_t padded) {
-      ops_.gather_rows(chunk, at.normed, nullptr, x_, padded, width_);
-      ops_.gather_rows(chunk, dy, routing.weights, dy_, padded, width_);
+      ops_.experts->gather_rows(chunk, at.normed, nullptr, x_, padded, width_);
+      ops_.experts->gather_rows(chunk, dy, routing.weights, dy_, padded, width_);
       compute(block, weights, padded);
       differentiate(block, weights, padded);
       multiply_weights(block, weights, chunk, routing.weights, routing.weight_gradients);
       differentiate_inputs(block, weights, padded);
-      ops_.add_rows(chunk, sums_, nullptr, sums, width_);
+      ops_.experts->add_rows(chunk, sums_, nullptr, sums, width_);
       // Later chunks add to the sums of the first.
       weights.accumulation = Accumulation::later;
     });
@@ -357,13 +358,13 @@ class Experts {
   void collect(const Rows& at, const std::vector<ExpertChoices>& choices, const T* from,
                const float* weights) {
     by_experts(at, choices, [&](const ExpertRows& own, std::size_t first) {
-      ops_.gather_rows(own, from, weights, sent_ + first * width_, own.count, width_);
+      ops_.experts->gather_rows(own, from, weights, sent_ + first * width_, own.count, width_);
     });
   }
   /// Writes zeros after `count` rows. Returns the padded number of rows.
   std::size_t pad(T* rows, std::size_t count) {
     const std::size_t padded = round_up(count, kRowStep);
-    ops_.gather_rows({}, rows, nullptr, rows + count * width_, padded - count, width_);
+    ops_.experts->gather_rows({}, rows, nullptr, rows + count * width_, padded - count, width_);
     return padded;
   }
 
@@ -372,7 +373,7 @@ class Experts {
     const GateUp<T> pair = gate_up(block, padded);
     T* to = pair.gate;
     for (const LinearAt& part : bound_[block].in) {
-      ops_.linear(weights[part], x_, to, pair.step, padded);
+      ops_.products->linear(weights[part], x_, to, pair.step, padded);
       to = pair.up;
     }
     ops_.elementwise->glu(gating_, pair, activated_);
@@ -382,7 +383,7 @@ class Experts {
                      std::size_t padded) {
     const Linear<T> out = weights[bound_[block].out];
     const Product p = forward_product(out, activated_, sums_, width_, padded);
-    ops_.multiply(p.extents, p.a, p.b, p.c);
+    ops_.products->multiply(p.extents, p.a, p.b, p.c);
     ops_.elementwise->add_bias(out.bias, sums_, rows, width_);
   }
 
@@ -390,16 +391,16 @@ class Experts {
   void differentiate(std::size_t block, const BlockWeights<T>& weights, std::size_t padded) {
     const Linear<T> out = weights[bound_[block].out];
     add_bias_gradient(ops_, out, dy_, width_, padded);
-    ops_.linear_weight(out, activated_, dy_, width_, padded);
-    ops_.linear_input(out, dy_, width_, dactivated_, padded);
+    ops_.products->linear_weight(out, activated_, dy_, width_, padded);
+    ops_.products->linear_input(out, dy_, width_, dactivated_, padded);
   }
   /// Computes the gradients of the choices' weights.
   void multiply_weights(std::size_t block, const BlockWeights<T>& weights,
                         const ExpertRows& choices, const float* factors, float* gradients) {
     const Linear<T> out = weights[bound_[block].out];
-    ops_.dot_rows(choices, activated_, dactivated_, factors, gradients, out.in);
+    ops_.experts->dot_rows(choices, activated_, dactivated_, factors, gradients, out.in);
     if (out.bias == nullptr) return;
-    ops_.dot_bias(choices, out.bias, dy_, factors, gradients, width_);
+    ops_.experts->dot_bias(choices, out.bias, dy_, factors, gradients, width_);
   }
   /// Backward pass of gate and up. Leaves the gradient of the rows' norm result in sums_.
   void differentiate_inputs(std::size_t block, const BlockWeights<T>& weights, std::size_t padded) {
@@ -408,8 +409,9 @@ class Experts {
     const T* from = pair.gate;
     for (const LinearAt& part : bound_[block].in) {
       add_bias_gradient(ops_, weights[part], from, pair.step, padded);
-      ops_.linear_weight(weights[part], x_, from, pair.step, padded);
-      ops_.linear_input(weights[part], from, pair.step, sums_, padded, from != pair.gate);
+      ops_.products->linear_weight(weights[part], x_, from, pair.step, padded);
+      ops_.products->linear_input_part(weights[part], from, pair.step, sums_, padded,
+                                       from != pair.gate);
       from = pair.up;
     }
   }

@@ -97,18 +97,19 @@ class LayerExperts {
     const std::size_t rows = shape_.rows;
     ops_.norms->norm(block[at.router_norm], x, routed_, rows);
     ops_.elementwise->scale(routed_, router_scale(), rows * width_);
-    ops_.multiply({rows, shape_.experts, width_}, matrix(routed_, width_),
-                  transposed(block[at.router].weight, width_), matrix(logits_, shape_.step()));
-    ops_.route(shape_, logits_, {}, nullptr, routing_, starts_);
-    first_choices_ = ops_.fetch(starts_, shape_.experts + 1);
+    ops_.products->multiply({rows, shape_.experts, width_}, matrix(routed_, width_),
+                            transposed(block[at.router].weight, width_),
+                            matrix(logits_, shape_.step()));
+    ops_.routers->route(shape_, logits_, {}, nullptr, routing_, starts_);
+    first_choices_ = ops_.routers->fetch(starts_, shape_.experts + 1);
     ops_.norms->norm(block[at.norm_before], x, normed_, rows);
     ops_.elementwise->zero(sums_, rows * width_);
     by_chunks([&](std::size_t expert, const ExpertRows& chunk) {
       compute(block, at, expert, chunk);
       const Product p = forward_product(out_map(block, at, expert), scaled_, part_, width_,
                                         round_up(chunk.count, kRowStep));
-      ops_.multiply(p.extents, p.a, p.b, p.c);
-      ops_.add_rows(chunk, part_, routing_.weights, sums_, width_);
+      ops_.products->multiply(p.extents, p.a, p.b, p.c);
+      ops_.experts->add_rows(chunk, part_, routing_.weights, sums_, width_);
     });
     round(sums_, results_);
   }
@@ -140,9 +141,9 @@ class LayerExperts {
     round(sums_, both_);
     ops_.norms->norm_backward(block[at.norm_before], x, both_, dx, dx, rows);
 
-    ops_.router_gradient(shape_, routing_, {}, {}, dlogits_);
-    ops_.linear_weight(block[at.router], routed_, dlogits_, shape_.step(), rows);
-    ops_.linear_input(block[at.router], dlogits_, shape_.step(), both_, rows);
+    ops_.routers->router_gradient(shape_, routing_, {}, {}, dlogits_);
+    ops_.products->linear_weight(block[at.router], routed_, dlogits_, shape_.step(), rows);
+    ops_.products->linear_input(block[at.router], dlogits_, shape_.step(), both_, rows);
     ops_.elementwise->scale(both_, router_scale(), rows * width_);
     ops_.norms->norm_backward(block[at.router_norm], x, both_, dx, dx, rows);
   }
@@ -202,8 +203,8 @@ class LayerExperts {
   void compute(const BlockWeights<T>& block, const LayerExpertsAt& at, std::size_t expert,
                const ExpertRows& chunk) {
     const std::size_t rows = round_up(chunk.count, kRowStep);
-    ops_.gather_rows(chunk, normed_, nullptr, x_, rows, width_);
-    ops_.linear(in_map(block, at, expert), x_, hidden_, 2 * wide_, rows);
+    ops_.experts->gather_rows(chunk, normed_, nullptr, x_, rows, width_);
+    ops_.products->linear(in_map(block, at, expert), x_, hidden_, 2 * wide_, rows);
     ops_.elementwise->glu({Activation::gelu_tanh}, gate_up(rows), activated_);
     const std::size_t size = rows * wide_;
     ops_.elementwise->copy_bytes(reinterpret_cast<const std::byte*>(activated_),
@@ -215,23 +216,24 @@ class LayerExperts {
     compute(block, at, expert, chunk);
     const std::size_t rows = round_up(chunk.count, kRowStep);
     const Linear<T> out = out_map(block, at, expert);
-    ops_.gather_rows(chunk, results_, routing_.weights, dy_, rows, width_);
-    ops_.linear_weight(out, scaled_, dy_, width_, rows);
-    ops_.linear_input(out, dy_, width_, dactivated_, rows);
-    ops_.dot_rows(chunk, scaled_, dactivated_, routing_.weights, routing_.weight_gradients, wide_);
+    ops_.experts->gather_rows(chunk, results_, routing_.weights, dy_, rows, width_);
+    ops_.products->linear_weight(out, scaled_, dy_, width_, rows);
+    ops_.products->linear_input(out, dy_, width_, dactivated_, rows);
+    ops_.experts->dot_rows(chunk, scaled_, dactivated_, routing_.weights, routing_.weight_gradients,
+                           wide_);
     add_factor_gradient(block, at.factors + expert, chunk.count);
     ops_.elementwise->scale_by(block.weights + at.factors + expert, 1, dactivated_, rows * wide_);
     const Linear<T> in = in_map(block, at, expert);
     ops_.elementwise->glu_backward({Activation::gelu_tanh}, gate_up(rows), dactivated_);
-    ops_.linear_weight(in, x_, hidden_, 2 * wide_, rows);
-    ops_.linear_input(in, hidden_, 2 * wide_, part_, rows);
-    ops_.add_rows(chunk, part_, nullptr, sums_, width_);
+    ops_.products->linear_weight(in, x_, hidden_, 2 * wide_, rows);
+    ops_.products->linear_input_part(in, hidden_, 2 * wide_, part_, rows);
+    ops_.experts->add_rows(chunk, part_, nullptr, sums_, width_);
   }
   /// Adds the sum of the products of activated values and gradients of scaled ones.
   void add_factor_gradient(const BlockWeights<T>& block, Elems factor, std::size_t rows) {
     float* const gradient = block[NormAt{.weight = factor}].weight_gradient;
     if (gradient == nullptr) return;
-    ops_.dot_rows({nullptr, rows, 1}, activated_, dactivated_, nullptr, products_, wide_);
+    ops_.experts->dot_rows({nullptr, rows, 1}, activated_, dactivated_, nullptr, products_, wide_);
     ops_.elementwise->add_sum(products_, rows, gradient);
   }
 

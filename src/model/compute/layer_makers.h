@@ -56,13 +56,14 @@ void DecoderLayer<Ops>::compute_tile(const BlockWeights<T>& block, const T* x, f
   const Bound& b = bound_[block.layer];
   if (b.content == BlockContent::attention) {
     mix_tile(block, x);
-    this->ops_.linear_part(block[b.attention_out], attention_results(block, x), part, this->rows_);
+    this->ops_.products->linear_part(block[b.attention_out], attention_results(block, x), part,
+                                     this->rows_);
     return;
   }
   this->by_chunks(b.mlp_out.in, [&](const MlpChunk<T>& chunk) {
     compute_mlp(block, chunk, x);
-    this->ops_.linear_part(block[b.mlp_out], chunk.activated, part + chunk.first * this->width_,
-                           chunk.rows);
+    this->ops_.products->linear_part(block[b.mlp_out], chunk.activated,
+                                     part + chunk.first * this->width_, chunk.rows);
   });
 }
 

@@ -212,14 +212,15 @@ class Head {
   /// Writes the losses, after the scan of all tiles.
   void report_losses(const std::int32_t* targets, const HeadRows<T>& rows,
                      const HeadLosses& losses) {
-    ops_.row_losses(rows.sums, targets, tokens_, losses_);
+    ops_.losses->row_losses(rows.sums, targets, tokens_, losses_);
     if (losses.pairs) {
       const Pairs& pairs = *losses.pairs;
-      ops_.dpo_loss({losses_, targets, length_, tokens_ / (2 * length_), pairs.reference.raw(),
-                     pairs.weights.raw()},
-                    pairs.preference, reinterpret_cast<PairResult*>(losses.out.raw()));
+      ops_.losses->dpo_loss({losses_, targets, length_, tokens_ / (2 * length_),
+                             pairs.reference.raw(), pairs.weights.raw()},
+                            pairs.preference, reinterpret_cast<PairResult*>(losses.out.raw()));
     } else {
-      ops_.sum_losses(losses_, tokens_ / losses.out.size(), losses.out.size(), losses.out.raw());
+      ops_.losses->sum_losses(losses_, tokens_ / losses.out.size(), losses.out.size(),
+                              losses.out.raw());
     }
   }
   /// dx = the gradient of the norm's input; adds to the gradient of the norm.
@@ -309,16 +310,16 @@ class Head {
   /// Computes the logits of rows [first, first + count).
   void project(const OutputRows<T>& tile, const HeadRows<T>& rows, std::size_t first,
                std::size_t count, float* logits) {
-    ops_.multiply({count, tiles_[tile.number].rows, width_},
-                  matrix(rows.normed + first * width_, width_), transposed(tile.weights, width_),
-                  matrix(logits, logit_row_));
-    if (cap_ > 0.0F) ops_.cap_logits(logits_of(tile, count, logits));
+    ops_.products->multiply({count, tiles_[tile.number].rows, width_},
+                            matrix(rows.normed + first * width_, width_),
+                            transposed(tile.weights, width_), matrix(logits, logit_row_));
+    if (cap_ > 0.0F) ops_.losses->cap_logits(logits_of(tile, count, logits));
   }
   void scan_chunk(const OutputRows<T>& tile, const std::int32_t* targets, const HeadRows<T>& rows,
                   std::size_t first, std::size_t count, float* logits) {
     project(tile, rows, first, count, logits);
-    ops_.sum_logits(logits_of(tile, count, logits), targets + first,
-                    tile.number == 0 || tile_sums_.apart(), rows.sums + first);
+    ops_.losses->sum_logits(logits_of(tile, count, logits), targets + first,
+                            tile.number == 0 || tile_sums_.apart(), rows.sums + first);
   }
   void differentiate_chunk(const OutputRows<T>& tile, Accumulation accumulation,
                            const RowTargets& row_targets, float scale, const HeadRows<T>& rows,
@@ -328,20 +329,21 @@ class Head {
     const T* const dlogits = reinterpret_cast<const T*>(logits);
     const std::size_t tokens = tiles_[tile.number].rows;
     const std::size_t at = first * width_;
-    ops_.logit_gradients(logits_of(tile, count, logits), row_targets.targets + first, scale,
-                         row_targets.weights == nullptr ? nullptr : row_targets.weights + first,
-                         rows.sums + first);
+    ops_.losses->logit_gradients(
+        logits_of(tile, count, logits), row_targets.targets + first, scale,
+        row_targets.weights == nullptr ? nullptr : row_targets.weights + first, rows.sums + first);
     if (!sums_in_fp32_ || rows.dnormed != nullptr) {
       const bool adds = !tile_sums_.apart() && tile.number + 1 < tiles_.size();
-      ops_.multiply({count, width_, tokens}, matrix(dlogits, row), matrix(tile.weights, width_),
-                    sums_in_fp32_ ? matrix(adds ? part_ : rows.dnormed + at, width_)
-                                  : matrix(tile_sums_.rounded() + at, width_));
+      ops_.products->multiply({count, width_, tokens}, matrix(dlogits, row),
+                              matrix(tile.weights, width_),
+                              sums_in_fp32_ ? matrix(adds ? part_ : rows.dnormed + at, width_)
+                                            : matrix(tile_sums_.rounded() + at, width_));
       if (adds) ops_.elementwise->accumulate(part_, rows.dnormed + at, count * width_);
     }
     if (tile.gradient != nullptr) {
-      ops_.multiply({tokens, width_, count}, transposed(dlogits, row),
-                    matrix(rows.normed + at, width_), matrix(tile.gradient, width_),
-                    first > 0 || accumulation == Accumulation::later);
+      ops_.products->multiply({tokens, width_, count}, transposed(dlogits, row),
+                              matrix(rows.normed + at, width_), matrix(tile.gradient, width_),
+                              first > 0 || accumulation == Accumulation::later);
     }
   }
 

@@ -131,7 +131,7 @@ class HeadKernels {
     const OutputRows<T> tile = views_.output_tiles(args).front();
     return [=, this, norm = weights_of<T>(args)[norm_], in = as<const T>(args[Port::input]),
             targets = args.batch.targets.raw(), losses = views_.losses_of(pass, args)] {
-      ops_.check_tokens(targets, kLeastTarget);
+      ops_.tokens->check_tokens(targets, kLeastTarget);
       head_.forward(norm, tile, in, targets, losses);
     };
   }
@@ -141,7 +141,7 @@ class HeadKernels {
             losses = views_.losses_of(pass, args), dx = as<T>(args[Port::activation_gradient]),
             kept = args[Port::kept].raw(), accumulation = args.scalars.accumulation,
             scale = args.scalars.loss_gradient] {
-      ops_.check_tokens(targets, kLeastTarget);
+      ops_.tokens->check_tokens(targets, kLeastTarget);
       head_.train(norm, tiles, accumulation, in, targets, scale, dx, losses, kept);
     };
   }
@@ -152,7 +152,7 @@ class HeadKernels {
     }
     return [=, this, targets = args.batch.targets.raw(), tile = views_.output_tile(pass, args),
             losses = views_.losses_of(pass, args)] {
-      ops_.check_tokens(targets, kLeastTarget);
+      ops_.tokens->check_tokens(targets, kLeastTarget);
       head_.scan(tile, targets, known);
       if (!losses.out.empty()) head_.report_losses(targets, known, losses);
     };
@@ -184,7 +184,7 @@ class HeadKernels {
         .tiles = tiles,
         .rows = tokens_,
         .step = round_up(tiles * tokens_ * kRowSumBytes, kPage) / kRowSumBytes};
-    return [=, this, known = rows_of(args)] { ops_.merge_row_sums(all, known.sums); };
+    return [=, this, known = rows_of(args)] { ops_.losses->merge_row_sums(all, known.sums); };
   }
 
  private:

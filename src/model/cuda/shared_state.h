@@ -46,7 +46,9 @@ class SharedState {
   AttentionBackend attention;  ///< own, once cuDNN turns out to be unavailable
   std::size_t selected = 0;    ///< number of the shape that AttentionOps::use_heads() has selected
   float* partials = nullptr;   ///< for sums over rows, see partial_floats()
-  std::byte* fused_workspace = nullptr;  ///< FusedAttention::kWorkspace bytes
+  std::byte* products_workspace = nullptr;  ///< Products::kWorkspace bytes
+  std::uint32_t* first_bad = nullptr;       ///< memory of checks of tokens
+  std::byte* fused_workspace = nullptr;     ///< FusedAttention::kWorkspace bytes
 
  private:
   std::optional<device::WorkIsAwaited> awaited_;  ///< with GpuChecks::each
@@ -75,6 +77,13 @@ class OnStream {
 
 template <class T>
 void add_row_ops(const State& state, DeviceOps<T>& to);
+/// Requires elementwise operations.
+template <class T>
+void add_product_ops(const State& state, DeviceOps<T>& to);
+template <class T>
+void add_expert_ops(const State& state, DeviceOps<T>& to);
+template <class T>
+void add_token_ops(const State& state, DeviceOps<T>& to);
 template <class T>
 void add_attention_ops(const State& state, DeviceOps<T>& to);
 

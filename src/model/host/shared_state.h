@@ -66,6 +66,13 @@ template <class T>
 void add_row_ops(const State<T>& state, DeviceOps<T>& to);
 template <class T>
 void add_packing_ops(const State<T>& state, DeviceOps<T>& to);
+/// Requires elementwise operations.
+template <class T>
+void add_product_ops(const State<T>& state, DeviceOps<T>& to);
+template <class T>
+void add_expert_ops(const State<T>& state, DeviceOps<T>& to);
+template <class T>
+void add_token_ops(const State<T>& state, DeviceOps<T>& to);
 template <class T>
 void add_attention_ops(const State<T>& state, DeviceOps<T>& to);
 

@@ -9,7 +9,10 @@
 
 #include "src/model/compute/kernel_arguments.h"
 #include "src/model/ops/attention_ops.h"
+#include "src/model/ops/expert_ops.h"
+#include "src/model/ops/product_ops.h"
 #include "src/model/ops/row_ops.h"
+#include "src/model/ops/token_ops.h"
 
 namespace ballast::model {
 
@@ -41,6 +44,12 @@ struct DeviceOps {
   std::shared_ptr<NormOps<T>> norms;
   std::shared_ptr<ElementwiseOps<T>> elementwise;
   std::shared_ptr<PackingOps<T>> packing;
+  std::shared_ptr<ProductOps<T>> products;
+  std::shared_ptr<AdapterOps<T>> adapters;
+  std::shared_ptr<RouterOps<T>> routers;
+  std::shared_ptr<ExpertOps<T>> experts;
+  std::shared_ptr<TokenOps<T>> tokens;
+  std::shared_ptr<LossOps<T>> losses;
   std::shared_ptr<HeadOps<T>> heads;
   std::shared_ptr<AttentionOps<T>> attention;
   std::shared_ptr<MixerOps<T>> mixers;

@@ -45,9 +45,9 @@ struct Decided {
   Decided(const RouterShape& shape, std::vector<float> logits,
           const std::vector<float>& biases = {}, const std::vector<std::int32_t>& targets = {})
       : Decided(shape) {
-    host_ops<float>().route(shape, logits.data(),
-                            biases_at(shape, biases.empty() ? nullptr : biases.data()),
-                            targets.empty() ? nullptr : targets.data(), routing(), starts.data());
+    host_ops<float>().routers->route(
+        shape, logits.data(), biases_at(shape, biases.empty() ? nullptr : biases.data()),
+        targets.empty() ? nullptr : targets.data(), routing(), starts.data());
   }
   Routing routing() {
     return {probabilities.data(),    log_sums.data(), weights.data(),

@@ -66,9 +66,9 @@ TYPED_TEST(CudaExperts, RowsAreGatheredAndPadded) {
       const std::vector<T> before = normals_of<T>((padded + 1) * width, 2);
       for (const bool weighs : {false, true}) {
         std::vector<T> expected = before;
-        host_ops<T>().gather_rows(of.rows(of.decided.places.data()), x.data(),
-                                  weighs ? of.decided.weights.data() : nullptr, expected.data(),
-                                  padded, width);
+        host_ops<T>().experts->gather_rows(of.rows(of.decided.places.data()), x.data(),
+                                           weighs ? of.decided.weights.data() : nullptr,
+                                           expected.data(), padded, width);
         const std::vector<T> found = in_every_order([&] {
           const DeviceArray<T> y(before);
           must(gather_rows<T>(nullptr, of.rows(there.places.data()), x_there.data(),
@@ -101,8 +101,9 @@ TYPED_TEST(CudaExperts, WeightsOfRowsHaveGradients) {
       return products.get();
     });
     std::vector<float> products = of.decided.weight_gradients;
-    host_ops<T>().dot_rows(of.rows(of.decided.places.data()), activated.data(), gradients.data(),
-                           of.decided.weights.data(), products.data(), width);
+    host_ops<T>().experts->dot_rows(of.rows(of.decided.places.data()), activated.data(),
+                                    gradients.data(), of.decided.weights.data(), products.data(),
+                                    width);
     EXPECT_EQ(products[static_cast<std::size_t>(of.decided.places[of.first])], 0.0F);
     // Weights are at least some hundredths.
     expect_close(found, exact(products), 1e-4 * std::sqrt(double(width)));
@@ -112,8 +113,9 @@ TYPED_TEST(CudaExperts, WeightsOfRowsHaveGradients) {
                        gradients_there.data(), weights.data(), sums.data(), width));
       return sums.get();
     });
-    host_ops<T>().dot_bias(of.rows(of.decided.places.data()), activated.data(), gradients.data(),
-                           of.decided.weights.data(), products.data(), width);
+    host_ops<T>().experts->dot_bias(of.rows(of.decided.places.data()), activated.data(),
+                                    gradients.data(), of.decided.weights.data(), products.data(),
+                                    width);
     expect_close(with_bias, exact(products), 2e-4 * std::sqrt(double(width)));
   }
 }
@@ -128,8 +130,9 @@ TYPED_TEST(CudaExperts, RowsAreAdded) {
     const DeviceArray<float> y_there(y);
     for (const bool weighs : {false, true}) {
       std::vector<float> expected = before;
-      host_ops<T>().add_rows(of.rows(of.decided.places.data()), y.data(),
-                             weighs ? of.decided.weights.data() : nullptr, expected.data(), width);
+      host_ops<T>().experts->add_rows(of.rows(of.decided.places.data()), y.data(),
+                                      weighs ? of.decided.weights.data() : nullptr, expected.data(),
+                                      width);
       const float* const factors = weighs ? there.weights.data() : nullptr;
       const std::vector<float> found = in_every_order([&] {
         const DeviceArray<float> sums(before);
@@ -184,7 +187,7 @@ TYPED_TEST(CudaExperts, RowsWithoutPlacesAreInOrder) {
   const std::vector<T> x = normals_of<T>(of.count * kWidth, 1);
   const std::vector<T> dy = normals_of<T>(of.count * kWidth, 2);
   std::vector<float> products(of.count);
-  host_ops<T>().dot_rows(in_order, x.data(), dy.data(), nullptr, products.data(), kWidth);
+  host_ops<T>().experts->dot_rows(in_order, x.data(), dy.data(), nullptr, products.data(), kWidth);
   const DeviceArray<T> x_there(x);
   const DeviceArray<T> dy_there(dy);
   const DeviceArray<float> found(of.count, 0.0F);
@@ -196,10 +199,11 @@ TYPED_TEST(CudaExperts, RowsWithoutPlacesAreInOrder) {
   of.decided.weights[static_cast<std::size_t>(of.decided.places[of.first])] = 0.0F;
   const ExpertRows chosen = of.rows(of.decided.places.data());
   std::vector<float> expected = of.decided.weight_gradients;
-  host_ops<T>().dot_rows(chosen, x.data(), dy.data(), of.decided.weights.data(), expected.data(),
-                         kWidth);
+  host_ops<T>().experts->dot_rows(chosen, x.data(), dy.data(), of.decided.weights.data(),
+                                  expected.data(), kWidth);
   std::vector<float> put = of.decided.weight_gradients;
-  host_ops<T>().put_quotients(chosen, products.data(), of.decided.weights.data(), put.data());
+  host_ops<T>().experts->put_quotients(chosen, products.data(), of.decided.weights.data(),
+                                       put.data());
   EXPECT_EQ(put, expected);
   const DeviceArray<std::int32_t> places(of.decided.places);
   const DeviceArray<float> weights(of.decided.weights);

@@ -156,9 +156,9 @@ TEST_F(CudaRouter, MovedCorrectionsAreAddedToScores) {
     Decided found(shape);
     std::vector<float> own = logits;
     const std::vector<float> others(test::biases_in(shape), 7.0F);
-    test::host_ops<float>().route(shape, own.data(),
-                                  {.correction = others.data(), .moved = values.data()}, nullptr,
-                                  found.routing(), found.starts.data());
+    test::host_ops<float>().routers->route(shape, own.data(),
+                                           {.correction = others.data(), .moved = values.data()},
+                                           nullptr, found.routing(), found.starts.data());
     EXPECT_EQ(found.chosen, expected.chosen);
     EXPECT_EQ(found.weights, expected.weights);
     const Scratch scratch(shape);
@@ -222,11 +222,11 @@ TEST_F(CudaRouter, OnTheHostPaddingDoesNotAffectOtherRows) {
     const auto results = [&](const RouterShape& of, Decided& decided) {
       std::vector<double> values(RouterTotals::values(of.experts));
       const RouterTotals totals = RouterTotals::at(values.data(), of.experts);
-      ops.add_router_totals(of, decided.routing(), true, totals);
+      ops.routers->add_router_totals(of, decided.routing(), true, totals);
       std::vector<double> losses(2);
-      ops.router_losses(of, totals, losses.data());
+      ops.routers->router_losses(of, totals, losses.data());
       std::vector<float> gradients(of.rows * of.step());
-      ops.router_gradient(of, decided.routing(), totals, {0.7, 0.3}, gradients.data());
+      ops.routers->router_gradient(of, decided.routing(), totals, {0.7, 0.3}, gradients.data());
       return std::tuple{values, losses, gradients};
     };
     const auto [values, losses, gradients] = results(shape, with);
@@ -315,8 +315,8 @@ std::vector<double> totals_of(const RouterShape& shape, Decided& first, Decided&
   const host::Ops<float> ops = host_ops<float>();
   std::vector<double> values(RouterTotals::values(shape.experts), -1.0);
   const RouterTotals totals = RouterTotals::at(values.data(), shape.experts);
-  ops.add_router_totals(shape, first.routing(), true, totals);
-  ops.add_router_totals(shape, second.routing(), false, totals);
+  ops.routers->add_router_totals(shape, first.routing(), true, totals);
+  ops.routers->add_router_totals(shape, second.routing(), false, totals);
   return values;
 }
 
@@ -326,8 +326,8 @@ void expect_hosts_totals(const RouterShape& shape, const std::vector<std::int32_
   Decided second(shape, random_logits(shape, 0.2));
   std::vector<double> expected = totals_of(shape, first, second);
   std::vector<double> losses(2);
-  host_ops<float>().router_losses(shape, RouterTotals::at(expected.data(), shape.experts),
-                                  losses.data());
+  host_ops<float>().routers->router_losses(shape, RouterTotals::at(expected.data(), shape.experts),
+                                           losses.data());
   const Uploaded one(first);
   const Uploaded other(second);
   const Scratch scratch(shape);
@@ -370,8 +370,8 @@ TYPED_TEST(CudaRouters, GradientsOfLogitsAreTheHosts) {
         return balances ? RouterTotals::at(from, shape.experts) : RouterTotals();
       };
       std::vector<T> expected = before;
-      host_ops<T>().router_gradient(shape, decided.routing(), at(values.data()), scales,
-                                    expected.data());
+      host_ops<T>().routers->router_gradient(shape, decided.routing(), at(values.data()), scales,
+                                             expected.data());
       const std::vector<T> found = in_every_order([&] {
         const DeviceArray<T> gradients(before);
         must(router_gradient<T>(nullptr, shape, there.routing(), at(totals_there.data()), scales,

@@ -308,8 +308,9 @@ void check_gains(bool flipped, std::size_t in, std::size_t out) {
     return AdaptedRows<T>{map, at_b, at_m, at_cross, at_gram, kRank, 0.5F};
   };
   std::vector<float> expected(2 * out);
-  host_ops<T>().compute_dora_scales(rows(w.data(), b.data(), m.data(), cross.data(), gram.data()),
-                                    expected.data(), expected.data() + out);
+  host_ops<T>().adapters->compute_dora_scales(
+      rows(w.data(), b.data(), m.data(), cross.data(), gram.data()), expected.data(),
+      expected.data() + out);
   const DeviceArray<T> w_there(w);
   const DeviceArray<T> b_there(b);
   const DeviceArray<T> m_there(m);
@@ -345,7 +346,8 @@ void check_scaled_columns(bool scales, bool bias, bool residual) {
         residual ? other + 8 : nullptr};
   };
   std::vector<T> expected = x;
-  host_ops<T>().scale_columns(columns(x.data(), others.data(), factors.data(), expected.data()));
+  host_ops<T>().adapters->scale_columns(
+      columns(x.data(), others.data(), factors.data(), expected.data()));
   const DeviceArray<T> others_there(others);
   const DeviceArray<float> factors_there(factors);
   const std::vector<T> found = in_every_order([&] {
@@ -371,7 +373,7 @@ void check_column_products(Rows rows) {
   const std::vector<T> y = normals_of<T>(rows.count * rows.width, 2);
   const std::vector<float> factors = normals_of<float>(rows.width, 3);
   std::vector<float> expected(rows.width, 2.0F);
-  host_ops<T>().add_column_products(
+  host_ops<T>().adapters->add_column_products(
       {x.data(), step, y.data(), rows.width, factors.data(), rows.count, rows.width},
       expected.data());
   const DeviceArray<T> x_there(x);
