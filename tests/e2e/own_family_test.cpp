@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "src/model/compute/layer_makers.h"
-#include "src/model/host/ops.h"
+#include "src/model/ops/device_ops.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
@@ -76,7 +76,7 @@ struct Parallel final : Family {
 };
 
 const bool kRegistered = [] {
-  register_family<Parallel, host::Ops<float>, host::Ops<Bf16>>();
+  register_family<Parallel, DeviceOps<float>, DeviceOps<Bf16>>();
   return true;
 }();
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -21,23 +22,33 @@ using model::GroupSteps;
 using model::Linear;
 using model::Norm;
 
-/// Operations of a device that compute nothing and write their calls to a log, see RecordingOps.
+/// Operations of a device that compute nothing: they write their calls to a log. Sizes of scratch
+/// memory, chunks and routings are chosen so that all cases of their callers occur in small models,
+/// and depend on no device. Work runs at once.
 template <class T>
-class RecordedFacets : public model::NormOps<T>,
-                       public model::ElementwiseOps<T>,
-                       public model::PackingOps<T>,
-                       public model::ProductOps<T>,
-                       public model::AdapterOps<T>,
-                       public model::RouterOps<T>,
-                       public model::ExpertOps<T>,
-                       public model::TokenOps<T>,
-                       public model::LossOps<T>,
-                       public model::HeadOps<T>,
-                       public model::AttentionOps<T>,
-                       public model::MixerOps<T>,
-                       public model::LinkOps<T> {
+class RecordingOps : public model::NormOps<T>,
+                     public model::ElementwiseOps<T>,
+                     public model::PackingOps<T>,
+                     public model::ProductOps<T>,
+                     public model::AdapterOps<T>,
+                     public model::RouterOps<T>,
+                     public model::ExpertOps<T>,
+                     public model::TokenOps<T>,
+                     public model::LossOps<T>,
+                     public model::HeadOps<T>,
+                     public model::AttentionOps<T>,
+                     public model::MixerOps<T>,
+                     public model::LinkOps<T>,
+                     public model::WorkQueue {
  public:
-  explicit RecordedFacets(CallLog& log) : log_(&log) {}
+  explicit RecordingOps(CallLog& log) : log_(&log) {}
+
+  void run(device::Stream& /*stream*/, std::function<void()> work) override {
+    log_->call("run");
+    work();
+  }
+  [[nodiscard]] std::string arithmetic() const override { return {}; }
+  void take_memory(Bump& bump) override { bump.take<float>(480); }
 
   void fill_angles(const model::Rotary& rotary, const model::Angles& angles,
                    const std::int32_t* positions) override {
@@ -340,48 +351,16 @@ class RecordedFacets : public model::NormOps<T>,
   std::vector<std::int32_t> fetched_;
 };
 
-/// Operations of a device (src/model/compute/layer.h) that compute nothing: they write their calls
-/// to a log. Sizes of scratch memory, chunks and routings are chosen so that all cases of their
-/// callers occur in small models, and depend on no device. Work runs at once.
+/// Makes operations that all write to `log`, which must outlive them.
 template <class T>
-class RecordingOps : public model::DeviceOps<T> {
- public:
-  /// Logits of 32 rows, up to 64 tokens wide.
-  static constexpr Bytes kLogitBytes = 8192;
-  /// True for the output matrix of models with more than 64 tokens.
-  static constexpr bool sums_in_parts(std::size_t extent) { return extent > 64; }
-
-  RecordingOps(const model::KernelExtents& /*extents*/, CallLog& log,
-               const model::MlpRule& mlp_rule)
-      : log_(&log), mlp_rule_(mlp_rule) {
-    const auto facets = std::make_shared<RecordedFacets<T>>(log);
-    this->norms = facets;
-    this->elementwise = facets;
-    this->packing = facets;
-    this->products = facets;
-    this->adapters = facets;
-    this->routers = facets;
-    this->experts = facets;
-    this->tokens = facets;
-    this->losses = facets;
-    this->heads = facets;
-    this->attention = facets;
-    this->mixers = facets;
-    this->links = facets;
-  }
-
-  [[nodiscard]] const model::MlpRule& mlp_rule() const { return mlp_rule_; }
-  template <class Work>
-  void run(device::Stream& /*stream*/, const Work& work) {
-    log_->call("run");
-    work();
-  }
-  [[nodiscard]] std::string arithmetic() const { return {}; }
-  void take_memory(Bump& bump) { bump.take<float>(480); }
-
- private:
-  CallLog* log_;
-  model::MlpRule mlp_rule_;
-};
+model::DeviceOps<T> recording_ops(CallLog& log, const model::MlpRule& mlp_rule) {
+  const auto all = std::make_shared<RecordingOps<T>>(log);
+  // Logits of 32 rows, up to 64 tokens wide. Larger vocabularies are summed in parts.
+  const model::DeviceTraits traits = {
+      .mlp = mlp_rule, .logit_bytes = 8192, .sums_in_parts = [](std::size_t extent) {
+        return extent > 64;
+      }};
+  return {all, all, all, all, all, all, all, all, all, all, all, all, all, all, traits};
+}
 
 }  // namespace ballast::test

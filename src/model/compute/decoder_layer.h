@@ -28,7 +28,7 @@ class DecoderLayer final : public Layer<Ops> {
         bound_(Layer<Ops>::bind_layers(
             model,
             [&](const BlockSpec& block) {
-              return find_decoder_tensors(model.config, block, ops.mlp_rule(), this->head_norms_);
+              return find_decoder_tensors(model.config, block, ops.traits.mlp, this->head_norms_);
             })),
         rotation_(decoder_family(model.config).rotaries_of(model.config), shape, ops),
         maps_(model, ops),

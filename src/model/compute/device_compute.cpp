@@ -1,11 +1,15 @@
 #include "src/model/compute/device_compute.h"
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "ballast/model/architecture.h"
+#include "ballast/model/compute.h"
 #include "ballast/model/family.h"
 
 #include "src/model/compute/delta_net.h"
+#include "src/model/compute/factories.h"
 #include "src/model/compute/layer_memory.h"
 #include "src/model/description/families/families.h"
 #include "src/model/ops/device_ops.h"
@@ -26,5 +30,18 @@ KernelExtents kernel_extents(const Architecture& model, MicroBatchShape shape) {
   extents.has_layer_inputs = family(config.family).layer_input_width(config) > 0;
   return extents;
 }
+
+template <class T>
+std::unique_ptr<Compute> make_device_compute(const Architecture& model, MicroBatchShape shape,
+                                             DeviceOps<T> ops) {
+  return std::make_unique<DeviceCompute<T>>(model, shape, std::move(ops));
+}
+
+template std::unique_ptr<Compute> make_device_compute(const Architecture&, MicroBatchShape,
+                                                      DeviceOps<float>);
+template std::unique_ptr<Compute> make_device_compute(const Architecture&, MicroBatchShape,
+                                                      DeviceOps<Bf16>);
+template std::unique_ptr<Compute> make_device_compute(const Architecture&, MicroBatchShape,
+                                                      DeviceOps<F16>);
 
 }  // namespace ballast::model

@@ -27,19 +27,18 @@
 
 namespace ballast::model {
 
-/// Compute on top of the operations of one device (layer.h). `Ops::run(stream, work)` runs or
-/// enqueues work that calls operations. Operations with a stream parameter enqueue themselves.
-template <class Ops>
+/// Compute on top of the operations of one device. Operations with a stream parameter enqueue
+/// themselves; a WorkQueue runs the others.
+template <class T>
 class DeviceCompute final : public Compute {
  public:
-  using T = typename Ops::Value;
+  using Ops = DeviceOps<T>;
 
-  /// `about_ops`: further arguments for the constructor of Ops.
-  template <class... AboutOps>
-  DeviceCompute(const Architecture& model, MicroBatchShape shape, AboutOps&&... about_ops)
+  /// `ops`: for kernel_extents(model, shape).
+  DeviceCompute(const Architecture& model, MicroBatchShape shape, Ops ops)
       : model_(model),
         shape_(shape),
-        ops_(kernel_extents(model_, shape), std::forward<AboutOps>(about_ops)...),
+        ops_(std::move(ops)),
         tile_sums_(model_, shape.tokens(), ops_),
         head_(model_, shape, ops_, tile_sums_),
         experts_(model_, shape.tokens(), ops_),
@@ -71,7 +70,7 @@ class DeviceCompute final : public Compute {
     return shape_.tokens() * model_.config.hidden_size * sizeof(T);
   }
   const KernelSizes& sizes() const override { return sizes_; }
-  std::string arithmetic() const override { return ops_.arithmetic(); }
+  std::string arithmetic() const override { return ops_.queue->arithmetic(); }
   void set_workspace(DeviceBytes workspace) override {
     expects(workspace.size() >= sizes_.workspace,
             "the workspace is smaller than sizes().workspace");
@@ -388,7 +387,7 @@ class DeviceCompute final : public Compute {
   template <class Work>
   void enqueue(device::Stream& stream, Work work) {
     expects(ready_, "set_workspace() must precede the first kernel");
-    ops_.run(stream, std::move(work));
+    ops_.queue->run(stream, std::move(work));
   }
   auto exchange_rows(device::Stream& stream, AllToAll& exchange) {
     return ExpertExchange(experts_, model_.config.hidden_size, stream, exchange,
@@ -433,7 +432,7 @@ class DeviceCompute final : public Compute {
   /// head, packing and embeddings share memory, except for the lasting memory of layers.
   std::size_t lay_out(std::byte* base) {
     Bump shared(base);
-    ops_.take_memory(shared);
+    ops_.queue->take_memory(shared);
     layer_->take_lasting_memory(shared);
     const std::size_t before = round_up(shared.used(), kPage);
     std::byte* const rest = base == nullptr ? nullptr : base + before;

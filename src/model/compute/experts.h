@@ -56,7 +56,7 @@ class Experts {
     const DecoderSpec spec = described->decoder(model.config, model.blocks[routers_.front()].layer);
     gating_ = {spec.activation, spec.experts.limit, spec.experts.slope};
     const std::size_t row = (2 * width_ + 4 * wide_) * sizeof(T) + width_ * sizeof(float);
-    chunk_ = std::max(round_up(chunk_rows(tokens, row, ops_.mlp_rule().bytes), kRowStep),
+    chunk_ = std::max(round_up(chunk_rows(tokens, row, ops_.traits.mlp.bytes), kRowStep),
                       sharers_ > 1 ? sharers_ * kRowStep : 0);
     losses_ = model::router_losses(model.config);
   }
@@ -279,7 +279,7 @@ class Experts {
       return;
     }
     bound.in = {find_linear(block, before + spec.gate), find_linear(block, before + spec.up)};
-    if (ops_.mlp_rule().joins_gate_and_up) bound.in = joined(bound.in);
+    if (ops_.traits.mlp.joins_gate_and_up) bound.in = joined(bound.in);
     bound.out = find_linear(block, before + spec.down);
   }
 

@@ -5,7 +5,16 @@
 
 #include "ballast/model/compute.h"
 
-#include "src/model/compute/layer_memory.h"
+#include "src/model/ops/device_ops.h"
+
+namespace ballast::model {
+
+/// Makes kernels on top of a device's operations, which must be for kernel_extents(model, shape).
+template <class T>
+std::unique_ptr<Compute> make_device_compute(const Architecture& model, MicroBatchShape shape,
+                                             DeviceOps<T> ops);
+
+}  // namespace ballast::model
 
 namespace ballast::model::host {
 

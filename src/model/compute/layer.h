@@ -122,7 +122,7 @@ class Layer {
         wide_(std::max<std::size_t>(arrays.wide, config_of_tile(model.config).intermediate_size)),
         arrays_(arrays),
         mlp_rows_(arrays.cuts_mlp
-                      ? chunk_rows(rows_, arrays.mlp * wide_ * sizeof(T), ops.mlp_rule().bytes)
+                      ? chunk_rows(rows_, arrays.mlp * wide_ * sizeof(T), ops.traits.mlp.bytes)
                       : rows_),
         ops_(ops),
         exchange_(shapes_, ops),

@@ -13,6 +13,7 @@
 #include "ballast/model/kernels.h"
 
 #include "src/model/compute/kernel_arguments.h"
+#include "src/model/ops/device_ops.h"
 
 namespace ballast::model {
 
@@ -98,14 +99,6 @@ class HeadNorms {
   std::size_t begin_ = 0;
   std::size_t step_ = 0;
   std::size_t tiles_ = 0;
-};
-
-/// How a device computes the MLPs of layers and experts.
-struct MlpRule {
-  /// Upper limit for the arrays [N, intermediate_size] of an MLP that exist at a time.
-  Bytes bytes = 0;
-  /// Whether one product computes gate and up.
-  bool joins_gate_and_up = false;
 };
 
 /// The first half of a layer.

@@ -30,12 +30,12 @@ class TileSums {
                                  return block.content == BlockContent::router ||
                                         block.content == BlockContent::norm;
                                }) ||
-                   head_sums_in_fp32(model)),
+                   head_sums_in_fp32(model, ops)),
         ops_(ops) {}
 
   /// Whether the gradient of the head's normed rows is summed in fp32.
-  [[nodiscard]] static bool head_sums_in_fp32(const Architecture& model) {
-    return model.config.vocabulary_tiles > 1 || Ops::sums_in_parts(model.config.vocab_size);
+  [[nodiscard]] static bool head_sums_in_fp32(const Architecture& model, const Ops& ops) {
+    return model.config.vocabulary_tiles > 1 || ops.traits.sums_in_parts(model.config.vocab_size);
   }
 
   /// Takes the memory for the rows of one tile, in addition to that of a layer.
@@ -157,8 +157,8 @@ class Head {
         tile_sums_(tile_sums) {
     for (std::size_t t = 0; t < model.own_vocabulary_tiles(); ++t) tiles_.push_back(model.tile(t));
     logit_row_ = round_up(model.largest_tile(), 16);
-    sums_in_fp32_ = TileSums<Ops>::head_sums_in_fp32(model);
-    chunk_ = chunk_rows(tokens_, bytes_per_row(model), Ops::kLogitBytes);
+    sums_in_fp32_ = TileSums<Ops>::head_sums_in_fp32(model, ops);
+    chunk_ = chunk_rows(tokens_, bytes_per_row(model), ops.traits.logit_bytes);
   }
 
   /// Takes memory, after that of the TileSums.

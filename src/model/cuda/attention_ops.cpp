@@ -11,8 +11,8 @@
 
 #include "src/model/cuda/attention/attention.h"
 #include "src/model/cuda/mixers/mixers.h"
+#include "src/model/cuda/ops.h"
 #include "src/model/cuda/rows/rows.h"
-#include "src/model/cuda/shared_state.h"
 
 namespace ballast::model::cuda {
 namespace {

@@ -7,10 +7,10 @@
 
 #include "ballast/core/error.h"
 #include "ballast/model/cuda_libraries.h"
+#include "ballast/model/family.h"
 
 #include "src/device/cuda/libraries.h"
 #include "src/device/cuda/runtime.h"
-#include "src/model/compute/device_compute.h"
 #include "src/model/compute/factories.h"
 #include "src/model/cuda/attention/attention.h"
 #include "src/model/cuda/mixers/mixers.h"
@@ -135,7 +135,8 @@ std::unique_ptr<Compute> make_cuda_compute(const Architecture& model, DType type
   require_heads_of_tile(model.config);
   if (options.attention == AttentionBackend::cudnn) require_cudnn(model.config, type);
   return with_training_type(type, [&](auto value) -> std::unique_ptr<Compute> {
-    return std::make_unique<DeviceCompute<Ops<decltype(value)>>>(model, shape, options);
+    return make_device_compute(model, shape,
+                               make_ops<decltype(value)>(kernel_extents(model, shape), options));
   });
 }
 

@@ -7,7 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include "src/model/cuda/experts/experts.h"
-#include "src/model/cuda/shared_state.h"
+#include "src/model/cuda/ops.h"
 
 namespace ballast::model::cuda {
 namespace {

@@ -3,9 +3,9 @@
 #include <optional>
 #include <utility>
 
+#include "src/model/cuda/ops.h"
 #include "src/model/cuda/products/products.h"
 #include "src/model/cuda/rows/rows.h"
-#include "src/model/cuda/shared_state.h"
 
 namespace ballast::model::cuda {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "src/device/cuda/runtime.h"
 #include "src/model/cuda/experts/experts.h"
+#include "src/model/cuda/ops.h"
 #include "src/model/cuda/rows/rows.h"
-#include "src/model/cuda/shared_state.h"
 #include "src/model/cuda/tokens/tokens.h"
 
 namespace ballast::model::cuda {

@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "src/model/cuda/shared_state.h"
+#include "src/model/cuda/ops.h"
 #include "src/model/cuda/tokens/tokens.h"
 #include "src/model/cuda/work_check.h"
 

@@ -14,7 +14,7 @@
 #include "src/model/description/families/decoder.h"
 #include "src/model/host/attention.h"
 #include "src/model/host/delta_rule.h"
-#include "src/model/host/shared_state.h"
+#include "src/model/host/ops.h"
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {

@@ -17,7 +17,6 @@
 #include "ballast/core/clocks.h"
 #include "ballast/device/streams.h"
 
-#include "src/model/compute/device_compute.h"
 #include "src/model/compute/factories.h"
 #include "src/model/host/ops.h"
 #include "src/model/host/products.h"
@@ -42,7 +41,8 @@ std::unique_ptr<Compute> make_host_compute(const Architecture& model, DType type
                                            MicroBatchShape shape, std::size_t threads,
                                            const MlpRule& mlp_rule) {
   return with_training_type(type, [&](auto value) -> std::unique_ptr<Compute> {
-    return std::make_unique<DeviceCompute<Ops<decltype(value)>>>(model, shape, threads, mlp_rule);
+    return make_device_compute(
+        model, shape, make_ops<decltype(value)>(kernel_extents(model, shape), threads, mlp_rule));
   });
 }
 

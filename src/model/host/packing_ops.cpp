@@ -11,7 +11,7 @@
 #include "ballast/model/packed_values.h"
 
 #include "src/model/host/kernel_tables.h"
-#include "src/model/host/shared_state.h"
+#include "src/model/host/ops.h"
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {

@@ -9,8 +9,8 @@
 #include "ballast/core/clocks.h"
 #include "ballast/core/dtype.h"
 
+#include "src/model/host/ops.h"
 #include "src/model/host/products.h"
-#include "src/model/host/shared_state.h"
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {

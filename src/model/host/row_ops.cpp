@@ -10,7 +10,7 @@
 #include "ballast/core/units.h"
 
 #include "src/model/host/kernel_tables.h"
-#include "src/model/host/shared_state.h"
+#include "src/model/host/ops.h"
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {

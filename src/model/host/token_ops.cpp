@@ -15,7 +15,7 @@
 
 #include "src/model/compute/formulas.h"
 #include "src/model/host/kernel_tables.h"
-#include "src/model/host/shared_state.h"
+#include "src/model/host/ops.h"
 #include "src/model/host/team.h"
 
 namespace ballast::model::host {

@@ -1,9 +1,13 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "ballast/core/memory.h"
+#include "ballast/core/units.h"
 #include "ballast/model/attention.h"
 #include "ballast/model/kernels.h"
 
@@ -13,6 +17,10 @@
 #include "src/model/ops/product_ops.h"
 #include "src/model/ops/row_ops.h"
 #include "src/model/ops/token_ops.h"
+
+namespace ballast::device {
+class Stream;
+}  // namespace ballast::device
 
 namespace ballast::model {
 
@@ -34,6 +42,37 @@ struct KernelExtents {
 
 KernelExtents kernel_extents(const Architecture& model, MicroBatchShape shape);
 
+/// How a device computes the MLPs of layers and experts.
+struct MlpRule {
+  /// Upper limit for the arrays [N, intermediate_size] of an MLP that exist at a time.
+  Bytes bytes = 0;
+  /// Whether one product computes gate and up.
+  bool joins_gate_and_up = false;
+};
+
+/// What a device decides about the passes of a model.
+struct DeviceTraits {
+  MlpRule mlp;
+  Bytes logit_bytes = 0;  ///< upper limit for logits
+  /// Returns whether a product that sums over `extent` elements does so in parts. Each part then
+  /// adds to the result, which must be fp32.
+  bool (*sums_in_parts)(std::size_t extent) = nullptr;
+};
+
+/// Runs passes.
+class WorkQueue {
+ public:
+  virtual ~WorkQueue() = default;
+
+  /// Runs `work` on `stream`, or enqueues it there. The operations that it calls run on this
+  /// stream.
+  virtual void run(device::Stream& stream, std::function<void()> work) = 0;
+  /// See Compute::arithmetic().
+  [[nodiscard]] virtual std::string arithmetic() const = 0;
+  /// Takes the memory that operations share.
+  virtual void take_memory(Bump& bump) = 0;
+};
+
 /// The operations of a device for values of T. Their arguments are views of its memory. An
 /// operation covers what at least one device fuses. Only the operations use streams and thread
 /// teams.
@@ -54,6 +93,8 @@ struct DeviceOps {
   std::shared_ptr<AttentionOps<T>> attention;
   std::shared_ptr<MixerOps<T>> mixers;
   std::shared_ptr<LinkOps<T>> links;
+  std::shared_ptr<WorkQueue> queue;
+  DeviceTraits traits;
 };
 
 }  // namespace ballast::model

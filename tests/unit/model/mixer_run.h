@@ -8,7 +8,7 @@
 
 #include "ballast/core/units.h"
 
-#include "src/model/host/shared_state.h"
+#include "src/model/host/ops.h"
 #include "tests/unit/model/numbers.h"
 
 namespace ballast::test {

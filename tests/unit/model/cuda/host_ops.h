@@ -8,8 +8,8 @@ namespace host = model::host;
 
 /// The host device's operations whose sizes are all arguments.
 template <class T>
-host::Ops<T> host_ops() {
-  return host::Ops<T>({.hidden = 16, .heads = {{.head_dim = 16}}, .widest_sum = 48}, 1);
+model::DeviceOps<T> host_ops() {
+  return host::make_ops<T>({.hidden = 16, .heads = {{.head_dim = 16}}, .widest_sum = 48}, 1);
 }
 
 }  // namespace ballast::test

@@ -40,8 +40,8 @@ TEST_F(LateGpu, ZeroingForAReductionDoesNotMoveTheKernelsOfAPass) {
     device->copy_to_device(*compute, memory, ones);
   }
   compute->synchronize();
-  Ops<float> ops(KernelExtents{.heads = {{}}}, {});
-  ops.run(*compute, [&] {
+  const DeviceOps<float> ops = make_ops<float>({.heads = {{}}}, {});
+  ops.queue->run(*compute, [&] {
     ops.packing->zero(*collectives, view_as<float>(reduced).raw(), kPage / sizeof(float));
     ops.elementwise->zero(view_as<float>(passed).raw(), kPage / sizeof(float));
   });

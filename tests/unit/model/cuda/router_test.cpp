@@ -198,7 +198,7 @@ TEST_F(CudaRouter, PaddingIsSentToNoExpert) {
 
 /// On the host, decisions, sums, losses and gradients are those of the rows that are not padding.
 TEST_F(CudaRouter, OnTheHostPaddingDoesNotAffectOtherRows) {
-  const host::Ops<float> ops = host_ops<float>();
+  const DeviceOps<float> ops = host_ops<float>();
   for (const RouterShape& shape : kShapes) {
     const std::vector<std::int32_t> targets = some_padding(shape);
     const std::vector<float> logits = random_logits(shape);
@@ -312,7 +312,7 @@ TEST_F(CudaRouter, LogitsThatAreNotNumbersChooseExpertsThatExist) {
 
 /// Totals of two routers with the logits of `shape`, on the host.
 std::vector<double> totals_of(const RouterShape& shape, Decided& first, Decided& second) {
-  const host::Ops<float> ops = host_ops<float>();
+  const DeviceOps<float> ops = host_ops<float>();
   std::vector<double> values(RouterTotals::values(shape.experts), -1.0);
   const RouterTotals totals = RouterTotals::at(values.data(), shape.experts);
   ops.routers->add_router_totals(shape, first.routing(), true, totals);

@@ -210,7 +210,7 @@ void check_dropout(std::size_t size) {
       return out.get();
     });
     std::vector<T> expected = y;
-    const host::Ops<T> host = host_ops<T>();
+    const DeviceOps<T> host = host_ops<T>();
     host.elementwise->drop(mask, x.data(), expected.data(), size, adds);
     host.elementwise->scale(expected.data(), 0.75F, size - 3);
     expect_close(found, exact(expected), 1e-6);
