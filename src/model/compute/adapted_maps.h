@@ -22,16 +22,14 @@ struct MapRows {
 
 /// Forward and backward products of linear maps with their adapters: y = W x + s B h with h = A x.
 /// The backward pass recomputes h, which is cheaper than keeping it. A map may have several
-/// adapters, each for a part of its outputs (joined()). `Ops`: layer.h.
+/// adapters, each for a part of its outputs (joined()).
 ///
 /// With magnitudes (DoRA): y = g (W x + s B h) + bias. The backward pass recomputes the sum and the
 /// scales g; nothing of them is kept.
-template <class Ops>
+template <class T>
 class AdaptedMaps {
  public:
-  using T = typename Ops::Value;
-
-  AdaptedMaps(const Architecture& model, Ops& ops) : ops_(ops) {
+  AdaptedMaps(const Architecture& model, DeviceOps<T>& ops) : ops_(ops) {
     if (!model.adapters) return;
     rank_ = model.adapters->rank;
     scale_ = static_cast<float>(model.adapters->scale());
@@ -259,7 +257,7 @@ class AdaptedMaps {
     return results_;
   }
 
-  Ops& ops_;
+  DeviceOps<T>& ops_;
   std::size_t rank_ = 0;  ///< 0: the model has no adapters
   float scale_ = 1.0F;
   double dropout_ = 0.0;

@@ -168,7 +168,7 @@ class DecoderLayer final : public Layer<Ops> {
 
   std::vector<Bound> bound_;
   LayerRotation<Ops> rotation_;
-  AdaptedMaps<Ops> maps_;
+  AdaptedMaps<T> maps_;
   LatentAttention<Ops> latent_;
   LayerExperts<Ops> experts_;
   LayerEmbedding<Ops> inputs_;
@@ -189,7 +189,7 @@ NormAt DecoderLayer<Ops>::norm_of(std::size_t layer) const {
 template <class Ops>
 void DecoderLayer<Ops>::take_memory(Bump& bump) {
   Layer<Ops>::take_memory(bump);
-  typename AdaptedMaps<Ops>::Most most;
+  typename AdaptedMaps<T>::Most most;
   for (const Bound& b : bound_) {
     for (const LinearAt& map : b.qkv) most.add(map, this->rows_);
     if (b.delta) {

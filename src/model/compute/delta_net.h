@@ -73,7 +73,7 @@ class DeltaNet {
  public:
   using T = typename Ops::Value;
   /// `tiles`: whether layers are cut into tiles.
-  DeltaNet(const DeltaShape& shape, bool tiles, Ops& ops, AdaptedMaps<Ops>& maps)
+  DeltaNet(const DeltaShape& shape, bool tiles, Ops& ops, AdaptedMaps<T>& maps)
       : shape_(shape),
         joined_taps_(tiles ? shape.channels() * shape.taps : 0),
         ops_(ops),
@@ -222,7 +222,7 @@ class DeltaNet {
   DeltaShape shape_;
   std::size_t joined_taps_;  ///< weights of a tile's convolution; 0: layers are whole
   Ops& ops_;
-  AdaptedMaps<Ops>& maps_;
+  AdaptedMaps<T>& maps_;
   std::byte* scratch_ = nullptr;
   T* taps_ = nullptr;               ///< [channels, taps] of a tile, which has them in three ranges
   float* taps_gradient_ = nullptr;  ///< like taps_

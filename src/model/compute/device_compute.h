@@ -32,10 +32,8 @@ namespace ballast::model {
 template <class T>
 class DeviceCompute final : public Compute {
  public:
-  using Ops = DeviceOps<T>;
-
   /// `ops`: for kernel_extents(model, shape).
-  DeviceCompute(const Architecture& model, MicroBatchShape shape, Ops ops)
+  DeviceCompute(const Architecture& model, MicroBatchShape shape, DeviceOps<T> ops)
       : model_(model),
         shape_(shape),
         ops_(std::move(ops)),
@@ -455,13 +453,13 @@ class DeviceCompute final : public Compute {
 
   Architecture model_;
   MicroBatchShape shape_;
-  Ops ops_;
-  EmbeddingTables<Ops> tables_{model_, ops_};
-  TileSums<Ops> tile_sums_;
-  Head<Ops> head_;
-  HeadKernels<Ops> head_kernels_{model_, shape_, ops_, head_, tile_sums_};
-  Experts<Ops> experts_;
-  std::unique_ptr<Layer<Ops>> layer_;
+  DeviceOps<T> ops_;
+  EmbeddingTables<T> tables_{model_, ops_};
+  TileSums<T> tile_sums_;
+  Head<T> head_;
+  HeadKernels<T> head_kernels_{model_, shape_, ops_, head_, tile_sums_};
+  Experts<T> experts_;
+  std::unique_ptr<Layer<DeviceOps<T>>> layer_;
   std::size_t largest_block_ = 0;
   std::vector<std::vector<ElementRange>> cleared_;  ///< by block, in ascending order
   KernelSizes sizes_;

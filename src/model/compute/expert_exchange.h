@@ -41,13 +41,11 @@ struct ExchangeRound {
 /// 3.2). Rows are dispatched to the rank of their expert, computed there with those of other ranks,
 /// and the results are combined on their own ranks. This happens in rounds, so the memory does not
 /// depend on the routing. `Run`: run(work) enqueues work on `stream`.
-template <class Ops, class Run>
+template <class T, class Run>
 class ExpertExchange {
  public:
-  using T = typename Ops::Value;
-
-  ExpertExchange(Experts<Ops>& experts, std::size_t width, device::Stream& stream,
-                 AllToAll& exchange, Run run)
+  ExpertExchange(Experts<T>& experts, std::size_t width, device::Stream& stream, AllToAll& exchange,
+                 Run run)
       : experts_(experts), width_(width), stream_(stream), exchange_(exchange), run_(run) {}
 
   /// Like Experts::forward().
@@ -111,7 +109,7 @@ class ExpertExchange {
     exchange_.exchange(stream_, from, received(round, row), to, sent(round, row));
   }
 
-  Experts<Ops>& experts_;
+  Experts<T>& experts_;
   std::size_t width_;
   device::Stream& stream_;
   AllToAll& exchange_;

@@ -63,7 +63,7 @@ template <class Ops>
 class LatentAttention {
  public:
   using T = typename Ops::Value;
-  LatentAttention(const AttentionShape& shape, Ops& ops, AdaptedMaps<Ops>& maps)
+  LatentAttention(const AttentionShape& shape, Ops& ops, AdaptedMaps<T>& maps)
       : shape_(shape), ops_(ops), maps_(maps) {}
 
   /// x [N, H] -> qkv. Overwrites `gradient`.
@@ -172,7 +172,7 @@ class LatentAttention {
 
   AttentionShape shape_;
   Ops& ops_;
-  AdaptedMaps<Ops>& maps_;
+  AdaptedMaps<T>& maps_;
 };
 
 }  // namespace ballast::model

@@ -19,6 +19,7 @@
 #include "src/model/compute/matrix.h"
 #include "src/model/compute/sequence_exchange.h"
 #include "src/model/compute/tensor_offsets.h"
+#include "src/model/ops/device_ops.h"
 #include "src/model/ops/row_arguments.h"
 
 namespace ballast::model {
@@ -406,7 +407,7 @@ class Layer {
   bool has_kept_attention_ = false;  ///< see has_kept_attention()
   LayerSequences sequences_;         ///< sequences of the current call
   LayerLinks<T> links_;              ///< values of the current call
-  SequenceExchange<Ops> exchange_;
+  SequenceExchange<T> exchange_;
   HeadNorms head_norms_;
   float* head_gradient_ = nullptr;  ///< slice of the current call's tile; null in a forward pass
 

@@ -10,17 +10,16 @@
 #include "ballast/model/compute.h"
 
 #include "src/model/compute/kernel_arguments.h"
+#include "src/model/ops/device_ops.h"
 
 namespace ballast::model {
 
 /// Exchange of rows against heads around attention, among ranks that share sequences: every rank
 /// has a slice of the rows for everything else, and a part of the heads for attention. Source:
 /// Jacobs et al., "DeepSpeed Ulysses", 2023, section 3.1. With one slice, nothing is exchanged.
-template <class Ops>
+template <class T>
 class SequenceExchange {
  public:
-  using T = typename Ops::Value;
-
   /// Columns of one slice's heads.
   struct Columns {
     std::size_t first = 0;   ///< see Regrouping
@@ -28,7 +27,7 @@ class SequenceExchange {
   };
 
   /// `shapes`: those of the rank's rows in all layers, with all heads.
-  SequenceExchange(const std::vector<AttentionShape>& shapes, Ops& ops)
+  SequenceExchange(const std::vector<AttentionShape>& shapes, DeviceOps<T>& ops)
       : shape_(shapes.front()), ops_(ops) {
     for (const AttentionShape& shape : shapes) {
       expects(shape.slices > 0 && shape.kv_heads % shape.slices == 0,
@@ -106,7 +105,7 @@ class SequenceExchange {
 
   AttentionShape shape_;
   std::size_t widest_ = 0;  ///< longest row of queries, keys and values
-  Ops& ops_;
+  DeviceOps<T>& ops_;
   SequenceSlice slice_;
   device::Stream* stream_ = nullptr;
   T* sent_ = nullptr;      ///< [N, queries | keys | values] by part

@@ -112,7 +112,7 @@ class LayerEmbedding {
   /// `spec`: that of all layers; none if they have no inputs. `rows`: N. `chunk`: rows of an MLP
   /// that exist at a time.
   LayerEmbedding(const LayerEmbeddingSpec& spec, const ModelConfig& config, std::size_t rows,
-                 std::size_t chunk, Ops& ops, AdaptedMaps<Ops>& maps)
+                 std::size_t chunk, Ops& ops, AdaptedMaps<T>& maps)
       : width_(spec.width),
         all_(config.num_layers * spec.width),
         hidden_(config.hidden_size),
@@ -211,7 +211,7 @@ class LayerEmbedding {
   std::size_t chunk_;
   TokenMix how_;
   Ops& ops_;
-  AdaptedMaps<Ops>& maps_;
+  AdaptedMaps<T>& maps_;
   T* projected_ = nullptr;  ///< [N, row()] before its norm
   T* gate_ = nullptr;       ///< [chunk, width] before the activation, later its gradient
   T* input_ = nullptr;      ///< [chunk, width], later its gradient

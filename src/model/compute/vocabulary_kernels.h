@@ -21,12 +21,10 @@
 namespace ballast::model {
 
 /// The tables in the blocks of the embedding, and their gradients in sum rows.
-template <class Ops>
+template <class T>
 class EmbeddingTables {
  public:
-  using T = typename Ops::Value;
-
-  EmbeddingTables(const Architecture& model, Ops& ops) : model_(model), ops_(ops) {
+  EmbeddingTables(const Architecture& model, DeviceOps<T>& ops) : model_(model), ops_(ops) {
     if (!model.outer.scales_tokens) return;
     expects(model.outer.positions.empty(), "an embedding with positions is not scaled");
     const double scale = std::sqrt(static_cast<double>(model.config.hidden_size));
@@ -102,19 +100,17 @@ class EmbeddingTables {
 
  private:
   const Architecture& model_;
-  Ops& ops_;
+  DeviceOps<T>& ops_;
   float token_scale_ = 1.0F;  ///< a value of the training type
 };
 
 /// Passes of the head. Each function returns the work of a pass, a function without arguments that
-/// calls operations. `Ops`: layer.h. References must outlive the object.
-template <class Ops>
+/// calls operations. References must outlive the object.
+template <class T>
 class HeadKernels {
  public:
-  using T = typename Ops::Value;
-
-  HeadKernels(const Architecture& model, const MicroBatchShape& shape, Ops& ops, Head<Ops>& head,
-              const TileSums<Ops>& tile_sums)
+  HeadKernels(const Architecture& model, const MicroBatchShape& shape, DeviceOps<T>& ops,
+              Head<T>& head, const TileSums<T>& tile_sums)
       : model_(model),
         tokens_(shape.tokens()),
         views_(model, shape),
@@ -203,9 +199,9 @@ class HeadKernels {
   std::size_t tokens_;
   PassViews<T> views_;
   NormAt norm_;
-  Ops& ops_;
-  Head<Ops>& head_;
-  const TileSums<Ops>& tile_sums_;
+  DeviceOps<T>& ops_;
+  Head<T>& head_;
+  const TileSums<T>& tile_sums_;
 };
 
 }  // namespace ballast::model
