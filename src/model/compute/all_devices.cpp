@@ -15,9 +15,13 @@
 #include "ballast/model/compute.h"
 #include "ballast/model/cuda_libraries.h"
 
+#include "src/model/compute/delta_net.h"
 #include "src/model/compute/factories.h"
+#include "src/model/compute/layer_memory.h"
+#include "src/model/description/families/families.h"
 #include "src/model/host/kernel_tables.h"
 #include "src/model/host/products.h"
+#include "src/model/ops/device_ops.h"
 
 namespace ballast::model {
 
@@ -44,6 +48,21 @@ void require_shape(const Architecture& model, MicroBatchShape shape) {
 }
 
 }  // namespace
+
+KernelExtents kernel_extents(const Architecture& model, MicroBatchShape shape) {
+  const ModelConfig config = config_of_tile(model.config);
+  KernelExtents extents = {.shape = shape,
+                           .hidden = config.hidden_size,
+                           .vocabulary = config.vocab_size,
+                           .heads = attention_shapes(config, shape),
+                           .epsilon = static_cast<float>(config.norm_epsilon)};
+  extents.delta = delta_shape(config, extents.heads.front());
+  extents.widest_sum = std::max({widest_row(extents.heads), extents.hidden,
+                                 static_cast<std::size_t>(config.intermediate_size),
+                                 static_cast<std::size_t>(widest_of_specs(config))});
+  extents.has_layer_inputs = family(config.family).layer_input_width(config) > 0;
+  return extents;
+}
 
 std::unique_ptr<Compute> make_compute(device::Device& device, const Architecture& model, DType type,
                                       MicroBatchShape shape, const KernelOptions& options) {

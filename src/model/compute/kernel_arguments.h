@@ -251,7 +251,7 @@ struct TokenRows {
   std::size_t size = 0;   ///< tokens
   std::size_t width = 0;  ///< columns
 };
-/// Factors of Ops::links(): of a table's row, and of its sum with another row.
+/// Factors of LinkOps: of a table's row, and of its sum with another row.
 struct TokenMix {
   float scale = 1.0F;
   float factor = 1.0F;

@@ -51,9 +51,9 @@ class LayerRotation {
     filled_ = false;
   }
 
-  /// Rotates by `positions`, see Ops::rotate(); `direction` -1 rotates back. `shape`: that of the
-  /// layer. Queries and keys of a row are rotated as one row of heads unless they have different
-  /// rotary positions.
+  /// Rotates by `positions`, see HeadOps::rotate(); `direction` -1 rotates back. `shape`: that of
+  /// the layer. Queries and keys of a row are rotated as one row of heads unless they have
+  /// different rotary positions.
   void rotate(const AttentionShape& shape, const RotaryAt& at, T* qkv,
               const std::int32_t* positions, float direction) {
     for (std::size_t i = 0; i < angles_.size(); ++i) {

@@ -210,7 +210,6 @@ class CudaMixers final : public MixerOps<T>, OnStream {
                     {shape_.tokens(), shape_.key_heads, shape_.value_heads, shape_.key_width,
                      shape_.value_width});
   }
-
   const DeltaShape& shape_;
 };
 

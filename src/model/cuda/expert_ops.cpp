@@ -22,7 +22,6 @@ class CudaRouters final : public RouterOps<T>, OnStream {
     check(cuda::route(queue(), shape, logits, biases, targets, to, starts, state_->partials),
           "router", {shape.rows, shape.experts});
   }
-
   [[nodiscard]] std::span<const std::int32_t> fetch(const std::int32_t* values,
                                                     std::size_t count) override {
     fetched_.resize(count);
@@ -32,19 +31,16 @@ class CudaRouters final : public RouterOps<T>, OnStream {
     state_->stream().synchronize();
     return fetched_;
   }
-
   void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
                          const RouterTotals& totals) override {
     check(cuda::add_router_totals(queue(), shape, routing, first, totals, state_->partials),
           "totals of a router", {shape.rows, shape.experts});
   }
-
   void router_losses(const RouterShape& shape, const RouterTotals& totals,
                      double* losses) override {
     check(cuda::router_losses(queue(), shape, totals, losses), "losses of the routers",
           {shape.rows, shape.experts});
   }
-
   void router_gradient(const RouterShape& shape, const Routing& routing, const RouterTotals& totals,
                        const RouterLossScales& scales, T* gradients) override {
     check(cuda::router_gradient(queue(), shape, routing, totals, scales, gradients),
@@ -65,25 +61,21 @@ class CudaExperts final : public ExpertOps<T>, OnStream {
     check(cuda::gather_rows(queue(), rows, x, weights, y, padded, width), "rows of an expert",
           {rows.count, width});
   }
-
   void dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
                 const float* weights, float* weight_gradients, std::size_t width) override {
     check(cuda::dot_rows(queue(), rows, activated, gradients, weights, weight_gradients, width),
           "gradients of the weights of an expert's rows", {rows.count, width});
   }
-
   void dot_bias(const ExpertRows& rows, const T* bias, const T* gradients, const float* weights,
                 float* weight_gradients, std::size_t width) override {
     check(cuda::dot_bias(queue(), rows, bias, gradients, weights, weight_gradients, width),
           "gradients of the weights of an expert's rows", {rows.count, width});
   }
-
   void put_quotients(const ExpertRows& rows, const float* values, const float* weights,
                      float* to) override {
     check(cuda::put_quotients(queue(), rows, values, weights, to),
           "gradients of the weights of an expert's rows", {rows.count});
   }
-
   void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
                 std::size_t width) override {
     check(cuda::add_rows(queue(), rows, y, weights, sums, width), "results of an expert",

@@ -21,13 +21,11 @@ class CudaProducts final : public ProductOps<T>, OnStream {
     const Product p = forward_product(layer, x, y, y_row, rows);
     multiply_with(p.extents, p.a, p.b, p.c, {.bias = layer.bias});
   }
-
   void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y,
                    std::size_t rows) override {
     const Product p = forward_product(layer, x, y, layer.out, rows);
     multiply_with(p.extents, p.a, p.b, p.c, {.addend = residual, .bias = layer.bias});
   }
-
   void multiply(const Extents& extents, const Matrix& a, const Matrix& b, const Matrix& c,
                 bool add_to_c) override {
     in_whole_eights(extents, a, b, c, add_to_c,
@@ -36,7 +34,6 @@ class CudaProducts final : public ProductOps<T>, OnStream {
                       multiply_with(part, left, right, to, {.addend = adds ? to.data : nullptr});
                     });
   }
-
   void linear_part(const Linear<T>& map, const T* x, float* part, std::size_t rows) override {
     const Product p = forward_product(map, x, part, map.out, rows);
     multiply(p.extents, p.a, p.b, p.c, false);
@@ -51,7 +48,6 @@ class CudaProducts final : public ProductOps<T>, OnStream {
     products_->multiply(queue(), extents, a, b, c, extras);
     check(cudaSuccess, "matrix product", {extents.m, extents.n, extents.k});
   }
-
   std::shared_ptr<ElementwiseOps<T>> elementwise_;
   std::optional<Products> products_;
 };
@@ -66,12 +62,10 @@ class CudaAdapters final : public AdapterOps<T>, OnStream {
     check(cuda::compute_dora_scales(queue(), rows, scales, inverse_norms),
           "norms of an adapted map", {rows.map.out, rows.rank});
   }
-
   void scale_columns(const ScaledColumns<T>& columns) override {
     check(cuda::scale_columns(queue(), columns), "scales of an adapted map",
           {columns.rows, columns.width});
   }
-
   void add_column_products(const ColumnProducts<T>& columns, float* gradient) override {
     check(cuda::add_column_products(queue(), columns, gradient, state_->partials),
           "gradients of magnitudes", {columns.rows, columns.width});

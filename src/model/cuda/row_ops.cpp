@@ -25,7 +25,6 @@ class CudaNorms final : public NormOps<T>, OnStream {
                      {rows, extents_.hidden}, {}, weights.offset),
           "norm", {rows, extents_.hidden});
   }
-
   void norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual, T* dx,
                      std::size_t rows) override {
     check(cuda::norm_backward(queue(), x, weights.weight, dy, extents_.epsilon, residual, dx,
@@ -33,7 +32,6 @@ class CudaNorms final : public NormOps<T>, OnStream {
                               {rows, extents_.hidden}, {}, weights.offset, weights.bias != nullptr),
           "gradient of norm", {rows, extents_.hidden});
   }
-
   void norm_groups(const Norm<T>& weights, const Groups& groups, const T* x, std::size_t x_step,
                    T* y, std::size_t y_step) override {
     const float epsilon = weights.epsilon_or(extents_.epsilon);
@@ -42,7 +40,6 @@ class CudaNorms final : public NormOps<T>, OnStream {
                         weights.offset),
           "norm of queries or keys", {groups.rows, groups.count, groups.width});
   }
-
   void norm_groups_backward(const Norm<T>& weights, const Groups& groups, const T* x,
                             std::size_t x_step, T* dy, std::size_t dy_step) override {
     const float epsilon = weights.epsilon_or(extents_.epsilon);
@@ -62,69 +59,55 @@ class CudaElementwise final : public ElementwiseOps<T>, OnStream {
   void activate(Activation f, const T* x, T* y, std::size_t size) override {
     check(cuda::activate(queue(), f, x, y, size), "activation", {size});
   }
-
   void activate_backward(Activation f, const T* x, T* d, float* bias_gradient, std::size_t rows,
                          std::size_t width) override {
     check(cuda::activate_backward(queue(), f, x, d, rows * width), "gradient of an activation",
           {rows, width});
     if (bias_gradient != nullptr) add_column_sums(d, width, bias_gradient, rows, width);
   }
-
   void glu(const Gating& how, const GateUp<T>& in, T* y) override {
     check(cuda::glu(queue(), how, in.gate, in.up, in.step, y, {in.rows, in.width}), "gate",
           {in.rows, in.width});
   }
-
   void glu_backward(const Gating& how, const GateUp<T>& in, const T* dy) override {
     check(cuda::glu_backward(queue(), how, in.gate, in.up, in.step, dy, {in.rows, in.width}),
           "gradient of a gate", {in.rows, in.width});
   }
-
   void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                        std::size_t width) override {
     check(cuda::add_column_sums(queue(), x, step, gradient, state_->partials, {rows, width}),
           "gradient of a bias", {rows, width});
   }
-
   void add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) override {
     if (bias == nullptr) return;
     check(cuda::add_bias(queue(), bias, y, rows, width), "bias of an expert", {rows, width});
   }
-
   void scale(T* x, float factor, std::size_t size) override {
     check(cuda::scale(queue(), x, factor, size), "scale of an adapter", {size});
   }
-
   void scale_by(const T* addends, std::size_t count, T* x, std::size_t size) override {
     check(cuda::scale_by(queue(), addends, count, x, size), "scale of a layer", {size});
   }
-
   void drop(const DropoutMask& mask, const T* x, T* y, std::size_t size, bool add_to_y) override {
     check(cuda::drop(queue(), mask, x, y, size, add_to_y), "dropout", {size});
   }
-
   void put(std::span<const float> values, float* to) override {
     check(cuda::put_values(queue(), values, to), "copy of values", {values.size()});
   }
-
   void add_sum(const float* values, std::size_t count, float* sum) override {
     check(add_partials(queue(), {values, count, 1}, sum, nullptr), "sum of an expert's rows",
           {count});
   }
-
   void zero(float* values, std::size_t size) override {
     if (size == 0) return;
     check(cudaMemsetAsync(values, 0, size * sizeof(float), queue()), "clearing gradients", {size});
   }
-
   void widen(const T* x, float* y, std::size_t size) override {
     check(cuda::widen(queue(), x, y, size), "conversion to fp32", {size});
   }
-
   void accumulate(const float* part, float* sums, std::size_t size) override {
     check(cuda::accumulate(queue(), part, sums, size), "sum of the tiles", {size});
   }
-
   void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) override {
     check(cuda::copy_bytes(queue(), from, to, size), "copying weights", {size});
   }
@@ -140,45 +123,38 @@ class CudaPacking final : public PackingOps<T>, OnStream {
     check(cudaMemsetAsync(sum_row_of, 0xFF, rows * sizeof(std::uint32_t), queue()),
           "clearing the sum rows of tokens", {rows});
   }
-
   void find_sum_rows(const Ids& ids, std::size_t first, std::size_t rows,
                      std::uint32_t* sum_row_of) override {
     check(cuda::find_sum_rows(queue(), ids, extents_.shape.tokens(), {first, rows, sum_row_of}),
           "finding the sum rows of tokens", {extents_.shape.tokens()});
   }
-
   void pack(const UnpackedGradient& from, T* packed, std::size_t size, GradientStats* partial,
             GradientStats* stats) override {
     check(cuda::pack_gradient(queue(), from, packed, size, partial, stats), "packing a gradient",
           {size});
   }
-
   void measure(device::Stream& stream, const T* packed, std::size_t size, GradientStats* partial,
                GradientStats* stats) override {
     device::check_cuda(
         cuda::measure_gradient(device::as_cuda(stream).native(), packed, size, partial, stats),
         "statistics of a gradient");
   }
-
   void encode(device::Stream& stream, const T* weights, std::size_t blocks, std::int8_t* codes,
               float* scales) override {
     device::check_cuda(
         cuda::quantize_weights(device::as_cuda(stream).native(), weights, blocks, codes, scales),
         "encoding weights");
   }
-
   void decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
               std::size_t blocks, T* weights) override {
     device::check_cuda(
         cuda::dequantize_weights(device::as_cuda(stream).native(), codes, scales, blocks, weights),
         "decoding weights");
   }
-
   void dequantize_base(const QuantizedMatrix& matrix, T* out) override {
     check(cuda::dequantize_base(queue(), matrix, out), "decoding a quantised base",
           {matrix.arrays.elements});
   }
-
   void zero(device::Stream& stream, float* values, std::size_t size) override {
     if (size == 0) return;
     device::check_cuda(

@@ -89,7 +89,6 @@ class HostHeads final : public HeadOps<T> {
     split(KernelGroup::rotary, angles.by_row ? state_->extents.shape.tokens() : length, 1,
           [&](Range r) { fill_angle_rows(rotary, angles, positions, length, r.begin, r.end); });
   }
-
   void rotate(T* x, std::size_t heads, const Angles& angles, const std::int32_t* positions,
               float direction) override {
     if (angles.by_row) positions = nullptr;
@@ -103,19 +102,16 @@ class HostHeads final : public HeadOps<T> {
              shape.head_dim, angles.half, angles.cosine, angles.sine, direction);
     });
   }
-
   void copy_groups(const Groups& g, const T* from, const GroupSteps& in, T* to,
                    const GroupSteps& out, std::size_t zeros) override {
     split(KernelGroup::elementwise, g.rows, 1,
           [&](Range r) { copy_groups_of_rows(g, from, in, to, out, zeros, r.begin, r.end); });
   }
-
   void sum_groups(const Groups& g, const T* from, const GroupSteps& steps, T* to,
                   std::size_t to_row) override {
     split(KernelGroup::elementwise, g.rows, 1,
           [&](Range r) { sum_groups_of_rows(g, from, steps, to, to_row, r.begin, r.end); });
   }
-
   void regroup(const Regrouping& how, const T* from, T* to) override {
     split(KernelGroup::elementwise, how.rows(), 1, [&](Range rows) {
       for (std::size_t row = rows.begin; row < rows.end; ++row) {
@@ -300,7 +296,6 @@ class HostMixers final : public MixerOps<T> {
                                       std::size_t end) const {
     return {begin, end, how.positions, shape_.length, shape_.taps};
   }
-
   DeltaShape shape_;
   const MixerKernels<T>& kernels_;
   float epsilon_;

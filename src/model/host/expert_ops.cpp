@@ -250,7 +250,6 @@ class HostRouters final : public RouterOps<T> {
     });
     place_choices(shape, to, starts);
   }
-
   void router_gradient(const RouterShape& shape, const Routing& routing, const RouterTotals& totals,
                        const RouterLossScales& scales, T* gradients) override {
     const RouterGradient gradient(shape, routing, totals, scales);
@@ -264,7 +263,6 @@ class HostRouters final : public RouterOps<T> {
       }
     });
   }
-
   [[nodiscard]] std::span<const std::int32_t> fetch(const std::int32_t* values,
                                                     std::size_t count) override {
     return {values, count};
@@ -338,19 +336,16 @@ class HostExperts final : public ExpertOps<T> {
       }
     });
   }
-
   void dot_rows(const ExpertRows& rows, const T* activated, const T* gradients,
                 const float* weights, float* weight_gradients, std::size_t width) override {
     dot(rows, activated, width, gradients, weights, width,
         [&](std::size_t place, float product) { weight_gradients[place] = product; });
   }
-
   void dot_bias(const ExpertRows& rows, const T* bias, const T* gradients, const float* weights,
                 float* weight_gradients, std::size_t width) override {
     dot(rows, bias, 0, gradients, weights, width,
         [&](std::size_t place, float product) { weight_gradients[place] += product; });
   }
-
   void put_quotients(const ExpertRows& rows, const float* values, const float* weights,
                      float* to) override {
     for (std::size_t i = 0; i < rows.count; ++i) {
@@ -358,7 +353,6 @@ class HostExperts final : public ExpertOps<T> {
       to[place] = quotient(values[i], weights[place]);
     }
   }
-
   void add_rows(const ExpertRows& rows, const float* y, const float* weights, float* sums,
                 std::size_t width) override {
     split(KernelGroup::experts, rows.count, 1, [&](Range r) {
@@ -387,7 +381,6 @@ class HostExperts final : public ExpertOps<T> {
       }
     });
   }
-
   const RowKernels<T>& kernels_;
   const RowKernels<float>& sum_kernels_ = best_kernels<float>().rows;
 };

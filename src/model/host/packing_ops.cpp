@@ -154,7 +154,6 @@ class HostPacking final : public PackingOps<T> {
   void forget_sum_rows(std::uint32_t* sum_row_of, std::size_t rows) override {
     std::fill_n(sum_row_of, rows, kNoSumRow);
   }
-
   void find_sum_rows(const Ids& ids, std::size_t first, std::size_t rows,
                      std::uint32_t* sum_row_of) override {
     for (std::size_t i = 0; i < state_->extents.shape.tokens(); ++i) {
@@ -162,14 +161,12 @@ class HostPacking final : public PackingOps<T> {
       if (row < rows) sum_row_of[row] = static_cast<std::uint32_t>(ids.sum_rows[i]);
     }
   }
-
   void pack(const UnpackedGradient& from, T* packed, std::size_t size, GradientStats* partial,
             GradientStats* stats) override {
     const KernelClock clock(KernelGroup::packing);
     const GradientStats found = pack_gradient(state_->kernels, from, packed, size, partial);
     if (stats != nullptr) *stats = found;
   }
-
   void measure(device::Stream& stream, const T* packed, std::size_t size, GradientStats* partial,
                GradientStats* stats) override {
     as_host(stream).enqueue([=, this] {
@@ -177,7 +174,6 @@ class HostPacking final : public PackingOps<T> {
       *stats = measure_gradient(state_->kernels.gradients, packed, size, partial);
     });
   }
-
   void encode(device::Stream& stream, const T* weights, std::size_t blocks, std::int8_t* codes,
               float* scales) override {
     as_host(stream).enqueue([=, this] {
@@ -187,7 +183,6 @@ class HostPacking final : public PackingOps<T> {
       });
     });
   }
-
   void decode(device::Stream& stream, const std::int8_t* codes, const float* scales,
               std::size_t blocks, T* weights) override {
     as_host(stream).enqueue([=, this] {
@@ -197,11 +192,9 @@ class HostPacking final : public PackingOps<T> {
       });
     });
   }
-
   void dequantize_base(const QuantizedMatrix& matrix, T* out) override {
     dequantize_matrix(matrix, out);
   }
-
   void zero(device::Stream& stream, float* values, std::size_t size) override {
     as_host(stream).enqueue([=, this] {
       split(KernelGroup::elementwise, size, kPage / sizeof(float),

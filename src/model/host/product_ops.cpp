@@ -27,7 +27,6 @@ class HostProducts final : public ProductOps<T> {
     const Product p = forward_product(layer, x, y, y_row, rows);
     products_.multiply(p.extents, p.a, p.b, p.c, false, layer.bias);
   }
-
   void linear_onto(const Linear<T>& layer, const T* x, const T* residual, T* y,
                    std::size_t rows) override {
     split(KernelGroup::elementwise, rows * layer.out, kStep,
@@ -35,7 +34,6 @@ class HostProducts final : public ProductOps<T> {
     const Product p = forward_product(layer, x, y, layer.out, rows);
     products_.multiply(p.extents, p.a, p.b, p.c, true, layer.bias);
   }
-
   void linear_part(const Linear<T>& map, const T* x, float* part, std::size_t rows) override {
     const Product p = forward_product(map, x, part, map.out, rows);
     multiply(p.extents, p.a, p.b, p.c, false);
@@ -105,7 +103,6 @@ class HostAdapters final : public AdapterOps<T> {
       }
     });
   }
-
   void scale_columns(const ScaledColumns<T>& c) override {
     split(KernelGroup::elementwise, c.rows, 1, [&](Range r) {
       for (std::size_t row = r.begin; row < r.end; ++row) {
@@ -120,7 +117,6 @@ class HostAdapters final : public AdapterOps<T> {
       }
     });
   }
-
   void add_column_products(const ColumnProducts<T>& c, float* gradient) override {
     split(KernelGroup::elementwise, c.width, kStep, [&](Range r) {
       for (std::size_t first = r.begin; first < r.end; first += kStep) {

@@ -41,7 +41,6 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
                     state_->extents.hidden);
     });
   }
-
   void norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual, T* dx,
                      std::size_t rows) override {
     const KernelClock clock(KernelGroup::norm);
@@ -56,7 +55,6 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
     add_sums(rows, 0, weights.weight_gradient, state_->extents.hidden);
     if (centred) add_sums(rows, 1, weights.bias_gradient, state_->extents.hidden);
   }
-
   void norm_groups(const Norm<T>& w, const Groups& groups, const T* x, std::size_t x_step, T* y,
                    std::size_t y_step) override {
     split(KernelGroup::norm, groups.rows, 1, [&](Range r) {
@@ -67,7 +65,6 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
       }
     });
   }
-
   void norm_groups_backward(const Norm<T>& w, const Groups& groups, const T* x, std::size_t x_step,
                             T* dy, std::size_t dy_step) override {
     const KernelClock clock(KernelGroup::norm);
@@ -81,14 +78,12 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
     });
     add_sums(groups.rows, 0, w.weight_gradient, groups.width);
   }
-
   void activate(Activation f, const T* x, T* y, std::size_t size) override {
     expects(f != Activation::silu, "silu is only the activation of a gate");
     const auto kernel = f == Activation::gelu ? kernels_.exact_gelu : kernels_.gelu;
     split(KernelGroup::activation, size, kStep,
           [&](Range r) { kernel(x + r.begin, y + r.begin, r.size()); });
   }
-
   void activate_backward(Activation f, const T* x, T* d, float* bias_gradient, std::size_t rows,
                          std::size_t width) override {
     const KernelClock clock(KernelGroup::activation);
@@ -100,7 +95,6 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
     });
     add_sums(rows, 0, bias_gradient, width);
   }
-
   void glu(const Gating& how, const GateUp<T>& in, T* y) override {
     expects(how.activation != Activation::gelu, "the exact gelu is not the activation of a gate");
     const auto kernel = how.activation == Activation::silu ? kernels_.swiglu : kernels_.geglu;
@@ -114,7 +108,6 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
       });
     });
   }
-
   void glu_backward(const Gating& how, const GateUp<T>& in, const T* dy) override {
     expects(how.activation != Activation::gelu, "the exact gelu is not the activation of a gate");
     const auto kernel =
@@ -130,7 +123,6 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
       });
     });
   }
-
   void add_column_sums(const T* x, std::size_t step, float* gradient, std::size_t rows,
                        std::size_t width) override {
     const KernelClock clock(KernelGroup::elementwise);
@@ -139,7 +131,6 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
     });
     add_sums(rows, 0, gradient, width);
   }
-
   void add_bias(const T* bias, float* y, std::size_t rows, std::size_t width) override {
     if (bias == nullptr) return;
     split(KernelGroup::elementwise, rows, 1, [&](Range r) {
@@ -148,18 +139,15 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
       }
     });
   }
-
   void scale(T* x, float factor, std::size_t size) override {
     split(KernelGroup::elementwise, size, kStep,
           [&](Range r) { kernels_.scale(x + r.begin, factor, x + r.begin, r.size()); });
   }
-
   void scale_by(const T* addends, std::size_t count, T* x, std::size_t size) override {
     float factor = 0.0F;
     for (std::size_t i = 0; i < count; ++i) factor += to_float(addends[i]);
     scale(x, factor, size);
   }
-
   void drop(const DropoutMask& mask, const T* x, T* y, std::size_t size, bool add_to_y) override {
     split(KernelGroup::elementwise, size, kStep, [&](Range r) {
       for (std::size_t at = r.begin; at < r.end; at += 4) {
@@ -171,17 +159,14 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
       }
     });
   }
-
   void zero(float* values, std::size_t size) override {
     split(KernelGroup::elementwise, size, kPage / sizeof(float),
           [&](Range r) { std::memset(values + r.begin, 0, r.size() * sizeof(float)); });
   }
-
   void widen(const T* x, float* y, std::size_t size) override {
     split(KernelGroup::elementwise, size, kPage / sizeof(float),
           [&](Range r) { kernels_.widen(x + r.begin, y + r.begin, r.size()); });
   }
-
   void accumulate(const float* part, float* sums, std::size_t size) override {
     split(KernelGroup::elementwise, size, kPage / sizeof(float),
           [&](Range r) { sum_kernels_.accumulate(sums + r.begin, part + r.begin, r.size()); });
@@ -192,7 +177,6 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
   void add_sum(const float* values, std::size_t count, float* sum) override {
     *sum = static_cast<float>(std::accumulate(values, values + count, static_cast<double>(*sum)));
   }
-
   void copy_bytes(const std::byte* from, std::byte* to, std::size_t size) override {
     split(size, kPage,
           [&](Range here) { std::memcpy(to + here.begin, from + here.begin, here.size()); });
@@ -212,7 +196,6 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
       }
     });
   }
-
   /// gradient [width] (null: nothing) += the sums of the parts, in order.
   void add_sums(std::size_t rows, std::size_t which, float* gradient, std::size_t width) const {
     if (gradient == nullptr) return;
@@ -224,7 +207,6 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
       }
     });
   }
-
   State<T> state_;
   const RowKernels<T>& kernels_;
   const RowKernels<float>& sum_kernels_ = best_kernels<float>().rows;

@@ -121,7 +121,6 @@ class HostLosses final : public LossOps<T> {
       }
     });
   }
-
   void sum_logits(const LogitTile& tile, const std::int32_t* targets, bool first,
                   RowSum<float>* sums) override {
     split(KernelGroup::cross_entropy, tile.rows, 1, [&](Range r) {
@@ -135,13 +134,11 @@ class HostLosses final : public LossOps<T> {
       }
     });
   }
-
   void merge_row_sums(const RowSumsOfTiles& tiles, RowSum<float>* sums) override {
     split(KernelGroup::cross_entropy, tiles.rows, 1, [&](Range r) {
       for (std::size_t i = r.begin; i < r.end; ++i) sums[i] = tiles.merged_row(i);
     });
   }
-
   void logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,
                        const float* weights, const RowSum<float>* sums) override {
     split(KernelGroup::cross_entropy, tile.rows, 1, [&](Range r) {
@@ -157,7 +154,6 @@ class HostLosses final : public LossOps<T> {
       }
     });
   }
-
   void row_losses(const RowSum<float>* sums, const std::int32_t* targets, std::size_t rows,
                   double* losses) override {
     for (std::size_t i = 0; i < rows; ++i) {
@@ -167,14 +163,12 @@ class HostLosses final : public LossOps<T> {
                                        static_cast<double>(sum.wanted);
     }
   }
-
   void sum_losses(const double* losses, std::size_t count, std::size_t parts,
                   double* sums) override {
     for (std::size_t p = 0; p < parts; ++p, losses += count) {
       sums[p] = std::accumulate(losses, losses + count, 0.0);
     }
   }
-
   void dpo_loss(const PairRows& rows, const Preference& how, PairResult* results) override {
     for (std::size_t pair = 0; pair < rows.pairs; ++pair) {
       const std::size_t first = 2 * pair * rows.length;

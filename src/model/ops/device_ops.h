@@ -40,6 +40,7 @@ struct KernelExtents {
   bool has_layer_inputs = false;
 };
 
+/// Computes the extents, for a model in tiles those of one tile.
 KernelExtents kernel_extents(const Architecture& model, MicroBatchShape shape);
 
 /// How a device computes the MLPs of layers and experts.
@@ -50,7 +51,7 @@ struct MlpRule {
   bool joins_gate_and_up = false;
 };
 
-/// What a device decides about the passes of a model.
+/// Decisions of a device about the passes of a model.
 struct DeviceTraits {
   MlpRule mlp;
   Bytes logit_bytes = 0;  ///< upper limit for logits

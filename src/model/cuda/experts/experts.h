@@ -12,7 +12,7 @@
 
 namespace ballast::model::cuda {
 
-// Kernels of routers and experts, documented at the host device's (../../host/ops.h).
+// Kernels of routers and experts, documented at RouterOps and ExpertOps.
 // Conventions: rows.h, but the numbers of experts, choices per token and rows are arbitrary.
 // `partials`: scratch memory of partial_floats({rows, experts}) floats.
 

@@ -10,7 +10,7 @@
 
 namespace ballast::model::cuda {
 
-// Kernels of gated delta nets and of gated attention. Arguments as for host::MixerOps; conventions:
+// Kernels of gated delta nets and of gated attention. Arguments as for MixerOps; conventions:
 // rows.h. Widths of heads and rows of inputs (DeltaShape::row()) are multiples of 8.
 
 /// Most values of a head, and most rows that the convolution reads for a row.

@@ -99,7 +99,7 @@ template <class T>
 cudaError_t drop(cudaStream_t stream, const DropoutMask& mask, const T* x, T* y, std::size_t size,
                  bool add_to_y);
 
-/// Computes the norms and scales of an adapted map; see host::Ops.
+/// Computes the norms and scales of an adapted map; see AdapterOps.
 template <class T>
 cudaError_t compute_dora_scales(cudaStream_t stream, const AdaptedRows<T>& rows, float* scales,
                                 float* inverse_norms);
@@ -207,14 +207,14 @@ cudaError_t dequantize_weights(cudaStream_t stream, const std::int8_t* codes, co
                                std::size_t blocks, T* weights);
 
 /// Dequantises all elements of `matrix` (device memory, aligned to 64 bytes like `out`). The bits
-/// equal the host device's (host/layer_ops.h), except payloads of NaN.
+/// equal the host device's (host/packing_ops.cpp), except payloads of NaN.
 template <class T>
 cudaError_t dequantize_base(cudaStream_t stream, const QuantizedMatrix& matrix, T* out);
 
 /// Copies `size` bytes, a multiple of 16, within device memory.
 cudaError_t copy_bytes(cudaStream_t stream, const std::byte* from, std::byte* to, std::size_t size);
 
-// Kernels of values that layers share besides the residual stream, documented at host::LinkOps.
+// Kernels of values that layers share besides the residual stream, documented at LinkOps.
 // Conventions: rows.h.
 
 template <class T>
