@@ -4,6 +4,8 @@
 
 #include "ballast/core/error.h"
 
+#include "cpu_adam/kernel_rules.h"
+
 namespace ballast::cpu_adam {
 
 namespace {
@@ -16,40 +18,56 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// Interpolates from the nearer end, like torch.lerp.
-void set_first_weight(Coefficients& k, double weight) {
-  k.first_weight = static_cast<float>(weight);
-  k.first_from_end = k.first_weight >= 0.5F;
+/// Rounds the scalars for kernels. Rules that can interpolate from the gradient do so where it is
+/// nearer, like torch.lerp.
+Coefficients rounded_scalars(const Scalars<double>& exact, bool may_start_from_end) {
+  const auto number = [](double value) { return static_cast<float>(value); };
+  Coefficients k{{.gradient_scale = number(exact.gradient_scale),
+                  .decay = number(exact.decay),
+                  .l2 = number(exact.l2),
+                  .first_weight = number(exact.first_weight),
+                  .second_decay = number(exact.second_decay),
+                  .second_weight = number(exact.second_weight),
+                  .epsilon = number(exact.epsilon),
+                  .step_size = number(exact.step_size),
+                  .momentum = number(exact.momentum),
+                  .nesterov = exact.nesterov},
+                 {},
+                 {}};
+  k.first_from_end = may_start_from_end && k.first_weight >= 0.5F;
   if (k.first_from_end) k.first_weight -= 1.0F;
+  return k;
 }
 
 }  // namespace
 
-Coefficients coefficients_of(const Hyper& hyper) {
-  Coefficients k{};
-  k.gradient_scale = hyper.gradient_scale;
-  k.decay = static_cast<float>(1.0 - hyper.learning_rate * hyper.weight_decay);
-  k.l2 = static_cast<float>(hyper.weight_decay);
-  k.second_decay = static_cast<float>(hyper.beta2);
-  k.second_weight = static_cast<float>(1.0 - hyper.beta2);
-  k.momentum = static_cast<float>(hyper.momentum);
-  k.nesterov = hyper.nesterov;
-  double epsilon = hyper.epsilon;
-  double step_size = hyper.learning_rate;
-  if (hyper.optimizer == Optimizer::lion) {
-    k.first_weight = static_cast<float>(1.0 - hyper.beta1);
-  } else {
-    set_first_weight(k, 1.0 - hyper.beta1);
-  }
-  if (hyper.optimizer == Optimizer::adamw || hyper.optimizer == Optimizer::adam) {
-    const auto step = static_cast<double>(hyper.step);
-    const double correction2 = std::sqrt(1.0 - std::pow(hyper.beta2, step));
-    step_size *= correction2 / (1.0 - std::pow(hyper.beta1, step));
-    epsilon *= correction2;
-  }
-  k.epsilon = static_cast<float>(epsilon);
-  k.step_size = static_cast<float>(-step_size);
+Scalars<double> exact_scalars(const Hyper& hyper) {
+  Scalars<double> k = {.gradient_scale = hyper.gradient_scale,
+                       .decay = 1.0 - hyper.learning_rate * hyper.weight_decay,
+                       .l2 = hyper.weight_decay,
+                       .first_weight = 1.0 - hyper.beta1,
+                       .second_decay = hyper.beta2,
+                       .second_weight = 1.0 - hyper.beta2,
+                       .epsilon = hyper.epsilon,
+                       .step_size = -hyper.learning_rate,
+                       .momentum = hyper.momentum,
+                       .nesterov = hyper.nesterov};
+  const auto step = static_cast<double>(hyper.step);
+  const BiasCorrections corrections = {1.0 - std::pow(hyper.beta1, step),
+                                       std::sqrt(1.0 - std::pow(hyper.beta2, step))};
+  with_rule(hyper.optimizer, [&]<class Rule>(Rule) {
+    if constexpr (requires { Rule::correct(k, corrections); }) Rule::correct(k, corrections);
+  });
   return k;
+}
+
+Coefficients coefficients_of(const Hyper& hyper) {
+  const bool may_start_from_end = with_rule(hyper.optimizer, []<class Rule>(Rule) {
+    return requires {
+      typename Rule::FromGradient;
+    };
+  });
+  return rounded_scalars(exact_scalars(hyper), may_start_from_end);
 }
 
 void key_draws(Coefficients& coefficients, std::int64_t step, std::uint32_t upper_element) {

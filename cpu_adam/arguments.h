@@ -10,6 +10,8 @@
 
 namespace ballast::cpu_adam {
 
+/// The scalars of an update in double, and as its kernels take them.
+Scalars<double> exact_scalars(const Hyper& hyper);
 Coefficients coefficients_of(const Hyper& hyper);
 
 /// Sets the key of stochastic rounding for the elements whose number has these upper 32 bits.

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "ballast/core/units.h"
 #include "ballast/cpu_adam/optimizer.h"
@@ -379,8 +380,8 @@ constexpr void for_each_format(const auto& fill) {
 /// The kernels of one optimizer. Those of compressed moments are the ones that serve all
 /// optimizers.
 template <class Lanes, class Rule>
-constexpr void fill_optimizer(Variant& v, Optimizer optimizer) {
-  const int o = static_cast<int>(optimizer);
+constexpr void fill_optimizer(Variant& v) {
+  const int o = static_cast<int>(Rule::kOptimizer);
   for_each_format([&v, o]<class Weight, class Grad>(Weight, Grad, int weight, int gradient) {
     v.fused[o][weight][gradient] = run<Lanes, Rule, Weight, Grad>;
     v.bf16_first[o][weight][gradient] = run_bf16_first<Lanes>;
@@ -405,11 +406,10 @@ template <class Lanes>
 constexpr Variant make_variant(Isa isa) {
   Variant v{};
   v.isa = isa;
-  fill_optimizer<Lanes, AdamWRule<>>(v, Optimizer::adamw);
-  fill_optimizer<Lanes, AdamRule<>>(v, Optimizer::adam);
-  fill_optimizer<Lanes, AdagradRule>(v, Optimizer::adagrad);
-  fill_optimizer<Lanes, LionRule>(v, Optimizer::lion);
-  fill_optimizer<Lanes, SgdRule>(v, Optimizer::sgd);
+  [&v]<std::size_t... row>(std::index_sequence<row...>) {
+    (fill_optimizer<Lanes, Rule<kOptimizers[row].type>>(v), ...);
+  }
+  (std::make_index_sequence<kOptimizers.size()>());
   fill_adamw<Lanes>(v);
   v.touch = run_touch<Lanes>;
   v.squares[gradient_index(DType::bf16)] = sum_squares<Lanes, Bf16Gradient>;

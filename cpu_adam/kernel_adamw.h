@@ -56,7 +56,7 @@ inline void update_moments(const Constants<Lanes>& k, const Prefetch& ahead, con
   LargestMagnitude<Lanes> largest_second;
   const auto update = [&](std::size_t i, auto gradient, auto first, auto second) {
     const ExpandedGroup<Lanes> at{gradient * k.gradient_scale, first, second, &updated, i};
-    const auto moments = AdamWRule<>::moments<Lanes>(k, at);
+    const auto moments = Rule<Optimizer::adamw>::moments<Lanes>(k, at);
     largest_first.add(moments.first);
     largest_second.add_positive(moments.second);
     Lanes::store(updated.denominators + i, denominator_of<Lanes>(k, moments.second));
@@ -86,16 +86,16 @@ template <class Lanes, class Weight>
   auto* const remainder_or_copy =
       static_cast<typename Weight::RemainderOrCopy*>(s.remainder_or_copy);
   const auto step = [&](std::size_t i) {
-    return AdamWRule<>::step<Lanes>(k, Lanes::load(updated.first + i),
-                                    Lanes::load(updated.denominators + i));
+    return Rule<Optimizer::adamw>::step<Lanes>(k, Lanes::load(updated.first + i),
+                                               Lanes::load(updated.denominators + i));
   };
   ahead.of(main + start);
   if constexpr (Weight::kStoresRemainderOrCopy) ahead.of(remainder_or_copy + start);
   for (std::size_t i = start; i < start + kBlock; i += 2 * Lanes::kWidth) {
     auto* const other = Weight::kStoresRemainderOrCopy ? remainder_or_copy + i : nullptr;
     const auto old = load_weights<Lanes, Weight>(main + i, other);
-    const auto even = AdamWRule<>::weight<Lanes>(k, old.even, step(i));
-    const auto odd = AdamWRule<>::weight<Lanes>(k, old.odd, step(i + Lanes::kWidth));
+    const auto even = Rule<Optimizer::adamw>::weight<Lanes>(k, old.even, step(i));
+    const auto odd = Rule<Optimizer::adamw>::weight<Lanes>(k, old.odd, step(i + Lanes::kWidth));
     store_weights<Lanes, Weight>(main + i, other, {even, odd});
   }
 }
@@ -233,7 +233,7 @@ struct Bf16FirstArrays {
       for (std::size_t v = 0; v < 2; ++v) {
         const Vector at{gradients.vectors[v] * k.gradient_scale, old_first.vectors[v],
                         old_second.vectors[v]};
-        const auto moments = AdamWRule<>::moments<Lanes>(k, at);
+        const auto moments = Rule<Optimizer::adamw>::moments<Lanes>(k, at);
         firsts[n + v] = moments.first;
         seconds[v] = moments.second;
         denominators[n + v] = denominator_of<Lanes>(k, moments.second);
@@ -258,7 +258,8 @@ struct Bf16FirstArrays {
       auto* const other = Weight::kStoresRemainderOrCopy ? remainder_or_copy + i : nullptr;
       auto masters = load_weights(main + i, other);
       for (std::size_t v = 0; v < 2; ++v) {
-        masters.vectors[v] = AdamWRule<>::weight<Lanes>(k, masters.vectors[v], steps[n + v]);
+        masters.vectors[v] =
+            Rule<Optimizer::adamw>::weight<Lanes>(k, masters.vectors[v], steps[n + v]);
       }
       store_weights(main + i, other, masters);
     }
@@ -353,7 +354,7 @@ void run_adamw_bf16_first(FusedKernel fused, const Coefficients& coefficients,
     typename Lanes::Bits draws[Updated::kVectors];
     rounding.draw(s.element + static_cast<std::uint32_t>(i), draws);
     for (std::size_t n = 0; n < Updated::kVectors; ++n) {
-      steps[n] = AdamWRule<>::step<Lanes>(k, firsts[n], steps[n]);
+      steps[n] = Rule<Optimizer::adamw>::step<Lanes>(k, firsts[n], steps[n]);
     }
     arrays.store_firsts(i, firsts, draws);
     arrays.update_weights(k, i, steps);

@@ -2,7 +2,11 @@
 
 #include "cpu_adam/variant.h"
 
-/// The update rule of each optimizer, over `Lanes` (kernel.h). Formulas: README.md.
+/// The formula of each optimizer, once, over `Lanes` (kernel.h): kernels of all instruction sets,
+/// GPUs and the reference in double run it.
+///
+/// Blocks end with padding, which is zero and stays zero: where gradient, weight and moments are 0,
+/// a rule must leave weight and moments 0. A test checks this for every optimizer.
 namespace ballast::cpu_adam {
 namespace {
 
@@ -14,7 +18,8 @@ struct Constants {
       momentum;
   bool nesterov;
 
-  explicit constexpr Constants(const Coefficients& from)
+  template <class Number>
+  explicit constexpr Constants(const Scalars<Number>& from)
       : gradient_scale(Lanes::broadcast(from.gradient_scale)),
         decay(Lanes::broadcast(from.decay)),
         l2(Lanes::broadcast(from.l2)),
@@ -27,12 +32,38 @@ struct Constants {
         nesterov(from.nesterov) {}
 };
 
-/// Each rule accesses one group of kWidth elements through `at`: gradient() (scaled), first(),
-/// second() and weight() load; set_first(), set_second() and set_weight() store. Late loads and
-/// early stores were measured to be fastest.
+/// Factors that undo the bias of moments that start at zero.
+struct BiasCorrections {
+  double first;        ///< 1 - beta1^step
+  double second_root;  ///< sqrt(1 - beta2^step)
+};
 
-/// Updates both moments and keeps them. `from_gradient` is
-/// Coefficients::first_from_end at compile time, since a selection in the loop costs 5%.
+/// Base of the rules.
+template <Optimizer optimizer>
+struct KeptMoments {
+  static constexpr Optimizer kOptimizer = optimizer;
+  static constexpr bool kFirst = has_first_moment(optimizer);
+  static constexpr bool kSecond = has_second_moment(optimizer);
+};
+
+/// The rule of an optimizer. `apply` accesses one group of kWidth elements through `at`: gradient()
+/// (scaled), first(), second() and weight() load; set_first(), set_second() and set_weight() store.
+/// Late loads and early stores were measured to be fastest. Further members, where a rule has them:
+/// - correct(k, corrections): puts bias corrections into the scalars of a step
+/// - FromGradient: the rule for Coefficients::first_from_end
+/// - kInParts: see update_groups() in kernel.h
+template <Optimizer optimizer, bool from_gradient = false>
+struct Rule;
+
+/// The new first moment. `from_gradient` is Coefficients::first_from_end at compile time, since a
+/// selection in the loop costs 5%.
+template <class Lanes, bool from_gradient>
+constexpr typename Lanes::Float interpolated(const Constants<Lanes>& k, typename Lanes::Float first,
+                                             typename Lanes::Float gradient) {
+  return Lanes::fma(k.first_weight, gradient - first, from_gradient ? gradient : first);
+}
+
+/// Updates both moments and keeps them.
 template <class Lanes, bool from_gradient>
 struct AdamMoments {
   using Float = typename Lanes::Float;
@@ -42,11 +73,7 @@ struct AdamMoments {
   constexpr AdamMoments(const Constants<Lanes>& k, Group at, Float gradient) : first(at.first()) {
     const Float decayed = at.second() * k.second_decay;
     second = Lanes::fma(k.second_weight * gradient, gradient, decayed);
-    if constexpr (from_gradient) {
-      first = Lanes::fma(k.first_weight, gradient - first, gradient);
-    } else {
-      first = Lanes::fma(k.first_weight, gradient - first, first);
-    }
+    first = interpolated<Lanes, from_gradient>(k, first, gradient);
     at.set_first(first);
     at.set_second(second);
   }
@@ -59,13 +86,22 @@ constexpr typename Lanes::Float denominator_of(const Constants<Lanes>& k,
   return Lanes::sqrt(second) + k.epsilon;
 }
 
-/// In parts, so that the square roots, divisions and other instructions of several vectors overlap.
-template <bool from_gradient = false>
-struct AdamWRule {
-  using FromGradient = AdamWRule<true>;
+/// Kingma & Ba, "Adam", ICLR 2015, algorithm 1, in the form of the end of its section 2: one
+/// division per element instead of PyTorch's two, which is faster and rounds less.
+constexpr void correct_adam(Scalars<double>& k, const BiasCorrections& by) {
+  k.step_size *= by.second_root / by.first;
+  k.epsilon *= by.second_root;
+}
+
+/// Loshchilov & Hutter, "Decoupled weight decay regularization", ICLR 2019, algorithm 2. In parts,
+/// so that the square roots, divisions and other instructions of several vectors overlap.
+template <bool from_gradient>
+struct Rule<Optimizer::adamw, from_gradient> : KeptMoments<Optimizer::adamw> {
+  using FromGradient = Rule<Optimizer::adamw, true>;
   static constexpr bool kInParts = true;
-  static constexpr bool kFirst = true;
-  static constexpr bool kSecond = true;
+  static constexpr void correct(Scalars<double>& k, const BiasCorrections& by) {
+    correct_adam(k, by);
+  }
   template <class Lanes, class Group>
   static constexpr AdamMoments<Lanes, from_gradient> moments(const Constants<Lanes>& k, Group at) {
     return {k, at, at.gradient()};
@@ -90,11 +126,12 @@ struct AdamWRule {
   }
 };
 
-template <bool from_gradient = false>
-struct AdamRule {
-  using FromGradient = AdamRule<true>;
-  static constexpr bool kFirst = true;
-  static constexpr bool kSecond = true;
+template <bool from_gradient>
+struct Rule<Optimizer::adam, from_gradient> : KeptMoments<Optimizer::adam> {
+  using FromGradient = Rule<Optimizer::adam, true>;
+  static constexpr void correct(Scalars<double>& k, const BiasCorrections& by) {
+    correct_adam(k, by);
+  }
   template <class Lanes, class Group>
   static constexpr void apply(const Constants<Lanes>& k, Group at) {
     const auto weight = at.weight();
@@ -104,9 +141,9 @@ struct AdamRule {
   }
 };
 
-struct AdagradRule {
-  static constexpr bool kFirst = false;
-  static constexpr bool kSecond = true;
+/// Duchi, Hazan & Singer, "Adaptive subgradient methods", JMLR 2011.
+template <>
+struct Rule<Optimizer::adagrad> : KeptMoments<Optimizer::adagrad> {
   template <class Lanes, class Group>
   static constexpr void apply(const Constants<Lanes>& k, Group at) {
     const auto weight = at.weight();
@@ -118,32 +155,36 @@ struct AdagradRule {
   }
 };
 
-struct LionRule {
-  static constexpr bool kFirst = true;
-  static constexpr bool kSecond = false;
-  template <class Lanes, class Group>
-  static constexpr void apply(const Constants<Lanes>& k, Group at) {
-    const auto first = at.first();
-    const auto distance = at.gradient() - first;
-    at.set_first(Lanes::fma(k.second_weight, distance, first));
-    const auto step = k.step_size * sign<Lanes>(Lanes::fma(k.first_weight, distance, first));
-    at.set_weight(Lanes::fma(at.weight(), k.decay, step));
-  }
-
- private:
-  /// 1 with the sign of `x`; zero and NaN are returned unchanged.
-  template <class Lanes>
-  static constexpr typename Lanes::Float sign(typename Lanes::Float x) {
+/// 1 with the sign of `x`; zero and NaN are returned unchanged.
+template <class Lanes>
+constexpr typename Lanes::Float sign_of(typename Lanes::Float x) {
+  if constexpr (requires { Lanes::sign(x); }) {
+    return Lanes::sign(x);
+  } else {
     const auto bits = Lanes::bits_of(x);
     const auto one = (bits & Lanes::pattern(0x80000000U)) | Lanes::pattern(0x3f800000U);
     const auto magnitude = bits & Lanes::pattern(0x7fffffffU);
     return Lanes::number_of(Lanes::where_nan(x, bits, Lanes::where_zero(magnitude, bits, one)));
   }
+}
+
+/// Chen et al., "Symbolic discovery of optimization algorithms", 2023, algorithm 2.
+template <>
+struct Rule<Optimizer::lion> : KeptMoments<Optimizer::lion> {
+  template <class Lanes, class Group>
+  static constexpr void apply(const Constants<Lanes>& k, Group at) {
+    const auto first = at.first();
+    const auto distance = at.gradient() - first;
+    at.set_first(Lanes::fma(k.second_weight, distance, first));
+    const auto step = k.step_size * sign_of<Lanes>(Lanes::fma(k.first_weight, distance, first));
+    at.set_weight(Lanes::fma(at.weight(), k.decay, step));
+  }
 };
 
-struct SgdRule {
-  static constexpr bool kFirst = true;
-  static constexpr bool kSecond = false;
+/// Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML
+/// 2013, in the form of torch.optim.SGD.
+template <>
+struct Rule<Optimizer::sgd> : KeptMoments<Optimizer::sgd> {
   template <class Lanes, class Group>
   static constexpr void apply(const Constants<Lanes>& k, Group at) {
     const auto weight = at.weight();
@@ -154,6 +195,16 @@ struct SgdRule {
     at.set_weight(Lanes::fma(k.step_size, direction, weight));
   }
 };
+
+/// Returns `work(rule)` with the rule of `optimizer`. A row of kOptimizers without a rule does not
+/// compile.
+template <std::size_t row = 0>
+constexpr auto with_rule(Optimizer optimizer, const auto& work) {
+  if constexpr (row + 1 < kOptimizers.size()) {
+    if (optimizer != kOptimizers[row].type) return with_rule<row + 1>(optimizer, work);
+  }
+  return work(Rule<kOptimizers[row].type>());
+}
 
 }  // namespace
 }  // namespace ballast::cpu_adam

@@ -8,6 +8,9 @@
 #include "ballast/core/error.h"
 #include "ballast/cpu_adam/updater.h"
 
+#include "cpu_adam/arguments.h"
+#include "cpu_adam/kernel_rules.h"
+
 namespace ballast::cpu_adam {
 namespace {
 
@@ -28,14 +31,10 @@ struct BoundedNumber {
 
 /// The result of one operation in float. `carried` is the error of its operands.
 BoundedNumber rounded(double value, double carried) {
+  if (value == 0.0 && carried == 0.0) return {};  // exact
   if (std::fabs(value) >= kOverflow) value = std::copysign(INFINITY, value);
   if (!std::isfinite(value)) return {value, 0.0};
   return {value, carried + kUnit * (std::fabs(value) + carried) + kTiny};
-}
-
-/// A coefficient computed in double and rounded to float once.
-BoundedNumber coefficient(double value) {
-  return rounded(value, 0.0);
 }
 
 double product_error(BoundedNumber a, BoundedNumber b) {
@@ -48,128 +47,73 @@ BoundedNumber operator+(BoundedNumber a, BoundedNumber b) {
 BoundedNumber operator-(BoundedNumber a, BoundedNumber b) {
   return rounded(a.value - b.value, a.error + b.error);
 }
-BoundedNumber operator-(BoundedNumber a) {
-  return {-a.value, a.error};
-}
 BoundedNumber operator*(BoundedNumber a, BoundedNumber b) {
   return rounded(a.value * b.value, product_error(a, b));
 }
 
-BoundedNumber fma(BoundedNumber a, BoundedNumber b, BoundedNumber c) {
-  return rounded(a.value * b.value + c.value, product_error(a, b) + c.error);
-}
+/// One lane for the rules. A sign that rounding decides is `unclear_sign`.
+template <int unclear_sign>
+struct BoundedLanes {
+  using Float = BoundedNumber;
 
-BoundedNumber operator/(BoundedNumber a, BoundedNumber b) {
-  const double quotient = a.value / b.value;
-  const double least = std::fabs(b.value) - b.error;
-  if (least <= 0.0) return rounded(quotient, INFINITY);
-  return rounded(quotient, (a.error + std::fabs(quotient) * b.error) / least);
-}
-
-/// |sqrt(x) - sqrt(y)| is |x - y| / (sqrt(x) + sqrt(y)), and no more than sqrt(|x - y|).
-BoundedNumber sqrt(BoundedNumber a) {
-  const double root = std::sqrt(a.value);
-  const double steep = std::sqrt(a.error);
-  return rounded(root, root > steep ? a.error / root : steep);
-}
+  /// A scalar computed in double, which kernels round to float once.
+  static Float broadcast(double value) {
+    return static_cast<double>(static_cast<float>(value)) == value ? Float{value}
+                                                                   : rounded(value, 0.0);
+  }
+  static Float fma(Float a, Float b, Float c) {
+    return rounded(a.value * b.value + c.value, product_error(a, b) + c.error);
+  }
+  static Float divide(Float a, Float b) {
+    const double quotient = a.value / b.value;
+    const double least = std::fabs(b.value) - b.error;
+    if (least <= 0.0) return rounded(quotient, INFINITY);
+    return rounded(quotient, (a.error + std::fabs(quotient) * b.error) / least);
+  }
+  /// |sqrt(x) - sqrt(y)| is |x - y| / (sqrt(x) + sqrt(y)), and no more than sqrt(|x - y|).
+  static Float sqrt(Float a) {
+    const double root = std::sqrt(a.value);
+    const double steep = std::sqrt(a.error);
+    return rounded(root, root > steep ? a.error / root : steep);
+  }
+  static Float sign(Float x) {
+    if (std::isnan(x.value) || (x.value == 0.0 && x.error == 0.0)) return x;
+    if (std::fabs(x.value) > x.error) return {std::copysign(1.0, x.value)};
+    return {unclear_sign};
+  }
+};
 
 /// The result of one update before the moments are rounded to their format.
 struct Expected {
   BoundedNumber weight, first, second;
-  /// Other correct weights, where rounding may change the sign in Lion's rule.
-  std::array<BoundedNumber, 2> other_weights{};
-  std::size_t others = 0;
 };
 
-/// The gradient with L2 weight decay.
-BoundedNumber with_decay(const Hyper& hyper, BoundedNumber weight, BoundedNumber gradient) {
-  return fma(coefficient(hyper.weight_decay), weight, gradient);
-}
+/// An element, for a rule.
+struct BoundedGroup {
+  const Element& before;
+  double gradient_scale;
+  Expected& after;
 
-/// The factor of decoupled weight decay.
-BoundedNumber decay(const Hyper& hyper) {
-  return coefficient(1.0 - hyper.learning_rate * hyper.weight_decay);
-}
-
-/// from + (1 - beta) * (to - from).
-BoundedNumber interpolated(double beta, BoundedNumber from, BoundedNumber to) {
-  return fma(coefficient(1.0 - beta), to - from, from);
-}
-
-Expected adam(const Hyper& hyper, BoundedNumber p, BoundedNumber m, BoundedNumber v,
-              BoundedNumber g) {
-  const auto step = static_cast<double>(hyper.step);
-  const double correction1 = 1.0 - std::pow(hyper.beta1, step);
-  const double correction2 = std::sqrt(1.0 - std::pow(hyper.beta2, step));
-  const bool decoupled = hyper.optimizer == Optimizer::adamw;
-  if (!decoupled) g = with_decay(hyper, p, g);
-  Expected result;
-  result.first = interpolated(hyper.beta1, m, g);
-  result.second = fma(coefficient(1.0 - hyper.beta2) * g, g, v * coefficient(hyper.beta2));
-  const BoundedNumber size = coefficient(hyper.learning_rate * correction2 / correction1);
-  const BoundedNumber update =
-      size * result.first / (sqrt(result.second) + coefficient(hyper.epsilon * correction2));
-  result.weight = decoupled ? fma(p, decay(hyper), -update) : p - update;
-  return result;
-}
-
-Expected adagrad(const Hyper& hyper, BoundedNumber p, BoundedNumber v, BoundedNumber g) {
-  g = with_decay(hyper, p, g);
-  Expected result;
-  result.second = fma(g, g, v);
-  const BoundedNumber update =
-      coefficient(hyper.learning_rate) * g / (sqrt(result.second) + coefficient(hyper.epsilon));
-  result.weight = p - update;
-  return result;
-}
-
-Expected lion(const Hyper& hyper, BoundedNumber p, BoundedNumber m, BoundedNumber g) {
-  const BoundedNumber direction = interpolated(hyper.beta1, m, g);
-  const BoundedNumber rate = coefficient(hyper.learning_rate);
-  const BoundedNumber up = fma(p, decay(hyper), rate);
-  const BoundedNumber down = fma(p, decay(hyper), -rate);
-  Expected result;
-  result.first = interpolated(hyper.beta2, m, g);
-  const double u = direction.value;
-  if (std::isnan(u)) {
-    result.weight = {u, 0.0};
-  } else if (std::fabs(u) > direction.error) {
-    result.weight = u > 0.0 ? down : up;
-  } else {
-    result.weight = p * decay(hyper);
-    result.other_weights = {up, down};
-    result.others = m.value == 0.0 && g.value == 0.0 ? 0 : 2;  // zeros are not rounded
+  [[nodiscard]] BoundedNumber gradient() const {
+    return BoundedNumber{before.gradient} * BoundedNumber{gradient_scale};
   }
-  return result;
-}
+  [[nodiscard]] BoundedNumber first() const { return {before.first}; }
+  [[nodiscard]] BoundedNumber second() const { return {before.second}; }
+  [[nodiscard]] BoundedNumber weight() const { return {before.weight}; }
+  void set_first(BoundedNumber value) const { after.first = value; }
+  void set_second(BoundedNumber value) const { after.second = value; }
+  void set_weight(BoundedNumber value) const { after.weight = value; }
+};
 
-Expected sgd(const Hyper& hyper, BoundedNumber p, BoundedNumber m, BoundedNumber g) {
-  g = with_decay(hyper, p, g);
-  const BoundedNumber momentum = coefficient(hyper.momentum);
-  Expected result;
-  result.first = fma(momentum, m, g);
-  const BoundedNumber direction = hyper.nesterov ? fma(momentum, result.first, g) : result.first;
-  result.weight = fma(-coefficient(hyper.learning_rate), direction, p);
-  return result;
-}
-
-Expected updated(const Hyper& hyper, const Element& before) {
-  const BoundedNumber p{before.weight};
-  const BoundedNumber m{before.first};
-  const BoundedNumber v{before.second};
-  const BoundedNumber g = BoundedNumber{before.gradient} * BoundedNumber{hyper.gradient_scale};
-  switch (hyper.optimizer) {
-    case Optimizer::adamw:
-    case Optimizer::adam:
-      return adam(hyper, p, m, v, g);
-    case Optimizer::adagrad:
-      return adagrad(hyper, p, v, g);
-    case Optimizer::lion:
-      return lion(hyper, p, m, g);
-    case Optimizer::sgd:
-      return sgd(hyper, p, m, g);
-  }
-  return {};
+template <int unclear_sign>
+Expected updated(const Hyper& hyper, const Scalars<double>& scalars, const Element& before) {
+  using Lanes = BoundedLanes<unclear_sign>;
+  Expected after;
+  with_rule(hyper.optimizer, [&]<class Rule>(Rule) {
+    const BoundedGroup at = {before, scalars.gradient_scale, after};
+    Rule::template apply<Lanes>(Constants<Lanes>(scalars), at);
+  });
+  return after;
 }
 
 /// The distance of neighbours around `magnitude` among numbers with `bits` significant bits, the
@@ -338,7 +282,10 @@ void write_moments(Optimizer optimizer, const Shard& shard, std::span<const floa
 
 double reference_error(const Hyper& hyper, Moments::Format moments, const Element& before,
                        const Element& after) {
-  Expected expected = updated(hyper, before);
+  const Scalars<double> scalars = exact_scalars(hyper);
+  Expected expected = updated<0>(hyper, scalars, before);
+  const BoundedNumber other_weights[] = {updated<1>(hyper, scalars, before).weight,
+                                         updated<-1>(hyper, scalars, before).weight};
   if (moments == Moments::Format::bf16_first) {
     expected.first = stored(expected.first, 8, 0x1p-133);
   } else if (moments == Moments::Format::blockwise8) {
@@ -346,8 +293,8 @@ double reference_error(const Hyper& hyper, Moments::Format moments, const Elemen
     expected.second = stored(expected.second, 4, after.second_smallest);
   }
   double worst = distance(expected.weight, after.weight);
-  for (std::size_t i = 0; i < expected.others; ++i) {
-    worst = std::fmin(worst, distance(expected.other_weights.at(i), after.weight));
+  for (const BoundedNumber& other : other_weights) {
+    worst = std::fmin(worst, distance(other, after.weight));
   }
   const auto include = [&worst](double error) {
     if (std::isnan(error) || error > worst) worst = error;

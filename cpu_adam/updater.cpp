@@ -18,26 +18,20 @@
 
 namespace ballast::cpu_adam {
 
-namespace {
-
-const std::array<std::string, 5>& names() {
-  static const std::array<std::string, 5> names = {"adamw", "adam", "adagrad", "lion", "sgd"};
+std::vector<std::string> optimizer_names() {
+  std::vector<std::string> names;
+  for (const OptimizerRow& row : kOptimizers) names.emplace_back(row.name);
   return names;
 }
 
-}  // namespace
-
-std::string_view to_string(Optimizer optimizer) noexcept {
-  return names()[static_cast<std::size_t>(optimizer)];
-}
-
 Optimizer parse_optimizer(std::string_view name) {
-  for (std::size_t i = 0; i < names().size(); ++i) {
-    if (names()[i] == name) return static_cast<Optimizer>(i);
+  for (const OptimizerRow& row : kOptimizers) {
+    if (row.name == name) return row.type;
   }
+  const std::vector<std::string> names = optimizer_names();
   throw Error(ErrorCategory::usage, "unknown optimizer '" + std::string(name) +
-                                        "'; choose adamw, adam, adagrad, lion or sgd" +
-                                        did_you_mean(name, names()));
+                                        "'; choose one of: " + listed(names) +
+                                        did_you_mean(name, names));
 }
 
 std::vector<Isa> available() {

@@ -9,20 +9,24 @@
 
 namespace ballast::cpu_adam {
 
-/// The scalars of one update, computed in double and rounded to float once; kernel_rules.h uses
-/// them.
-struct Coefficients {
-  float gradient_scale;
-  float decay;          ///< 1 - learning_rate * weight_decay (decoupled)
-  float l2;             ///< weight_decay (part of the gradient)
-  float first_weight;   ///< weight of the new gradient in the first moment
-  bool first_from_end;  ///< interpolate from the gradient, which is nearer
-  float second_decay;   ///< weight of the old second moment
-  float second_weight;  ///< weight of the new gradient in the second (Lion: first) moment
-  float epsilon;
-  float step_size;  ///< negative: the step is added
-  float momentum;
+/// The scalars of one update that the rules use (kernel_rules.h).
+template <class Number>
+struct Scalars {
+  Number gradient_scale;
+  Number decay;          ///< 1 - learning_rate * weight_decay (decoupled)
+  Number l2;             ///< weight_decay (part of the gradient)
+  Number first_weight;   ///< weight of the new gradient in the first moment
+  Number second_decay;   ///< weight of the old second moment
+  Number second_weight;  ///< weight of the new gradient in the second (Lion: first) moment
+  Number epsilon;
+  Number step_size;  ///< negative: the step is added
+  Number momentum;
   bool nesterov;
+};
+
+/// The scalars, computed in double and rounded to float once, for a kernel.
+struct Coefficients : Scalars<float> {
+  bool first_from_end;        ///< interpolate from the gradient, which is nearer
   std::uint32_t draw_key[2];  ///< key of this step's stochastic rounding
 };
 
@@ -80,7 +84,6 @@ using SquaresKernel = double (*)(const void* gradient, std::size_t size) noexcep
 using ChecksKernel = void (*)(const Bf16* weights, std::size_t blocks,
                               std::uint16_t* values) noexcept;
 
-inline constexpr int kOptimizers = 5;
 inline constexpr int kGradientTypes = 3;
 
 /// The index of a gradient's type in the tables below.
@@ -92,9 +95,9 @@ constexpr int gradient_index(DType type) {
 /// environment; call them only where cpu_supports(isa).
 struct Variant {
   Isa isa;
-  FusedKernel fused[kOptimizers][Weights::kFormats][kGradientTypes];
-  CompressedKernel bf16_first[kOptimizers][Weights::kFormats][kGradientTypes];
-  CompressedKernel blockwise8[kOptimizers][Weights::kFormats][kGradientTypes];
+  FusedKernel fused[kOptimizers.size()][Weights::kFormats][kGradientTypes];
+  CompressedKernel bf16_first[kOptimizers.size()][Weights::kFormats][kGradientTypes];
+  CompressedKernel blockwise8[kOptimizers.size()][Weights::kFormats][kGradientTypes];
   TouchKernel touch;
   SquaresKernel squares[kGradientTypes];
   ChecksKernel checks;

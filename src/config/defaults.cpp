@@ -80,16 +80,17 @@ void check_data(const Config& c, const Document& document) {
 }
 
 void complete_optimizer(Config& c, const Document& document) {
-  using enum cpu_adam::Optimizer;
   OptimizerSection& o = c.optimizer;
-  if (o.type == adam && o.adam_w_mode) o.type = adamw;
+  if (o.type == cpu_adam::Optimizer::adam && o.adam_w_mode) o.type = cpu_adam::Optimizer::adamw;
   if (o.nesterov && o.momentum == 0.0) {
     document.fail("optimizer.params.nesterov", "needs a momentum above 0; give momentum");
   }
-  if (o.type == adagrad && c.ballast.optimizer_states == cpu_adam::Moments::Format::bf16_first) {
+  if (!cpu_adam::has_first_moment(o.type) &&
+      c.ballast.optimizer_states == cpu_adam::Moments::Format::bf16_first) {
     document.fail("ballast.optimizer_states",
-                  "\"bf16_first\" applies to the first moment, which Adagrad lacks; use \"fp32\" "
-                  "or \"8bit\"");
+                  fmt::format("\"bf16_first\" applies to the first moment, which {} lacks; use "
+                              "\"fp32\" or \"8bit\"",
+                              name_of(o.type)));
   }
 }
 
@@ -110,28 +111,24 @@ void check_scheduler(Config& c, const Document& document) {
   }
 }
 
-/// Notes missing parameters of the optimizer whose default differs in DeepSpeed 0.19.8 (FusedAdam,
-/// DeepSpeedCPUAdam, FusedLion, DeepSpeedCPULion). The other defaults are equal.
+/// Notes missing parameters of the optimizer whose default differs in DeepSpeed. With torch_adam it
+/// has torch's defaults, which are Ballast's.
 void note_optimizer_defaults(Config& c, const Document& document) {
   const Json* const section = document.root().find("optimizer");
   if (section == nullptr || !section->is_object()) return;  // DeepSpeed has no default optimizer
-  const OptimizerSection& o = c.optimizer;
-  const auto note = [&](const char* key, const std::string& own, const std::string& theirs) {
-    if (own == theirs || find_given(*section, fmt::format("params.{}", key)) != nullptr) return;
-    c.notes.push_back(
-        fmt::format("optimizer.params.{}: not given, so it is {}; DeepSpeed would take {}; give "
-                    "the key to choose",
-                    key, own, theirs));
-  };
-  const auto real = [](double value) { return Json(value).compact(); };
-  if (o.type == cpu_adam::Optimizer::adamw) {
-    const Json* const torch = find_path(*section, "params.torch_adam");
-    const bool of_torch = torch != nullptr && torch->is_boolean() && torch->flag();
-    note("weight_decay", real(o.weight_decay), of_torch ? "0.01" : "0");
-  }
-  if (o.type == cpu_adam::Optimizer::lion) {
-    note("lr", real(o.lr), "0.001");
-    note("betas", Json::array({o.beta1, o.beta2}).compact(), "[0.9,0.999]");
+  const Json* const torch = find_path(*section, "params.torch_adam");
+  if (torch != nullptr && torch->is_boolean() && torch->flag()) return;
+  std::vector<std::string> ignored;
+  const Json own = write_section(optimizer_keys(c.optimizer, ignored));
+  for (const auto& [parameter, theirs] : row_of(c.optimizer.type).deepspeed) {
+    const std::string path = fmt::format("params.{}", parameter);
+    if (parameter.empty() || find_given(*section, path) != nullptr) continue;
+    const std::string value = find_path(own, path)->compact();
+    if (value == theirs) continue;
+    c.notes.push_back(fmt::format(
+        "optimizer.{}: not given, so it is {}; DeepSpeed would take {}; give the key to "
+        "choose",
+        path, value, theirs));
   }
 }
 

@@ -1,10 +1,15 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <mutex>
+#include <set>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include "ballast/core/error.h"
 #include "ballast/model/family.h"
+#include "ballast/text/json.h"
 
 #include "src/config/key_table.h"
 
@@ -28,6 +33,7 @@ std::string lower(std::string text) {
 }
 
 using cpu_adam::Optimizer;
+using cpu_adam::OptimizerRow;
 /// Optimizers of DeepSpeed (the last three of older versions) that Ballast lacks, in lower case.
 constexpr std::array<std::string_view, 8> kForeignOptimizers = {
     "lamb", "muon", "muadam", "muadamw", "musgd", "onebitadam", "zerooneadam", "onebitlamb"};
@@ -91,48 +97,102 @@ Section keys_of(Type type, std::string_view kind, std::string_view name,
   return keys;
 }
 
+/// Keeps a text until the program ends, because a KeyText only refers to its texts.
+std::string_view kept(std::string text) {
+  static std::mutex mutex;
+  static std::set<std::string> texts;
+  const std::lock_guard lock(mutex);
+  return *texts.insert(std::move(text)).first;
+}
+
+/// "this (AdamW, Adam); that (Lion)": the meanings of a parameter and the optimizers that have
+/// them.
+std::string meanings_of(std::string_view parameter) {
+  std::vector<std::pair<std::string_view, std::vector<std::string_view>>> groups;
+  for (const OptimizerRow& row : cpu_adam::kOptimizers) {
+    const std::string_view meaning = row.meaning_of(parameter);
+    if (meaning.empty()) continue;
+    auto group = std::ranges::find(groups, meaning, [](const auto& one) { return one.first; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {meaning, {}});
+    group->second.push_back(row.title);
+  }
+  std::string all;
+  for (const auto& [meaning, titles] : groups) {
+    all += fmt::format("{}{}", all.empty() ? "" : "; ", meaning);
+    if (titles.size() < cpu_adam::kOptimizers.size()) {
+      all += fmt::format(" ({})", fmt::join(titles, ", "));
+    }
+  }
+  for (const OptimizerRow& row : cpu_adam::kOptimizers) {
+    for (const auto& [name, value] : row.deepspeed) {
+      if (name != parameter) continue;
+      all += fmt::format(
+          "; DeepSpeed's default for {}: {}, see "
+          "[below](#defaults-that-differ-from-deepspeeds)",
+          row.title, value);
+    }
+  }
+  return all;
+}
+
+/// The row of a parameter. `value_of` is its default.
+template <class ValueOf>
+ParameterRow<Optimizer> parameter_row(Key key, std::string_view note, const ValueOf& value_of,
+                                      std::string_view range) {
+  std::vector<Optimizer> types;
+  std::string values;
+  for (const OptimizerRow& of : cpu_adam::kOptimizers) {
+    if (of.meaning_of(key.name).empty()) continue;
+    const auto value = value_of(of.defaults);
+    if (types.empty()) {
+      values = fmt::format("{}", value);
+    } else if (value != value_of(row_of(types.front()).defaults)) {
+      values += fmt::format("; {} {}", of.title, value);
+    }
+    types.push_back(of.type);
+  }
+  const KeyText text = {kept(fmt::format("{}{}", meanings_of(key.name), note)),
+                        kept(std::move(values)), range};
+  return {std::move(types), row(kResultsOnly, std::move(key), text)};
+}
+
 Section optimizer_parameters(OptimizerSection& o) {
-  using enum cpu_adam::Optimizer;
+  using cpu_adam::Hyper;
   const Key mode = adam_w_mode_key(o);
-  const std::vector<ParameterRow<Optimizer>> rows = {
-      {{adamw, adam},
-       row(kResultsOnly, o.type == adam ? mode : accepted_only(mode),
+  std::vector<ParameterRow<Optimizer>> rows = {
+      {{Optimizer::adamw, Optimizer::adam},
+       row(kResultsOnly, o.type == Optimizer::adam ? mode : accepted_only(mode),
            {"for Adam: true means AdamW, false adds the weight decay to the gradient (L2)", "true",
             "true, false"})},
-      {{adamw, adam, adagrad, lion, sgd},
-       row(kResultsOnly, also_called(real("lr", o.lr, kPositive), {"learning_rate"}),
-           {"learning rate (DeepSpeed's default for Lion: 1e-3, see "
-            "[below](#defaults-that-differ-from-deepspeeds))",
-            "1e-3; Adagrad 1e-2, Lion 1e-4", "above 0"})},
-      {{adamw, adam, lion},
-       row(kResultsOnly, betas_key(o),
-           {"decay of the two moments (AdamW, Adam); weights of the moment in the direction and in "
-            "the moment (Lion; DeepSpeed's default: [0.9, 0.999])",
-            "[0.9, 0.999]; Lion [0.9, 0.99]", "each at least 0, below 1"})},
-      {{adamw, adam, adagrad},
-       row(kResultsOnly, also_called(real("eps", o.eps, kPositive), {"epsilon"}),
-           {"added to the root of the second moment (AdamW, Adam, Adagrad)", "1e-8; Adagrad 1e-10",
-            "above 0"})},
-      {{adamw, adam, adagrad, lion, sgd},
-       row(kResultsOnly, real("weight_decay", o.weight_decay, kNotNegative),
-           {"weight decay: decoupled (AdamW, Lion) or part of the gradient (Adam, Adagrad, SGD). "
-            "Applies to all trained tensors except those of `ballast.weight_decay_exclude`",
-            "AdamW 0.01; the others 0", "at least 0"})},
-      {{sgd},
-       row(kResultsOnly, real("momentum", o.momentum, kBelowOne),
-           {"decay of the momentum (SGD)", "0", "at least 0, below 1"})},
-      {{sgd},
-       row(kResultsOnly, flag("nesterov", o.nesterov),
-           {"Nesterov's momentum (SGD); needs `momentum`", "false", "true, false"})},
-      {{sgd},
-       row(kResultsOnly, zero_key("dampening"),
-           {"accepted for configs of PyTorch (SGD)", "0", "0"})},
-      {{adagrad},
-       row(kResultsOnly, zero_key("lr_decay"),
-           {"accepted for configs of PyTorch (Adagrad)", "0", "0"})},
-      {{adagrad},
-       row(kResultsOnly, zero_key("initial_accumulator_value"),
-           {"accepted for configs of PyTorch (Adagrad)", "0", "0"})}};
+      parameter_row(
+          also_called(real("lr", o.lr, kPositive), {"learning_rate"}), "",
+          [](const Hyper& h) { return h.learning_rate; }, "above 0"),
+      parameter_row(
+          betas_key(o), "",
+          [](const Hyper& h) { return fmt::format("[{}, {}]", h.beta1, h.beta2); },
+          "each at least 0, below 1"),
+      parameter_row(
+          also_called(real("eps", o.eps, kPositive), {"epsilon"}), "",
+          [](const Hyper& h) { return h.epsilon; }, "above 0"),
+      parameter_row(
+          real("weight_decay", o.weight_decay, kNotNegative),
+          ". Applies to all trained tensors except those of "
+          "`ballast.weight_decay_exclude`",
+          [](const Hyper& h) { return h.weight_decay; }, "at least 0"),
+      parameter_row(
+          real("momentum", o.momentum, kBelowOne), "", [](const Hyper& h) { return h.momentum; },
+          "at least 0, below 1"),
+      parameter_row(
+          flag("nesterov", o.nesterov), "", [](const Hyper& h) { return h.nesterov; },
+          "true, false")};
+  for (const OptimizerRow& of : cpu_adam::kOptimizers) {
+    for (const std::string_view name : text::words_of(of.zero_keys)) {
+      rows.push_back(
+          {{of.type},
+           row(kResultsOnly, zero_key(std::string(name)),
+               {kept(fmt::format("accepted for configs of PyTorch ({})", of.title)), "0", "0"})});
+    }
+  }
   return keys_of(o.type, "optimizer", name_of(o.type), rows);
 }
 
@@ -211,19 +271,17 @@ Section schedule_keys(SchedulerSection& s) {
 }  // namespace
 
 OptimizerSection OptimizerSection::defaults(Optimizer type) {
-  switch (type) {
-    case Optimizer::adamw:
-      break;
-    case Optimizer::adam:
-      return {.type = type, .adam_w_mode = false, .weight_decay = 0.0};
-    case Optimizer::adagrad:
-      return {.type = type, .lr = 1e-2, .eps = 1e-10, .weight_decay = 0.0};
-    case Optimizer::lion:
-      return {.type = type, .lr = 1e-4, .beta2 = 0.99, .weight_decay = 0.0};
-    case Optimizer::sgd:
-      return {.type = type, .weight_decay = 0.0};
-  }
-  return {};
+  const OptimizerRow& row = row_of(type);
+  const cpu_adam::Hyper& own = row.defaults;
+  OptimizerSection section = {.type = type,
+                              .adam_w_mode = type != Optimizer::adam,
+                              .lr = own.learning_rate,
+                              .beta1 = own.beta1,
+                              .beta2 = own.beta2,
+                              .eps = own.epsilon,
+                              .weight_decay = own.weight_decay};
+  if (!row.meaning_of("momentum").empty()) section.momentum = own.momentum;
+  return section;
 }
 
 Section optimizer_keys(OptimizerSection& o, std::vector<std::string>& log) {
@@ -231,15 +289,19 @@ Section optimizer_keys(OptimizerSection& o, std::vector<std::string>& log) {
     const auto is_named = [&](std::string_view name) {
       return value.json().is_string() && lower(value.json().text()) == lower(std::string(name));
     };
-    const auto& known = kChoices<Optimizer>;
-    const auto* const found = std::find_if(known.begin(), known.end(),
-                                           [&](const auto& one) { return is_named(one.name); });
-    if (std::ranges::any_of(kForeignOptimizers, is_named)) {
-      value.fail(fmt::format("\"{}\" is not in Ballast; use AdamW, Adam, Adagrad, Lion or SGD",
-                             value.json().text()));
+    for (const OptimizerRow& row : cpu_adam::kOptimizers) {
+      if (std::ranges::any_of(text::words_of(row.spellings), is_named)) {
+        value.fail(fmt::format("\"{}\" is called {} in Ballast", value.json().text(), row.title));
+      }
     }
-    if (found == known.end()) value.fail_choice(choice_names<Optimizer>());
-    const Optimizer named = found->value;
+    if (std::ranges::any_of(kForeignOptimizers, is_named)) {
+      value.fail(fmt::format("\"{}\" is not in Ballast; use one of {}", value.json().text(),
+                             listed(choice_names<Optimizer>())));
+    }
+    const auto* const found =
+        std::ranges::find_if(cpu_adam::kOptimizers, is_named, &OptimizerRow::title);
+    if (found == cpu_adam::kOptimizers.end()) value.fail_choice(choice_names<Optimizer>());
+    const Optimizer named = found->type;
     // "Adam" means AdamW unless adam_w_mode changes it.
     o = OptimizerSection::defaults(named == Optimizer::adam ? Optimizer::adamw : named);
     o.type = named;
@@ -249,12 +311,12 @@ Section optimizer_keys(OptimizerSection& o, std::vector<std::string>& log) {
     return with_deepspeed_keys(optimizer_parameters(o), "optimizer.params", log);
   };
   Key type = with_values({"type", read_type, write_type}, choice_names<Optimizer>());
-  return with_deepspeed_keys(
-      {row(kResultsAndPlan, std::move(type),
-           {"update rule, case-insensitive: `AdamW`, `Adam`, `Adagrad`, `Lion`, `SGD`", "`AdamW`",
-            ""}),
-       row(kResultsOnly, section("params", params), {})},
-      "optimizer", log);
+  return with_deepspeed_keys({row(kResultsAndPlan, std::move(type),
+                                  {kept(fmt::format("update rule, case-insensitive: `{}`",
+                                                    fmt::join(choice_names<Optimizer>(), "`, `"))),
+                                   "`AdamW`", ""}),
+                              row(kResultsOnly, section("params", params), {})},
+                             "optimizer", log);
 }
 
 Section scheduler_keys(SchedulerSection& s) {

@@ -1,5 +1,7 @@
+#include <cmath>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -255,7 +257,41 @@ std::vector<offload::FiledParameter> filed(const std::vector<FileEntry>& entries
   return all;
 }
 
+nb::object default_of(const cpu_adam::Hyper& hyper, std::string_view parameter) {
+  if (parameter == "betas") return nb::make_tuple(hyper.beta1, hyper.beta2);
+  if (parameter == "nesterov") return nb::bool_(hyper.nesterov);
+  return nb::float_(parameter == "lr"             ? hyper.learning_rate
+                    : parameter == "eps"          ? hyper.epsilon
+                    : parameter == "momentum"     ? hyper.momentum
+                    : parameter == "weight_decay" ? hyper.weight_decay
+                                                  : NAN);
+}
+
+nb::dict optimizer_rows() {
+  const auto text = [](std::string_view view) { return nb::str(view.data(), view.size()); };
+  nb::dict rows;
+  for (const cpu_adam::OptimizerRow& of : cpu_adam::kOptimizers) {
+    nb::dict parameters;
+    for (const auto& [name, meaning] : of.parameters) {
+      if (name.empty()) continue;
+      parameters[text(name)] = nb::make_tuple(default_of(of.defaults, name), text(meaning));
+    }
+    nb::dict row;
+    row["title"] = text(of.title);
+    row["summary"] = text(of.summary);
+    row["moments"] = nb::make_tuple(text(of.first_moment), text(of.second_moment));
+    row["parameters"] = parameters;
+    row["decoupled"] = of.meaning_of("weight_decay") == cpu_adam::kDecoupledDecay.meaning;
+    row["in_torch"] = of.in_torch;
+    row["counts_steps"] = of.counts_steps;
+    row["has_states_at_once"] = of.has_states_at_once;
+    rows[text(of.name)] = row;
+  }
+  return rows;
+}
+
 void bind_hyper(nb::module_& module) {
+  module.def("optimizer_rows", &optimizer_rows, "Properties of all update rules, by name.");
   nb::class_<cpu_adam::Hyper>(module, "Hyper", "Hyper-parameters of one update.")
       .def(
           "__init__",

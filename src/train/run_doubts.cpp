@@ -124,10 +124,8 @@ void doubt_vocabulary(const config::Config& config, Lines& lines) {
 }
 
 void doubt_rate(const config::Config& config, Lines& lines) {
-  using enum cpu_adam::Optimizer;
   const config::OptimizerSection& o = config.optimizer;
-  const bool scales = o.type == adamw || o.type == adam || o.type == lion;
-  const double most = scales ? 0.1 : 10.0;
+  const double most = row_of(o.type).usual_rate;
   const bool of_schedule = config.scheduler.warmup_max_lr.has_value();
   const double rate = of_schedule ? *config.scheduler.warmup_max_lr : o.lr;
   if (rate > most) {
@@ -135,8 +133,7 @@ void doubt_rate(const config::Config& config, Lines& lines) {
         "{} is {}: rates above {} destroy a model in a few steps; 1e-5 to 1e-3 are usual",
         of_schedule ? "scheduler.params.warmup_max_lr" : "optimizer.params.lr", rate, most));
   }
-  constexpr double kMuchDecay = 1.0;
-  if (o.weight_decay > kMuchDecay && o.type != lion) {
+  if (o.weight_decay > row_of(o.type).usual_decay) {
     lines.push_back(
         fmt::format("optimizer.params.weight_decay is {}; 0 to 0.1 are usual", o.weight_decay));
   }

@@ -199,9 +199,10 @@ TEST(InvarianceOnCuda, StartsAndResumesKeepStatesOfEveryOptimizer) {
                                                          {"Adagrad", "0.02"},
                                                          {"Lion", "0.001"},
                                                          {"SGD", "0.3"}};
-  for (const auto& [type, rate] : parameters) {
+  for (const cpu_adam::OptimizerRow& row : cpu_adam::kOptimizers) {
+    const std::string type(row.title);
     const std::string optimizer =
-        R"(optimizer={"type": ")" + type + R"(", "params": {"lr": )" + rate + "}}";
+        R"(optimizer={"type": ")" + type + R"(", "params": {"lr": )" + parameters.at(type) + "}}";
     for (const char* update : {"gated", "eager"}) {
       if (update == std::string("eager") && type != "AdamW" && type != "SGD") continue;
       SCOPED_TRACE(type + ", " + update);

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+import ballast
 from random_sides import FROZEN, Pair, Side, random_values
 
 Change = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # a tensor and its new rows to one of other rows
@@ -214,7 +215,7 @@ def assign_first(optimizer: Any, place: tuple[int, int], replace: Callable[[], A
     if state is None:
         _, optimizer.param_groups[place[0]]["params"][place[1]] = replace()
         return
-    for key in ("exp_avg", "exp_avg_sq", "sum", "momentum_buffer"):
+    for key in {name for row in ballast._ballast.optimizer_rows().values() for name in row["moments"]}:
         if key in state and state[key] is not None:
             state[key] = change(state[key])
     del optimizer.state[old]

@@ -22,8 +22,9 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 1e-2, "momentum": 0.8, "nesterov": True, "weight_decay": 0.05}),
     ("Adagrad", {"lr": 1e-2}), ("Adagrad", {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-6}),
 ]
-if hasattr(ballast, "OffloadAdam"):
-    RULES += [("Adam", {"lr": 1e-2}), ("Adam", {"lr": 1e-2, "weight_decay": 0.1})]
+for row in ballast._ballast.optimizer_rows().values():
+    if row["in_torch"] and row["title"] not in {rule for rule, _ in RULES}:
+        RULES += [(row["title"], {"lr": 1e-2}), (row["title"], {"lr": 1e-2, "weight_decay": 0.1})]
 
 
 

@@ -8,6 +8,8 @@ import tempfile
 import textwrap
 import unittest
 
+import ballast
+
 try:
     import numpy
 except ImportError:
@@ -34,6 +36,14 @@ CONFIG = {
     "ballast": {"device": "host", "device_bytes": "64MiB", "host_bytes": "64MiB", "steps": 3,
                 "save_weights": False},
 }
+
+
+def same_rules(**settings):
+    """Yields the classes of each optimizer that torch has, too, and those settings that it has."""
+    for row in ballast._ballast.optimizer_rows().values():
+        if row["in_torch"]:
+            options = {name: value for name, value in settings.items() if name in row["parameters"]}
+            yield getattr(ballast, f"Offload{row['title']}"), getattr(torch.optim, row["title"]), options
 
 
 class FolderTest(unittest.TestCase):

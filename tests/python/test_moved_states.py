@@ -14,9 +14,9 @@ except ImportError as error:
 from torch import nn
 
 from ballast import OffloadAdagrad, OffloadAdamW, OffloadLion, OffloadSGD
+from support import same_rules
 
-PAIRS = ((OffloadAdamW, torch.optim.AdamW, {}), (OffloadAdagrad, torch.optim.Adagrad, {}),
-         (OffloadSGD, torch.optim.SGD, {"momentum": 0.9}))
+PAIRS = tuple(same_rules(momentum=0.9))
 
 
 def longer(tensor: torch.Tensor, rows: int) -> torch.Tensor:
@@ -236,7 +236,9 @@ class FrozenParameters(unittest.TestCase):
                  torch.zeros(1, 4).expand(3, 4), torch.zeros(4, device="meta"), inference(),
                  torch.zeros(3, 3).to_sparse())
         for frozen in kinds:
-            for ours, theirs, options in PAIRS[:1] + PAIRS[2:]:
+            for ours, theirs, options in PAIRS:
+                if ours is OffloadAdagrad:  # torch's makes states at once
+                    continue
                 with self.subTest(kind=str(frozen.dtype), layout=str(frozen.layout)):
                     trained = [], []
                     for make, weights in zip((ours, theirs), trained):

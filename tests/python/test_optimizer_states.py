@@ -18,8 +18,9 @@ try:
 except ImportError:
     safetensors = None
 
-from ballast import OffloadAdagrad, OffloadAdamW, OffloadLion, OffloadSGD
+from ballast import OffloadAdamW, OffloadLion, OffloadSGD
 from small_gpt import bits, make_model, train
+from support import same_rules
 
 
 def layers(count: int, size: int = 4, dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
@@ -222,9 +223,7 @@ class Growth(unittest.TestCase):
 
 class Mapping(unittest.TestCase):
     def test_it_has_what_torch_has(self) -> None:
-        for ours, theirs, options in ((OffloadAdamW, torch.optim.AdamW, {}),
-                                      (OffloadAdagrad, torch.optim.Adagrad, {}),
-                                      (OffloadSGD, torch.optim.SGD, {"momentum": 0.9})):
+        for ours, theirs, options in same_rules(momentum=0.9):
             model, other = layers(2), layers(2)
             mine, its = ours(model.parameters(), lr=0.1, **options), theirs(other.parameters(), lr=0.1,
                                                                            **options)
@@ -292,9 +291,8 @@ class StateDicts(unittest.TestCase):
     def test_both_ways_with_torch(self) -> None:
         pairs = [(OffloadAdamW, torch.optim.AdamW, {"weight_decay": 0.1}),
                  (OffloadAdamW, torch.optim.Adam, {"weight_decay": 0.0}),
-                 (OffloadAdagrad, torch.optim.Adagrad, {}),
                  (OffloadSGD, torch.optim.SGD, {}),
-                 (OffloadSGD, torch.optim.SGD, {"momentum": 0.9}),
+                 *same_rules(momentum=0.9),
                  (OffloadSGD, torch.optim.SGD, {"momentum": 0.9, "nesterov": True})]
         for ours, theirs, options in pairs:
             for named in (False, True):

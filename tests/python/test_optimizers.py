@@ -12,8 +12,9 @@ except ImportError as error:
     raise unittest.SkipTest(f"needs PyTorch: {error}")
 
 import ballast
-from ballast import OffloadAdagrad, OffloadAdamW, OffloadLion, OffloadSGD
+from ballast import OffloadAdamW, OffloadLion, OffloadSGD
 from small_gpt import Model, bits, loss_of, make_model, tokens, train
+from support import same_rules
 
 TINY = 1024  # elements per sub-group, so that every test has several
 
@@ -62,19 +63,14 @@ class Parity(unittest.TestCase):
         self.assertLess(max(abs(a - b) for a, b in zip(ours, theirs)), 1e-6)
 
     def test_the_other_rules_are_those_of_torch(self) -> None:
-        pairs = [
-            (OffloadAdagrad, {"lr": 1e-2}, torch.optim.Adagrad, {"lr": 1e-2}),
-            (OffloadSGD, {"lr": 1e-2, "momentum": 0.9, "nesterov": True}, torch.optim.SGD,
-             {"lr": 1e-2, "momentum": 0.9, "nesterov": True}),
-            (OffloadSGD, {"lr": 1e-2, "weight_decay": 0.1}, torch.optim.SGD,
-             {"lr": 1e-2, "weight_decay": 0.1}),
-        ]
-        for our_class, our_options, their_class, their_options in pairs:
-            with self.subTest(our_class.__name__, **our_options):
+        pairs = [*same_rules(lr=1e-2, momentum=0.9, nesterov=True),
+                 *same_rules(lr=1e-2, weight_decay=0.1)]
+        for our_class, their_class, options in pairs:
+            with self.subTest(our_class.__name__, **options):
                 model = make_model()
                 other = copy.deepcopy(model)
-                optimizer = our_class(model, **our_options)
-                reference = their_class(other.parameters(), **their_options)
+                optimizer = our_class(model, **options)
+                reference = their_class(other.parameters(), **options)
                 ours = train(model, optimizer, range(20))
                 theirs = train(other, reference, range(20))
                 self.assertLess(max(abs(a - b) for a, b in zip(ours, theirs)), 2e-6)

@@ -12,7 +12,8 @@ try:
 except ImportError as error:
     raise unittest.SkipTest(f"needs PyTorch: {error}")
 
-from ballast import OffloadAdamW, OffloadLion, OffloadSGD
+from ballast import OffloadAdamW, OffloadLion
+from support import same_rules
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -54,7 +55,7 @@ def checksum(tensor: torch.Tensor) -> int:
 
 class SmallParameters(unittest.TestCase):
     def test_threads_places_and_overlap_change_no_bit(self) -> None:
-        for make in (OffloadAdamW, OffloadLion, OffloadSGD):
+        for make in (OffloadLion, *(ours for ours, _, _ in same_rules())):
             expected = train(make, threads=1)
             self.assertEqual(train(make, threads=2), expected)
             self.assertEqual(train(make, threads=5, _sub_group=1 << 15), expected)

@@ -6,6 +6,7 @@ import inspect
 import pathlib
 import pydoc
 import re
+import runpy
 import subprocess
 import sys
 import unittest
@@ -18,7 +19,7 @@ from ballast import _ballast, aio
 TYPED = pathlib.Path(__file__).resolve().parent / "programs/typed.py"
 README = pathlib.Path(__file__).resolve().parents[2] / "src/python/README.md"
 STUBS = pathlib.Path(ballast.__file__).with_name("_ballast.pyi")
-OPTIMIZERS = ["OffloadAdagrad", "OffloadAdamW", "OffloadLion", "OffloadOptimizer", "OffloadSGD"]
+OPTIMIZERS = ["OffloadOptimizer", *(f"Offload{row['title']}" for row in _ballast.optimizer_rows().values())]
 needs_mypy = unittest.skipIf(importlib.util.find_spec("mypy") is None, "mypy is not installed")
 
 
@@ -99,6 +100,14 @@ class Names(FolderTest):
         """)
         self.assertEqual(printed, "".join(f"ballast.{name} needs PyTorch: pip install ballast[torch]\n"
                                           for name in ("OffloadAdamW", "OffloadSGD")))
+
+
+class Classes(unittest.TestCase):
+    def test_they_are_those_of_the_table(self):
+        root = pathlib.Path(__file__).resolve().parents[2]
+        tool = runpy.run_path(str(root / "tools/dev/write_optimizer_classes.py"))
+        self.assertEqual((root / "src/python/ballast/optim.py").read_text(), tool["class_file"](),
+                         "run tools/dev/write_optimizer_classes.py")
 
 
 class Examples(unittest.TestCase):

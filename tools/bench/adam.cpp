@@ -463,8 +463,9 @@ void add_bench_adam(Command bench) {
   command.add_option("--params", &a.params, "Number of parameters, for example 256Mi",
                      {.commas = true, .single_argument = true, .initial = "64Mi"});
   command.add_option("--variant", &a.variants,
-                     "Optimizer (adamw, adam, adagrad, lion, sgd) and layout (bf16, fp32, "
-                     "master-bf16, master-fp16, bf16-m16, bf16-8bit), for example adamw-bf16",
+                     "Optimizer (" + listed(cpu_adam::optimizer_names()) +
+                         ") and layout (bf16, fp32, master-bf16, master-fp16, bf16-m16, "
+                         "bf16-8bit), for example adamw-bf16",
                      {.commas = true, .single_argument = true});
   command.add_option(
       "--isa", &a.isas,

@@ -40,13 +40,11 @@ constexpr std::array<AdamLayout, 6> kLayouts = {{
     {"bf16-8bit", Weights::Format::split, DType::bf16, Moments::Format::blockwise8},
 }};
 
-constexpr std::array<Optimizer, 5> kOptimizers = {
-    Optimizer::adamw, Optimizer::adam, Optimizer::adagrad, Optimizer::lion, Optimizer::sgd};
-
 /// All variants, adamw first. Optimizers without a first moment have no bf16 variant.
 std::vector<AdamVariant> make_variants() {
   std::vector<AdamVariant> variants;
-  for (const Optimizer optimizer : kOptimizers) {
+  for (const cpu_adam::OptimizerRow& row : cpu_adam::kOptimizers) {
+    const Optimizer optimizer = row.type;
     for (const AdamLayout& layout : kLayouts) {
       if (layout.moments == Moments::Format::bf16_first && !has_first_moment(optimizer)) continue;
       variants.push_back(
@@ -210,10 +208,11 @@ const AdamVariant& find_adam_variant(const std::string& name) {
   for (const AdamLayout& layout : kLayouts) {
     layouts += (layouts.empty() ? "" : ", ") + std::string(layout.name);
   }
-  throw Error(ErrorCategory::usage,
-              fmt::format("'{}' is not a variant{}; give OPTIMIZER-LAYOUT with optimizer adamw, "
-                          "adam, adagrad, lion or sgd and layout {} (adagrad has no bf16-m16)",
-                          name, did_you_mean(name, names), layouts));
+  throw Error(
+      ErrorCategory::usage,
+      fmt::format("'{}' is not a variant{}; give OPTIMIZER-LAYOUT with one of the optimizers "
+                  "{} and one of the layouts {} (bf16-m16 needs a first moment)",
+                  name, did_you_mean(name, names), listed(cpu_adam::optimizer_names()), layouts));
 }
 
 Bytes AdamArrays::bytes_needed(const AdamVariant& variant, Elems size) {

@@ -116,12 +116,13 @@ template <>
 inline constexpr auto kChoices<OnError> =
     std::to_array<NamedValue<OnError>>({{"stop", OnError::stop}, {"resume", OnError::resume}});
 template <>
-inline constexpr auto kChoices<cpu_adam::Optimizer> =
-    std::to_array<NamedValue<cpu_adam::Optimizer>>({{"AdamW", cpu_adam::Optimizer::adamw},
-                                                    {"Adam", cpu_adam::Optimizer::adam},
-                                                    {"Adagrad", cpu_adam::Optimizer::adagrad},
-                                                    {"Lion", cpu_adam::Optimizer::lion},
-                                                    {"SGD", cpu_adam::Optimizer::sgd}});
+inline constexpr auto kChoices<cpu_adam::Optimizer> = [] {
+  std::array<NamedValue<cpu_adam::Optimizer>, cpu_adam::kOptimizers.size()> choices = {};
+  for (const cpu_adam::OptimizerRow& row : cpu_adam::kOptimizers) {
+    choices.at(static_cast<std::size_t>(row.type)) = {row.title, row.type};
+  }
+  return choices;
+}();
 /// The name of `value` in configs.
 template <class T>
 constexpr std::string_view name_of(const T& value) {

@@ -9,7 +9,7 @@ one.
 import importlib
 import importlib.util
 
-from ._ballast import version as _version
+from ._ballast import optimizer_rows as _rows, version as _version
 
 # True for type checkers, which recognise this name. Importing the module typing would double the
 # import time.
@@ -17,22 +17,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import aio as aio, errors as errors, optim as optim, plans as plans, runs as runs
     from .errors import ConfigError, Error, FileError, OutOfMemoryError, UsageError
-    from .optim import OffloadAdagrad, OffloadAdamW, OffloadLion, OffloadOptimizer, OffloadSGD
+    from .optim import *
     from .plans import Forecast, LedgerLine, Plan, plan
     from .runs import Run, train
 
 __version__: str = _version()
 
-__all__ = ["ConfigError", "Error", "FileError", "Forecast", "LedgerLine", "OffloadAdagrad",
-           "OffloadAdamW", "OffloadLion", "OffloadOptimizer", "OffloadSGD", "OutOfMemoryError", "Plan",
+__all__ = ["ConfigError", "Error", "FileError", "Forecast", "LedgerLine", "OutOfMemoryError", "Plan",
            "Run", "UsageError", "aio", "plan", "train"]
+if TYPE_CHECKING:
+    __all__ += optim.__all__
 
 # Type checkers read the imports above instead of the functions below, so a mistyped name is an
 # error for them.
 if not TYPE_CHECKING:
     _MODULES = {
         "errors": ("ConfigError", "Error", "FileError", "OutOfMemoryError", "UsageError"),
-        "optim": ("OffloadAdagrad", "OffloadAdamW", "OffloadLion", "OffloadOptimizer", "OffloadSGD"),
+        "optim": ("OffloadOptimizer", *(f"Offload{row['title']}" for row in _rows().values())),
         "plans": ("Forecast", "LedgerLine", "Plan", "plan"),
         "runs": ("Run", "train"),
         "aio": (),
@@ -40,8 +41,8 @@ if not TYPE_CHECKING:
     _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
     # Without PyTorch, dir(), help() and `from ballast import *` show only what can be used.
-    if importlib.util.find_spec("torch") is None:
-        __all__ = [name for name in __all__ if _HOMES.get(name) != "optim"]
+    if importlib.util.find_spec("torch") is not None:
+        __all__ += _MODULES["optim"]
 
     def __getattr__(name):
         """Imports a part of the package at its first use."""

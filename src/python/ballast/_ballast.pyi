@@ -41,6 +41,11 @@ class Hyper:
                  eps: float = 1e-8, momentum: float = 0.0, nesterov: bool = False,
                  weight_decay: float = 0.0, gradient_scale: float = 1.0) -> None: ...
 
+# By name: "title", "summary", "moments" (names of the first and second one in torch's states, or ""),
+# "parameters" (by name: default, meaning), "decoupled", "in_torch", "counts_steps",
+# "has_states_at_once".
+def optimizer_rows() -> dict[str, dict[str, Any]]: ...
+
 # Address, number of elements and type ("f32", "bf16", "f16") of memory that the caller keeps alive.
 Array = tuple[int, int, str]
 # Arrays: their addresses, numbers of elements and types.

@@ -12,13 +12,8 @@ from . import _ballast, _dtensors, _guards
 from ._gradients import TYPES, Collected, Gradients, arrays_of, parameters_to_hook
 from ._loans import Loans
 
-# Names of the first and second moment in the states of torch's optimizers.
-MOMENTS: dict[str, tuple[str | None, str | None]] = {
-    "adamw": ("exp_avg", "exp_avg_sq"),
-    "lion": ("exp_avg", None),
-    "adagrad": (None, "sum"),
-    "sgd": ("momentum_buffer", None),
-}
+# Properties of the update rules, by name.
+ROWS = _ballast.optimizer_rows()
 
 
 def no_view() -> None:
@@ -45,7 +40,7 @@ class Record:
         self.steps = 0
         self.has_state = False
         self.deleted = False  # the user has deleted the state; a master may remain
-        self.keeps_moments = True  # False for sgd without momentum
+        self.keeps_moments = True  # False without momentum
         self.mirror: torch.Tensor | None = None
         self.mirrored: tuple[Any, ...] = ()  # the memory that the mirror copies, and its version
         self.others: dict[str, Any] = {}  # further entries of the user in the optimizer's state
@@ -69,6 +64,7 @@ class Engine:
     def __init__(self, rule: str, moments: str, options: dict[str, Any], least: int,
                  hook_mode: str | bool) -> None:
         self.rule = rule
+        self.row = ROWS[rule]
         self.moments = moments
         self.records: dict[torch.Tensor, Record] = {}
         self.waiting: list[Record] = []  # records whose state has another shape
@@ -278,7 +274,7 @@ class Engine:
         """Starts the update. The records of all gradients must have states, and follow() must have
         run. `overlap`: other code runs during the update."""
         records = [self.records[p] for p in gradients]
-        keeps = [self.rule != "sgd" or bool(group["momentum"] != 0) for group in groups]
+        keeps = [bool(group.get("momentum", 1) != 0) for group in groups]
         for record in records:
             if record.keeps_moments is not keeps[record.group]:
                 self._keep_moments(record, keeps[record.group])
@@ -393,7 +389,7 @@ class Engine:
     # States
 
     def moment_names(self) -> list[str]:
-        return [name for name in MOMENTS[self.rule] if name is not None]
+        return [name for name in self.row["moments"] if name]
 
     def names_of(self, record: Record) -> list[str]:
         """The entries of a parameter's state except "step"."""
@@ -451,14 +447,14 @@ class Engine:
         if record.states is not None and record.has_state:
             self.write(record, {n: zeros_for(record) for n in self.moment_names()})
         # torch's SGD accepts a state with only a master, its other optimizers do not.
-        record.has_state = (record.has_state and self.rule == "sgd"
+        record.has_state = (record.has_state and "momentum" in self.row["parameters"]
                             and record.dtype != torch.float32)
         record.deleted = True
         record.steps = 0
         record.others = {}
 
     def _arrays(self, values: dict[str, torch.Tensor]) -> Iterator[Any]:
-        for name in ("master", *MOMENTS[self.rule]):
+        for name in ("master", *self.row["moments"]):
             yield array_of(values[name]) if name in values else None
 
     def bytes_of(self, name: str) -> int:

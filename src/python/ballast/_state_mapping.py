@@ -212,7 +212,7 @@ def _master_of_weights(record: Record, master: torch.Tensor) -> torch.Tensor:
 def missing(engine: Engine, record: Record, values: Mapping[str, Any]) -> str | None:
     """Describes the first value that these lack, if torch's optimizer of the same rule needs it."""
     needed = ("step", *engine.moment_names())
-    if engine.rule not in ("adamw", "adagrad") or not any(name in values for name in needed):
+    if not engine.row["counts_steps"] or not any(name in values for name in needed):
         return None
     lacks = [name for name in needed if values.get(name) is None]
     return f"{record.name}: its state has no {lacks[0]!r}" if lacks else None
@@ -429,7 +429,7 @@ class StateMapping(MutableMapping[Any, Any]):
 
 def has_state(engine: Engine, record: Record) -> bool:
     """torch.optim.Adagrad has a state for each parameter from the start, and needs it."""
-    return record.has_state or (engine.rule == "adagrad" and record.dtype in TYPES
+    return record.has_state or (engine.row["has_states_at_once"] and record.dtype in TYPES
                                 and not has_no_updates(record.parameter))
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from . import _dtensors
-from ._engine import Engine, Record, has_no_updates, zeros_for
+from ._engine import ROWS, Engine, Record, has_no_updates, zeros_for
 
-_CLASSES = {"adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
 # Settings of torch's optimizers that change results and that the update does not have.
 _UNSUPPORTED = ("amsgrad", "maximize", "lr_decay", "dampening", "differentiable")
 
@@ -20,10 +19,9 @@ Values = dict[str, Any]
 
 def torch_defaults(rule: str) -> dict[str, Any]:
     """All settings of torch's optimizer of the same rule, so that it can load a state_dict."""
-    kind = _CLASSES.get(rule)
-    if kind is None:
+    if not ROWS[rule]["in_torch"]:
         return {}
-    return dict(kind([torch.zeros(1, device="cpu")]).defaults)
+    return dict(getattr(torch.optim, ROWS[rule]["title"])([torch.zeros(1, device="cpu")]).defaults)
 
 
 def check_group(group: Mapping[str, Any], place: str, rule: str) -> None:
@@ -33,8 +31,10 @@ def check_group(group: Mapping[str, Any], place: str, rule: str) -> None:
             raise ValueError(f"{place}: {name}={group[name]!r} is not supported")
     if not group.get("bias_correction", True):
         raise ValueError(f"{place}: bias_correction=False is not supported")
-    if rule == "adamw" and not group.get("decoupled_weight_decay", True) and group["weight_decay"]:
-        raise ValueError(f"{place}: decoupled_weight_decay=False is not supported: AdamW takes "
+    own = ROWS[rule]["decoupled"]
+    other = group.get("decoupled_weight_decay", own)
+    if bool(other) != own and group["weight_decay"]:
+        raise ValueError(f"{place}: decoupled_weight_decay={other} is not supported: AdamW takes "
                          "weight_decay off the weights, Adam adds it to the gradients")
 
 
@@ -68,11 +68,11 @@ def parse(engine: Engine, own_groups: list[dict[str, Any]],
     return groups, states
 
 
-def _step_in(state: Mapping[str, Any], rule: str, place: str) -> int:
+def _step_in(state: Mapping[str, Any], engine: Engine, place: str) -> int:
     """The number of updates. torch's SGD has none, and neither has Lion."""
     step = state.get("step")
     if step is None:
-        if rule in ("adamw", "adagrad"):
+        if engine.row["counts_steps"]:
             raise ValueError(f"state_dict: {place} has no 'step', and neither has its group")
         return 1
     return int(step)
@@ -82,14 +82,14 @@ def _values(engine: Engine, record: Record, state: Mapping[str, Any], place: str
     if has_no_updates(record.parameter):  # torch.optim.Adagrad has states for all parameters
         return dict(state)
     names = engine.moment_names()
-    values: Values = {"step": _step_in(state, engine.rule, place)}
+    values: Values = {"step": _step_in(state, engine, place)}
     for name in state:
         if name != "step" and name not in (*names, "master"):
             values[name] = state[name]
     for name in (*names, "master"):
         value = state.get(name)
         if value is None:
-            if name == "master" or engine.rule == "sgd":
+            if name == "master" or "momentum" in engine.row["parameters"]:
                 continue
             raise ValueError(f"state_dict: {place} has no {name!r}: it is not one of {engine.rule}")
         if not isinstance(value, torch.Tensor):

@@ -1,5 +1,7 @@
+#include <array>
 #include <bit>
 #include <cstdint>
+#include <utility>
 
 #include "cpu_adam/kernel.h"
 #include "src/device/cuda/kernel_language.h"
@@ -409,36 +411,34 @@ cudaError_t load_rule() {
   return device::load(&update_tiles<Rule, Moments::Format::blockwise8>);
 }
 
-template <class... Rules>
-cudaError_t load_rules() {
-  cudaError_t code = cudaSuccess;
-  static_cast<void>(((code = load_rule<Rules>(), code == cudaSuccess) && ...));
-  return code;
+using Launch = cudaError_t (*)(cudaStream_t, const Formats&, const Coefficients&, const Streams&);
+using Load = cudaError_t (*)();
+
+template <std::size_t... row>
+constexpr std::array<Launch, sizeof...(row)> launches(std::index_sequence<row...>) {
+  return {launch_rule<cpu_adam::Rule<cpu_adam::kOptimizers[row].type>>...};
 }
+template <std::size_t... row>
+constexpr std::array<Load, sizeof...(row)> loads(std::index_sequence<row...>) {
+  return {load_rule<cpu_adam::Rule<cpu_adam::kOptimizers[row].type>>...};
+}
+using Rows = std::make_index_sequence<cpu_adam::kOptimizers.size()>;
 
 }  // namespace
 
 cudaError_t update(cudaStream_t stream, cpu_adam::Optimizer optimizer, const Formats& formats,
                    const Coefficients& coefficients, const Streams& streams) {
   if (streams.size == 0) return cudaSuccess;
-  switch (optimizer) {
-    case cpu_adam::Optimizer::adamw:
-      break;
-    case cpu_adam::Optimizer::adam:
-      return launch_rule<cpu_adam::AdamRule<>>(stream, formats, coefficients, streams);
-    case cpu_adam::Optimizer::adagrad:
-      return launch_rule<cpu_adam::AdagradRule>(stream, formats, coefficients, streams);
-    case cpu_adam::Optimizer::lion:
-      return launch_rule<cpu_adam::LionRule>(stream, formats, coefficients, streams);
-    case cpu_adam::Optimizer::sgd:
-      return launch_rule<cpu_adam::SgdRule>(stream, formats, coefficients, streams);
-  }
-  return launch_rule<cpu_adam::AdamWRule<>>(stream, formats, coefficients, streams);
+  static constexpr auto kLaunches = launches(Rows());
+  return kLaunches[static_cast<std::size_t>(optimizer)](stream, formats, coefficients, streams);
 }
 
 cudaError_t load_updates() {
-  return load_rules<cpu_adam::AdamWRule<>, cpu_adam::AdamRule<>, cpu_adam::AdagradRule,
-                    cpu_adam::LionRule, cpu_adam::SgdRule>();
+  for (const Load load : loads(Rows())) {
+    const cudaError_t code = load();
+    if (code != cudaSuccess) return code;
+  }
+  return cudaSuccess;
 }
 
 }  // namespace ballast::update::cuda

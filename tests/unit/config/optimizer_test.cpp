@@ -1,3 +1,4 @@
+#include <set>
 #include <string>
 #include <utility>
 
@@ -36,6 +37,21 @@ TEST(OptimizerConfig, NamesAreReadInAnyCase) {
     EXPECT_EQ(optimizer(std::string(R"({"type": ")") + name + "\"}").type, type) << name;
   }
   EXPECT_EQ(parse_text(kMinimal).optimizer.type, Type::adamw);
+  for (const cpu_adam::OptimizerRow& row : cpu_adam::kOptimizers) {
+    const OptimizerSection section =
+        optimizer(fmt::format(R"({{"type": "{}"}})", row.name));  // lower case
+    EXPECT_EQ(section.type, row.type == Type::adam ? Type::adamw : row.type);
+  }
+}
+
+TEST(OptimizerConfig, NamesOfOtherToolsAreTranslated) {
+  for (const cpu_adam::OptimizerRow& row : cpu_adam::kOptimizers) {
+    for (const std::string_view name : text::words_of(row.spellings)) {
+      EXPECT_EQ(
+          optimizer_error(fmt::format(R"({{"type": "{}"}})", name)),
+          fmt::format("c.json: optimizer.type: \"{}\" is called {} in Ballast", name, row.title));
+    }
+  }
 }
 
 TEST(OptimizerConfig, AdamMeansAdamWUnlessItsModeSaysOtherwise) {
@@ -118,8 +134,8 @@ TEST(OptimizerConfig, AParameterOfAnotherTypeIsRefused) {
 
 TEST(OptimizerConfig, ValuesThatAreNotInThisVersionAreRefused) {
   EXPECT_EQ(optimizer_error(R"({"type": "Adagard"})"),
-            "c.json: optimizer.type: expected one of AdamW, Adam, Adagrad, Lion, SGD, got the "
-            "string \"Adagard\" (did you mean 'Adagrad'?)");
+            "c.json: optimizer.type: expected one of " + test::optimizer_titles() +
+                ", got the string \"Adagard\" (did you mean 'Adagrad'?)");
   EXPECT_EQ(optimizer_error(R"({"type": "SGD", "params": {"dampening": 0.5}})"),
             "c.json: optimizer.params.dampening: must be 0 in Ballast, got 0.5");
   EXPECT_EQ(optimizer_error(R"({"type": "Adagrad", "params": {"lr_decay": 0.1}})"),
@@ -150,20 +166,19 @@ TEST(OptimizerConfig, TheUpdateRunsOnAnyNodeUnlessOneIsNamed) {
 }
 
 TEST(OptimizerConfig, PrintsTheParametersOfItsTypeAndReadsThemBack) {
-  const std::pair<Type, std::vector<std::string>> cases[] = {
-      {Type::adamw, {"lr", "betas", "eps", "weight_decay"}},
-      {Type::adam, {"adam_w_mode", "lr", "betas", "eps", "weight_decay"}},
-      {Type::adagrad, {"lr", "eps", "weight_decay"}},
-      {Type::lion, {"lr", "betas", "weight_decay"}},
-      {Type::sgd, {"lr", "weight_decay", "momentum", "nesterov"}}};
-  for (const auto& [type, names] : cases) {
+  for (const cpu_adam::OptimizerRow& row : cpu_adam::kOptimizers) {
+    std::set<std::string> names;
+    for (const cpu_adam::HyperParameter& own : row.parameters) {
+      if (!own.name.empty()) names.emplace(own.name);
+    }
+    if (row.type == Type::adam) names.emplace("adam_w_mode");
     Config config = parse_text(kMinimal);
-    config.optimizer = OptimizerSection::defaults(type);
+    config.optimizer = OptimizerSection::defaults(row.type);
     config.optimizer.lr = 0.5;
     config.optimizer.weight_decay = 0.25;
     const auto printed = nlohmann::ordered_json::parse(print(config))["optimizer"];
-    std::vector<std::string> found;
-    for (const auto& [name, value] : printed["params"].items()) found.push_back(name);
+    std::set<std::string> found;
+    for (const auto& [name, value] : printed["params"].items()) found.insert(name);
     EXPECT_EQ(found, names) << printed["type"];
     const OptimizerSection again = parse_text(print(config)).optimizer;
     EXPECT_EQ(again, config.optimizer) << printed["type"];

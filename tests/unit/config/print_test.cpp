@@ -318,7 +318,8 @@ std::vector<Config> configs_with_every_key() {
     configs.push_back(parse_text(kMinimal));
     configs.back().model = model::default_config(family);
   }
-  for (const char* type : {"AdamW", "Adam", "Adagrad", "Lion", "SGD"}) {
+  for (const cpu_adam::OptimizerRow& row : cpu_adam::kOptimizers) {
+    const std::string type(row.title);
     configs.push_back(parse_text(kMinimal));
     configs.back().optimizer =
         parse_text(test::with(fmt::format(R"("optimizer": {{"type": "{}"}})", type))).optimizer;

@@ -21,6 +21,13 @@ inline std::string with(const std::string& more) {
   return kMinimal.substr(0, kMinimal.size() - 2) + ",\n  " + more + "\n}";
 }
 
+/// "AdamW, Adam": all values of optimizer.type.
+inline std::string optimizer_titles() {
+  std::vector<std::string> titles;
+  for (const cpu_adam::OptimizerRow& row : cpu_adam::kOptimizers) titles.emplace_back(row.title);
+  return listed(titles);
+}
+
 /// One config of every shape: all sections, all schedules, all kinds of values.
 inline std::vector<std::string> samples() {
   return {

@@ -294,8 +294,9 @@ INSTANTIATE_TEST_SUITE_P(
                 "the string "
                 "\"WarmupLr\" (did you mean 'WarmupLR'?)"},
         Refusal{"optimizer.type", "Lamb",
-                "\"Lamb\" is not in Ballast; use AdamW, Adam, Adagrad, Lion or SGD"},
-        Refusal{"optimizer.type", "3", "expected one of AdamW, Adam, Adagrad, Lion, SGD, got 3"},
+                "\"Lamb\" is not in Ballast; use one of " + test::optimizer_titles()},
+        Refusal{"optimizer.type", "FusedAdam", "\"FusedAdam\" is called AdamW in Ballast"},
+        Refusal{"optimizer.type", "3", "expected one of " + test::optimizer_titles() + ", got 3"},
         Refusal{"ballast.optimizer_states", "8-bit",
                 "expected one of fp32, bf16_first, 8bit, got the string \"8-bit\" (did you mean "
                 "'8bit'?)"},

@@ -25,8 +25,11 @@ struct Layout {
   Moments::Format moments = Moments::Format::f32;
 };
 
-inline constexpr std::array kOptimizers = {Optimizer::adamw, Optimizer::adam, Optimizer::adagrad,
-                                           Optimizer::lion, Optimizer::sgd};
+inline constexpr auto kOptimizers = [] {
+  std::array<Optimizer, cpu_adam::kOptimizers.size()> types = {};
+  std::ranges::transform(cpu_adam::kOptimizers, types.begin(), &OptimizerRow::type);
+  return types;
+}();
 inline constexpr std::array kWeights = {Weights::Format::split, Weights::Format::plain,
                                         Weights::Format::copy_bf16, Weights::Format::copy_f16};
 inline constexpr std::array kGradients = {DType::bf16, DType::f16, DType::f32};

@@ -63,8 +63,8 @@ Shard shard_of(WeightsFormat weights, DType gradient, MomentsFormat moments, std
 
 TEST(Traffic, IsWhatTheCeilingTouchesForEveryLayout) {
   alignas(64) std::byte memory[64] = {};
-  for (const auto optimizer :
-       {Optimizer::adamw, Optimizer::adam, Optimizer::adagrad, Optimizer::lion, Optimizer::sgd}) {
+  for (const OptimizerRow& row : kOptimizers) {
+    const Optimizer optimizer = row.type;
     for (const auto weights : {WeightsFormat::split, WeightsFormat::plain, WeightsFormat::copy_bf16,
                                WeightsFormat::copy_f16}) {
       for (const auto gradient : {DType::bf16, DType::f16, DType::f32}) {

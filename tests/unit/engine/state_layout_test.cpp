@@ -18,8 +18,6 @@ using cpu_adam::Moments;
 using cpu_adam::Optimizer;
 using Format = Moments::Format;
 
-constexpr std::array kOptimizers = {Optimizer::adamw, Optimizer::adam, Optimizer::adagrad,
-                                    Optimizer::lion, Optimizer::sgd};
 constexpr std::array kFormats = {Format::f32, Format::bf16_first, Format::blockwise8};
 
 /// The arrays that a block keeps, in the order of their addresses.
@@ -37,7 +35,8 @@ std::vector<StateArray> arrays_of(const StateLayout& layout) {
 template <class Check>
 void for_every_layout(const Check& check) {
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
-    for (const Optimizer optimizer : kOptimizers) {
+    for (const cpu_adam::OptimizerRow& row : cpu_adam::kOptimizers) {
+      const Optimizer optimizer = row.type;
       for (const Format format : kFormats) {
         for (const Elems elements : {Elems{1}, Elems{2048}, Elems{100'000}, Elems{1} << 20U}) {
           SCOPED_TRACE(std::string(to_string(type)) + ", " + std::string(to_string(optimizer)) +

@@ -100,7 +100,8 @@ class Offload : public testing::TestWithParam<Moments::Format> {
 };
 
 TEST_P(Offload, PlacesAndSubGroupsHaveTheSameBits) {
-  for (const Optimizer optimizer : {Optimizer::adamw, Optimizer::lion, Optimizer::adagrad}) {
+  for (const cpu_adam::OptimizerRow& row : cpu_adam::kOptimizers) {
+    const Optimizer optimizer = row.type;
     // Some sub-groups stay in memory.
     const Bytes most =
         OffloadLayout(optimizer, GetParam(), Model().parameters, 256).bytes() * 9 / 10;

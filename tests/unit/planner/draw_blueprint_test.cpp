@@ -36,16 +36,13 @@ TEST_F(DrawBlueprint, TheConfigNamesOptimizerAndStateFormat) {
     return draw_blueprint(config({"optimizer=" + optimizer, "ballast.optimizer_states=" + format}))
         .states;
   };
-  const std::pair<const char*, cpu_adam::Optimizer> optimizers[] = {
-      {R"({"type": "AdamW"})", cpu_adam::Optimizer::adamw},
-      {R"({"type": "Adam"})", cpu_adam::Optimizer::adamw},
-      {R"({"type": "Adam", "params": {"adam_w_mode": false}})", cpu_adam::Optimizer::adam},
-      {R"({"type": "Adagrad"})", cpu_adam::Optimizer::adagrad},
-      {R"({"type": "Lion"})", cpu_adam::Optimizer::lion},
-      {R"({"type": "SGD"})", cpu_adam::Optimizer::sgd}};
-  for (const auto& [section, optimizer] : optimizers) {
-    EXPECT_EQ(states(section, "fp32").optimizer, optimizer) << section;
+  for (const cpu_adam::OptimizerRow& row : cpu_adam::kOptimizers) {
+    const char* mode = row.type == cpu_adam::Optimizer::adam ? R"("adam_w_mode": false)" : "";
+    const std::string section =
+        fmt::format(R"({{"type": "{}", "params": {{{}}}}})", row.title, mode);
+    EXPECT_EQ(states(section, "fp32").optimizer, row.type) << section;
   }
+  EXPECT_EQ(states(R"({"type": "Adam"})", "fp32").optimizer, cpu_adam::Optimizer::adamw);
   EXPECT_EQ(states("{}", "fp32").moments, Moments::Format::f32);
   EXPECT_EQ(states("{}", "bf16_first").moments, Moments::Format::bf16_first);
   EXPECT_EQ(states("{}", "8bit").moments, Moments::Format::blockwise8);

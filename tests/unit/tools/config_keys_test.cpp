@@ -105,9 +105,10 @@ TEST(ConfigKeys, TablesHaveTheDefaultsThatAConfigPrints) {
 TEST(ConfigKeys, ArePrintedWithMeaningDefaultAndRange) {
   EXPECT_EQ(config_keys_page({"nesterov"}, 80),
             "optimizer.params.nesterov\n"
-            "    Nesterov's momentum (SGD); needs momentum\n"
+            "    Nesterov's momentum, which needs a momentum above 0 (SGD)\n"
             "    default: false\n"
             "    range: true, false\n");
+  EXPECT_EQ(config_keys_page({"weight_decay"}, 80).find('`'), std::string::npos);
 }
 
 TEST(ConfigKeys, AreFoundByNameAndElseByMeaning) {
