@@ -196,6 +196,40 @@ struct Rule<Optimizer::sgd> : KeptMoments<Optimizer::sgd> {
   }
 };
 
+/// `x` without its sign.
+template <class Lanes>
+constexpr typename Lanes::Float magnitude_of(typename Lanes::Float x) {
+  if constexpr (requires { Lanes::magnitude(x); }) {
+    return Lanes::magnitude(x);
+  } else {
+    return Lanes::number_of(Lanes::bits_of(x) & Lanes::pattern(0x7fffffffU));
+  }
+}
+
+/// The larger one of two numbers; NaN if one is NaN.
+template <class Lanes>
+constexpr typename Lanes::Float maximum_of(typename Lanes::Float a, typename Lanes::Float b) {
+  if constexpr (requires { Lanes::maximum(a, b); }) {
+    return Lanes::maximum(a, b);
+  } else {
+    const auto bits = Lanes::bits_of(b);
+    return Lanes::number_of(
+        Lanes::where_nan(b, bits, Lanes::where_less(a, b, bits, Lanes::bits_of(a))));
+  }
+}
+
+/// `x`, or 0 where it equals `least`.
+template <class Lanes>
+constexpr typename Lanes::Float zero_where_equal(typename Lanes::Float x,
+                                                 typename Lanes::Float least) {
+  if constexpr (requires { Lanes::zero_where_equal(x, least); }) {
+    return Lanes::zero_where_equal(x, least);
+  } else {
+    const auto bits = Lanes::bits_of(x);
+    return Lanes::number_of(Lanes::zero_where_zero(bits ^ Lanes::bits_of(least), bits));
+  }
+}
+
 /// Returns `work(rule)` with the rule of `optimizer`. A row of kOptimizers without a rule does not
 /// compile.
 template <std::size_t row = 0>

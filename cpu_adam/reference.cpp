@@ -81,6 +81,15 @@ struct BoundedLanes {
     if (std::fabs(x.value) > x.error) return {std::copysign(1.0, x.value)};
     return {unclear_sign};
   }
+  static Float magnitude(Float x) { return {std::fabs(x.value), x.error}; }
+  static Float maximum(Float a, Float b) {
+    const double larger = a.value > b.value || std::isnan(a.value) ? a.value : b.value;
+    return {larger, std::fmax(a.error, b.error)};
+  }
+  static Float zero_where_equal(Float x, Float least) {
+    if (x.value - x.error > least.value + least.error) return x;
+    return {x.value, x.value + x.error};  // either one
+  }
 };
 
 /// The result of one update before the moments are rounded to their format.
