@@ -230,6 +230,29 @@ constexpr typename Lanes::Float zero_where_equal(typename Lanes::Float x,
   }
 }
 
+/// Kingma & Ba, "Adam", ICLR 2015, algorithm 2, in the form and with the bits of
+/// torch.optim.Adamax, except that the second moment is stored as 0 where torch has its least
+/// value, eps. The following moments and all weights are the same, since |gradient| + eps is at
+/// least eps.
+template <bool from_gradient>
+struct Rule<Optimizer::adamax, from_gradient> : KeptMoments<Optimizer::adamax> {
+  using FromGradient = Rule<Optimizer::adamax, true>;
+  static constexpr void correct(Scalars<double>& k, const BiasCorrections& by) {
+    k.step_size /= by.first;
+  }
+  template <class Lanes, class Group>
+  static constexpr void apply(const Constants<Lanes>& k, Group at) {
+    const auto weight = at.weight();
+    const auto gradient = Lanes::fma(k.l2, weight, at.gradient());
+    const auto first = interpolated<Lanes, from_gradient>(k, at.first(), gradient);
+    const auto largest =
+        maximum_of<Lanes>(at.second() * k.second_decay, magnitude_of<Lanes>(gradient) + k.epsilon);
+    at.set_first(first);
+    at.set_second(zero_where_equal<Lanes>(largest, k.epsilon));
+    at.set_weight(weight + Lanes::divide(k.step_size * first, largest));
+  }
+};
+
 /// Returns `work(rule)` with the rule of `optimizer`. A row of kOptimizers without a rule does not
 /// compile.
 template <std::size_t row = 0>

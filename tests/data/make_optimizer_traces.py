@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Writes optimizer_traces.bin: parameters over some steps of torch.optim.AdamW, Adam, Adagrad and SGD
-(fp32, CPU, one tensor at a time) and of Lion. The test cpu_adam_formats reads it.
+"""Writes optimizer_traces.bin: parameters over some steps of torch.optim.AdamW, Adam, Adagrad, SGD and
+Adamax (fp32, CPU, one tensor at a time) and of Lion. The test cpu_adam_formats reads it.
 
 Usage: make_optimizer_traces.py [OUT]     needs PyTorch; the committed file was made with 2.15.0.
 
 Lion, which torch.optim lacks, is algorithm 2 of Chen et al., "Symbolic discovery of optimization
 algorithms", NeurIPS 2023, in fp32 operations in the paper's order.
 
-Little-endian: u32 cases; per case u32 optimizer (0 adamw, 1 adam, 2 adagrad, 3 lion, 4 sgd),
+Little-endian: u32 cases; per case u32 optimizer (0 adamw, 1 adam, 2 adagrad, 3 lion, 4 sgd, 5 adamax),
 elements n, steps, nesterov, f64 beta1, beta2, epsilon, momentum, weight_decay, gradient_scale,
 f32[n] weights at the start; per step f64 learning rate, f32[n] gradient before scaling, then f32[n]
 weight, first moment (not adagrad), second moment (not lion, sgd) after the step.
@@ -21,10 +21,11 @@ import torch
 
 ELEMENTS = 83  # not a multiple of any vector length
 STEPS = 22
-NUMBERS = {"adamw": 0, "adam": 1, "adagrad": 2, "lion": 3, "sgd": 4}
+NUMBERS = {"adamw": 0, "adam": 1, "adagrad": 2, "lion": 3, "sgd": 4, "adamax": 5}
 # Names in the state of torch.optim's optimizers.
 MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "adam": ("exp_avg", "exp_avg_sq"),
-           "adagrad": ("sum",), "lion": ("exp_avg",), "sgd": ("momentum_buffer",)}
+           "adagrad": ("sum",), "lion": ("exp_avg",), "sgd": ("momentum_buffer",),
+           "adamax": ("exp_avg", "exp_inf")}
 CASES = [
     dict(name="adamw", beta1=0.9, beta2=0.999, epsilon=1e-8, decay=0.1, peak=3e-3),
     dict(name="adamw", beta1=0.4, beta2=0.95, epsilon=1e-6, decay=0.01, scale=0.37, peak=1e-2),
@@ -33,6 +34,8 @@ CASES = [
     dict(name="lion", beta1=0.9, beta2=0.99, decay=0.3, scale=0.8, peak=1e-3),
     dict(name="sgd", momentum=0.9, decay=0.05, scale=0.9, peak=1e-2),
     dict(name="sgd", momentum=0.8, decay=0.01, nesterov=True, scale=0.45, peak=2e-2),
+    dict(name="adamax", beta1=0.9, beta2=0.999, epsilon=1e-8, decay=0.04, scale=0.7, peak=4e-3),
+    dict(name="adamax", beta1=0.4, beta2=0.8, epsilon=1e-4, decay=0.01, scale=1.3, peak=1e-2),
 ]
 
 
@@ -63,7 +66,9 @@ def optimizer_of(case: dict, weight: torch.nn.Parameter):
                                nesterov=case.get("nesterov", False), **single)
     if name == "adagrad":
         return torch.optim.Adagrad([weight], eps=case["epsilon"], **single)
-    kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
+    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "adamax": torch.optim.Adamax}[name]
+    if name == "adamax":
+        single.pop("fused")
     return kind([weight], betas=(case["beta1"], case["beta2"]), eps=case["epsilon"], **single)
 
 

@@ -57,7 +57,7 @@ class CommandLine(RunTest):
     def test_every_optimizer_trains(self):
         for kind, params in (("AdamW", {"betas": [0.9, 0.95]}), ("Adam", {"adam_w_mode": False}),
                              ("Adagrad", {"eps": 1e-9}), ("Lion", {"betas": [0.9, 0.98]}),
-                             ("sgd", {"momentum": 0.9, "nesterov": True})):
+                             ("sgd", {"momentum": 0.9, "nesterov": True}), ("Adamax", {"eps": 1e-7})):
             done = self.train("--overwrite", optimizer={"type": kind, "params": params})
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertNotIn("results differ", done.stdout)

@@ -194,11 +194,9 @@ std::vector<std::uint64_t> hashes(const std::vector<std::string>& overrides) {
 // Kernels are warmed up before the first step, which must not update anything. The host device has
 // no warm-up.
 TEST(InvarianceOnCuda, StartsAndResumesKeepStatesOfEveryOptimizer) {
-  const std::map<std::string, std::string> parameters = {{"AdamW", "0.003"},
-                                                         {"Adam", "0.003"},
-                                                         {"Adagrad", "0.02"},
-                                                         {"Lion", "0.001"},
-                                                         {"SGD", "0.3"}};
+  const std::map<std::string, std::string> parameters = {{"AdamW", "0.003"},  {"Adam", "0.003"},
+                                                         {"Adagrad", "0.02"}, {"Lion", "0.001"},
+                                                         {"SGD", "0.3"},      {"Adamax", "0.003"}};
   for (const cpu_adam::OptimizerRow& row : cpu_adam::kOptimizers) {
     const std::string type(row.title);
     const std::string optimizer =

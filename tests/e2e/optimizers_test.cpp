@@ -33,7 +33,8 @@ const std::map<std::string, std::string> kOptimizers = {
     {"Adagrad", R"({"type": "Adagrad", "params": {"lr": 0.02, "weight_decay": 0.001}})"},
     {"Lion", R"({"type": "Lion", "params": {"lr": 0.001, "weight_decay": 0.1}})"},
     {"SGD", R"({"type": "SGD", "params": {"lr": 0.3, "momentum": 0.9, "nesterov": true,
-                                          "weight_decay": 0.001}})"}};
+                                          "weight_decay": 0.001}})"},
+    {"Adamax", R"({"type": "Adamax", "params": {"lr": 0.003, "weight_decay": 0.001}})"}};
 
 struct Case {
   std::string optimizer;
@@ -126,7 +127,9 @@ TEST(OptimizerParameters, EachReachesTheUpdate) {
         "adam_w_mode=true"}},
       {"Adagrad", {"lr=0.03", "eps=1e-3", "weight_decay=0.1"}},
       {"Lion", {"lr=0.002", "betas=[0.5, 0.99]", "betas=[0.9, 0.5]", "weight_decay=0.2"}},
-      {"SGD", {"lr=0.2", "momentum=0.8", "nesterov=false", "weight_decay=0.1"}}};
+      {"SGD", {"lr=0.2", "momentum=0.8", "nesterov=false", "weight_decay=0.1"}},
+      {"Adamax",
+       {"lr=0.004", "betas=[0.8, 0.999]", "betas=[0.9, 0.5]", "eps=1e-3", "weight_decay=0.1"}}};
   constexpr std::uint64_t kShort = 4;
   for (const cpu_adam::OptimizerRow& row : cpu_adam::kOptimizers) {
     const std::string optimizer(row.title);

@@ -12,7 +12,7 @@ namespace ballast::cpu_adam {
 
 /// Update rules, in the order of kOptimizers. Traces of tests have the numbers, so new rules are
 /// appended.
-enum class Optimizer : std::uint8_t { adamw, adam, adagrad, lion, sgd };
+enum class Optimizer : std::uint8_t { adamw, adam, adagrad, lion, sgd, adamax };
 
 /// Hyper-parameters of one update. Members that the optimizer does not use are ignored.
 struct Hyper {
@@ -144,6 +144,19 @@ inline constexpr auto kOptimizers = std::to_array<OptimizerRow>({
      .counts_steps = false,
      .zero_keys = "dampening",
      .usual_rate = 10.0},
+    {.type = Optimizer::adamax,
+     .name = "adamax",
+     .title = "Adamax",
+     .summary =
+         "Adam with the largest recent gradient as its second moment; weight decay as part of "
+         "the gradient",
+     .first_moment = "exp_avg",
+     .second_moment = "exp_inf",
+     .defaults = {.optimizer = Optimizer::adamax, .learning_rate = 2e-3},
+     .parameters = {{kRate,
+                     {"betas", "decay per step of the first moment and of the largest gradient"},
+                     {"eps", "added to the magnitude of each gradient"},
+                     kDecayInGradient}}},
 });
 static_assert(std::ranges::all_of(kOptimizers, [](const OptimizerRow& row) {
   return &row == &kOptimizers.at(static_cast<std::size_t>(row.type)) &&

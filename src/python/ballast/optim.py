@@ -18,8 +18,8 @@ from typing_extensions import Unpack
 from ._optimizer import OffloadOptimizer
 from ._options import Options
 
-__all__: list[str] = ["OffloadAdagrad", "OffloadAdam", "OffloadAdamW", "OffloadLion",
-                      "OffloadOptimizer", "OffloadSGD"]
+__all__: list[str] = ["OffloadAdagrad", "OffloadAdam", "OffloadAdamax", "OffloadAdamW",
+                      "OffloadLion", "OffloadOptimizer", "OffloadSGD"]
 
 
 class OffloadAdamW(OffloadOptimizer):
@@ -118,4 +118,25 @@ class OffloadSGD(OffloadOptimizer):
                  **options: Unpack[Options]) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay,
                                   "nesterov": nesterov},
+                         **options)
+
+
+class OffloadAdamax(OffloadOptimizer):
+    """Adamax, as torch.optim.Adamax: Adam with the largest recent gradient as its second moment;
+    weight decay as part of the gradient.
+
+    Args:
+        params: parameters, named parameters or parameter groups, as for torch.optim; or a module.
+        lr: learning rate.
+        betas: decay per step of the first moment and of the largest gradient.
+        eps: added to the magnitude of each gradient.
+        weight_decay: added to the gradient, times the weight.
+    """
+
+    _name = "adamax"
+
+    def __init__(self, params: ParamsT | torch.nn.Module, lr: float | torch.Tensor = 0.002,
+                 betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-08,
+                 weight_decay: float = 0.0, **options: Unpack[Options]) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay},
                          **options)

@@ -50,6 +50,15 @@ Textbook sgd_by_the_paper(const Hyper& h, double p, double m, double g) {
   return {p - h.learning_rate * (h.nesterov ? g + h.momentum * m : m), m, 0.0};
 }
 
+/// The form of torch.optim.Adamax.
+Textbook adamax_by_the_paper(const Hyper& h, double p, double m, double v, double g) {
+  g += h.weight_decay * p;
+  m = h.beta1 * m + (1.0 - h.beta1) * g;
+  v = std::fmax(h.beta2 * v, std::fabs(g) + h.epsilon);
+  const double rate = h.learning_rate / (1.0 - std::pow(h.beta1, static_cast<double>(h.step)));
+  return {p - rate * m / v, m, v};
+}
+
 Textbook by_the_paper(const Hyper& h, const Element& e) {
   const double g = double{e.gradient} * double{h.gradient_scale};
   switch (h.optimizer) {
@@ -59,6 +68,8 @@ Textbook by_the_paper(const Hyper& h, const Element& e) {
       return lion_by_the_paper(h, e.weight, e.first, g);
     case Optimizer::sgd:
       return sgd_by_the_paper(h, e.weight, e.first, g);
+    case Optimizer::adamax:
+      return adamax_by_the_paper(h, e.weight, e.first, e.second, g);
     case Optimizer::adamw:
     case Optimizer::adam:
       return adam_by_the_paper(h, e.weight, e.first, e.second, g);
@@ -155,7 +166,7 @@ TEST(Reference, EveryTermOfTheHyperParametersCounts) {
     other.beta2 *= 1.001;
     if (has_betas) {
       Element decays = before;
-      decays.second = 3.0F;  // larger than the gradient
+      decays.second = 3.0F;  // larger than the gradient, for Adamax
       const Element decayed = as_floats(by_the_paper(hyper, decays), decays.gradient);
       EXPECT_GT(error_of(other, decays, decayed), 1.0) << to_string(optimizer) << ", beta2";
     }
