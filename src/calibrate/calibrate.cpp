@@ -57,8 +57,8 @@ model::ModelConfig sample_config(const model::Architecture& model, DType type) {
 
 /// Returns `run` for one micro-batch of one sequence on one rank, with the sample's layers. All
 /// tensors are trained.
-inputs::RunInputs sample_run(const inputs::RunInputs& run) {
-  inputs::RunInputs sample = run;
+engine::RunInputs sample_run(const engine::RunInputs& run) {
+  engine::RunInputs sample = run;
   sample.model = model::build_architecture(sample_config(run.model, run.type));
   sample.batch.shape = {1, run.batch.shape.length};
   sample.batch.accumulation = 1;
@@ -68,12 +68,12 @@ inputs::RunInputs sample_run(const inputs::RunInputs& run) {
 }
 
 /// Returns Sample::computed for `layers`, the model of sample_run().
-model::Architecture computed_model(const inputs::RunInputs& run,
+model::Architecture computed_model(const engine::RunInputs& run,
                                    const model::Architecture& layers) {
   const bool stands_for_others = layers.config.family != run.model.config.family ||
                                  layers.config.layer_tiles != run.model.config.layer_tiles;
   return stands_for_others ? layers
-                           : run.train(layers.config, {.experts = run.model.split.experts});
+                           : run.trained_like(layers.config, {.experts = run.model.split.experts});
 }
 
 /// Describes the layers that are measured: everything that their kinds of passes depend on.
@@ -96,7 +96,7 @@ void try_swap(const Sample& sample, plan::Rates& rates) {
   try {
     measure_swap(sample, rates);
   } catch (const Error& error) {
-    if (sample.run.must_swap || error.category() != ErrorCategory::io) throw;
+    if (sample.run.constraints.must_swap() || error.category() != ErrorCategory::io) throw;
     log(LogLevel::warning,
         fmt::format("rates: the planner will not use NVMe, because it could not be measured: {}",
                     error.what()));
@@ -113,8 +113,8 @@ std::string describe_file_system(std::filesystem::path directory) {
   return fmt::format("file system {}:{}", major(found.st_dev), minor(found.st_dev));
 }
 
-std::string describe_paths(const inputs::RunInputs& run) {
-  if (!run.may_swap) return "none";
+std::string describe_paths(const engine::RunInputs& run) {
+  if (!run.constraints.may_swap()) return "none";
   const state::SwapOptions& options = run.swap;
   std::string text;
   for (const state::SwapPath& path : options.paths) {
@@ -140,7 +140,7 @@ std::string describe_device(const device::DeviceOptions& options) {
 /// One calibration: measures the unknown parts, one after the other.
 class Calibrating {
  public:
-  Calibrating(const inputs::RunInputs& run, const std::atomic<bool>* interrupted,
+  Calibrating(const engine::RunInputs& run, const std::atomic<bool>* interrupted,
               const CalibrationStart& start)
       : sample_(make_sample(run)) {
     sample_.interrupted = interrupted;
@@ -151,7 +151,8 @@ class Calibrating {
 
   Calibration run() {
     // First, because an unusable path ends the calibration.
-    if (sample_.run.may_swap && !has_part(result_.rates, CalibrationPart::swap)) swap();
+    if (sample_.run.constraints.may_swap() && !has_part(result_.rates, CalibrationPart::swap))
+      swap();
     sample_.check_interrupt();
     sample_.length = has_part(result_.rates, CalibrationPart::compute) ? sample_.length
                                                                        : measurable_length(sample_);
@@ -261,11 +262,11 @@ SliceEstimate measured_time(const SliceConditions& conditions, const Repeats& re
   return undisturbed_time(slices, conditions);
 }
 
-Sample make_sample(const inputs::RunInputs& run) {
+Sample make_sample(const engine::RunInputs& run) {
   constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
-  const inputs::RunInputs sample = sample_run(run);
+  const engine::RunInputs sample = sample_run(run);
   engine::Blueprint blueprint =
-      inputs::outline(sample, {.device = kNoLimit, .host = kNoLimit}, {}, {});
+      engine::outline(sample, {.device = kNoLimit, .host = kNoLimit}, {}, {});
   const step::BlockPlacement on_host = {Tier::host, Tier::host, Tier::device};
   engine::place(blueprint, {std::vector(blueprint.model.blocks.size(), on_host)});
   return {.run = run,
@@ -298,12 +299,12 @@ double Sample::measure(double cpus, const Repeats& repeats, const std::function<
   return record(measured_time({cpus, busy}, repeats, work, prepare));
 }
 
-Calibration calibrate(const inputs::RunInputs& run, const std::atomic<bool>* interrupted,
+Calibration calibrate(const engine::RunInputs& run, const std::atomic<bool>* interrupted,
                       const CalibrationStart& start) {
   return Calibrating(run, interrupted, start).run();
 }
 
-model::Accumulation usual_accumulation(const inputs::BatchRule& batch) {
+model::Accumulation usual_accumulation(const engine::BatchRule& batch) {
   const bool several = batch.automatic || batch.accumulation > 1;
   return several ? model::Accumulation::later : model::Accumulation::first;
 }
@@ -347,7 +348,7 @@ void copy_part(CalibrationPart part, const plan::Rates& from, plan::Rates& to) {
   }
 }
 
-std::string part_key(CalibrationPart part, const inputs::RunInputs& run) {
+std::string part_key(CalibrationPart part, const engine::RunInputs& run) {
   const model::ModelConfig& m = run.model.config;
   std::string key = fmt::format(
       "{}: ballast {}, kernels {}; {}; {} CPUs; {} {} hidden {} intermediate {} heads {} of {}, {} "
@@ -386,7 +387,7 @@ std::string part_key(CalibrationPart part, const inputs::RunInputs& run) {
   return key;
 }
 
-std::string calibration_key(const inputs::RunInputs& run) {
+std::string calibration_key(const engine::RunInputs& run) {
   std::string key;
   for (const CalibrationPart part : kParts) key += part_key(part, run) + "; ";
   return key;

@@ -14,7 +14,7 @@
 
 #include "ballast/core/units.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/inputs/run_inputs.h"
+#include "ballast/engine/run_inputs.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/compute.h"
 #include "ballast/plan/rates.h"
@@ -98,7 +98,7 @@ SliceEstimate measured_time(const SliceConditions& conditions, const Repeats& re
 
 /// The layers of the model and a head, on which the calibration measures.
 struct Sample {
-  const inputs::RunInputs& run;
+  const engine::RunInputs& run;
   /// Layers without experts, as wide as a tile if layers are cut, and the head. The vocabulary is
   /// reduced if its matrix would be too large. All tensors are trained.
   engine::Blueprint blueprint;
@@ -124,16 +124,16 @@ struct Sample {
 };
 
 /// Threads of a compute kernel on the host device; 0 if a GPU computes.
-int compute_team(const inputs::DeviceRequest& devices);
+int compute_team(const engine::DeviceRequest& devices);
 
 /// Returns whether a rank has several devices, or may get them by "auto".
-bool has_several_devices(const inputs::DeviceRequest& devices);
+bool has_several_devices(const engine::DeviceRequest& devices);
 
 /// Treatment of gradients in most backward passes of a run's steps.
-model::Accumulation usual_accumulation(const inputs::BatchRule& batch);
+model::Accumulation usual_accumulation(const engine::BatchRule& batch);
 
 /// `run` must outlive the sample.
-Sample make_sample(const inputs::RunInputs& run);
+Sample make_sample(const engine::RunInputs& run);
 
 /// The run's sequence length, or the part of it that a layer computes in seconds. Operations on
 /// longer sequences have nearly the same FLOP/s.

@@ -11,7 +11,7 @@
 #include "ballast/calibrate/machine_files.h"
 #include "ballast/core/machine.h"
 #include "ballast/device/streams.h"
-#include "ballast/inputs/run_inputs.h"
+#include "ballast/engine/run_inputs.h"
 #include "ballast/plan/executor.h"
 
 #include "src/calibrate/calibration.h"
@@ -118,7 +118,7 @@ bool short_enough(const plan::Curve& curve, double flops, bool own) {
 
 }  // namespace
 
-int compute_team(const inputs::DeviceRequest& devices) {
+int compute_team(const engine::DeviceRequest& devices) {
   if (!device::shares_host_cores(devices.first())) return 0;
   const int named = devices.compute_threads;
   return named > 0 ? named : device::default_compute_threads();

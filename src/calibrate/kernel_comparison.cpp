@@ -81,15 +81,15 @@ std::vector<T> uniform_pattern(std::size_t most, float middle, float size) {
 
 }  // namespace
 
-model::Architecture few_layers(const inputs::RunInputs& run) {
+model::Architecture few_layers(const engine::RunInputs& run) {
   const model::ModelConfig& config = run.model.config;
   const std::size_t all = kinds_of_passes(run.model, run.type);
   std::optional<model::Architecture> most;
   for (std::uint64_t layers = 1; layers <= std::min(kMaxLayers, config.num_layers); ++layers) {
     for (std::uint64_t sharing = 0; sharing < (shares_keys(config) ? layers : 1); ++sharing) {
       try {
-        most =
-            run.train(with_layers(config, layers, sharing), {.experts = run.model.split.experts});
+        most = run.trained_like(with_layers(config, layers, sharing),
+                                {.experts = run.model.split.experts});
       } catch (const Error& error) {
         // The rules of a family and the patterns of ballast.train may need more layers.
         if (error.category() != ErrorCategory::config) throw;
@@ -347,7 +347,7 @@ struct KernelsOfSide {
   model::KernelOptions kernels;
 };
 
-std::vector<KernelComparison> compare(const inputs::RunInputs& run, std::uint64_t length,
+std::vector<KernelComparison> compare(const engine::RunInputs& run, std::uint64_t length,
                                       const KernelsOfSide& found, const KernelsOfSide& expected,
                                       const std::atomic<bool>* interrupted) {
   const model::Architecture model = few_layers(run);
@@ -365,27 +365,27 @@ std::vector<KernelComparison> compare(const inputs::RunInputs& run, std::uint64_
   return all;
 }
 
-KernelsOfSide on_gpu(const inputs::RunInputs& run) {
+KernelsOfSide on_gpu(const engine::RunInputs& run) {
   return {run.devices.first(), kernel_options(run.kernels)};
 }
 
 }  // namespace
 
-std::vector<KernelComparison> compare_with_host(const inputs::RunInputs& run,
+std::vector<KernelComparison> compare_with_host(const engine::RunInputs& run,
                                                 const std::atomic<bool>* interrupted) {
   const KernelsOfSide host = {{.kind = "host", .type = run.type}, {}};
   return compare(run, std::min(run.batch.shape.whole_length(), kRowsOnHost), on_gpu(run), host,
                  interrupted);
 }
 
-std::vector<KernelComparison> compare_with_plain(const inputs::RunInputs& run, std::uint64_t length,
+std::vector<KernelComparison> compare_with_plain(const engine::RunInputs& run, std::uint64_t length,
                                                  const std::atomic<bool>* interrupted) {
   KernelsOfSide plain = on_gpu(run);
   plain.kernels = {.set = model::KernelSet::plain};
   return compare(run, length, on_gpu(run), plain, interrupted);
 }
 
-std::vector<KernelComparison> compare_products(const inputs::RunInputs& run, std::uint64_t length,
+std::vector<KernelComparison> compare_products(const engine::RunInputs& run, std::uint64_t length,
                                                const std::atomic<bool>* interrupted) {
   const KernelsOfSide side = on_gpu(run);
   StepPasses passes(few_layers(run), run.type, {1, length}, run.batch.packed, side.device,

@@ -230,11 +230,11 @@ std::filesystem::path product_choices_file(const std::string& library) {
   return machine_file("products", library);
 }
 
-model::KernelOptions kernel_options(const inputs::KernelRequest& request, bool one_machine) {
+model::KernelOptions kernel_options(const engine::KernelRequest& request, bool one_machine) {
   // One object per process, so that calibration and run do not log the same warning twice.
   static const std::shared_ptr<model::ProductChoices> kept = kept_product_choices();
   static const std::shared_ptr<model::ProductChoices> open = kept_product_choices(Unkept::first);
-  using Timing = inputs::KernelRequest::Timing;
+  using Timing = engine::KernelRequest::Timing;
   std::shared_ptr<model::ProductChoices> products;
   if (request.timing == Timing::always) products = kept;
   if (request.timing == Timing::if_kept && one_machine) products = open;

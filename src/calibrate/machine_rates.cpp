@@ -30,9 +30,10 @@ bool is_undisturbed(const plan::Rates& rates) {
 
 /// Returns whether `rates` has everything that a calibration for `run` measures on a quiet
 /// machine.
-bool is_complete(const inputs::RunInputs& run, const plan::Rates& rates) {
+bool is_complete(const engine::RunInputs& run, const plan::Rates& rates) {
   for (const CalibrationPart part : kParts) {
-    if (!has_part(rates, part) && (part != CalibrationPart::swap || run.may_swap)) return false;
+    if (!has_part(rates, part) && (part != CalibrationPart::swap || run.constraints.may_swap()))
+      return false;
   }
   if (rates.shared_cores == 0) return true;
   const bool swaps = has_part(rates, CalibrationPart::swap);
@@ -62,7 +63,7 @@ struct OtherWork {
 /// The rates of one run on this machine: cached, partly cached, or new.
 class MachineRates {
  public:
-  MachineRates(const inputs::RunInputs& run, const RatesSource& source)
+  MachineRates(const engine::RunInputs& run, const RatesSource& source)
       : run_(run), source_(source), key_(calibration_key(run)), kept_(read_rates(key_)) {
     other_.cpus = source.others_cpus();
     other_.all = usable_cpus();
@@ -134,7 +135,8 @@ class MachineRates {
   void announce(const plan::Rates& known) const {
     std::vector<std::string_view> parts;
     for (const CalibrationPart part : kParts) {
-      if (!has_part(known, part) && (part != CalibrationPart::swap || run_.may_swap)) {
+      if (!has_part(known, part) &&
+          (part != CalibrationPart::swap || run_.constraints.may_swap())) {
         parts.push_back(to_string(part));
       }
     }
@@ -159,7 +161,7 @@ class MachineRates {
     if (replaces(rates, before ? &*before : nullptr)) keep_rates(rates, key);
   }
 
-  const inputs::RunInputs& run_;
+  const engine::RunInputs& run_;
   const RatesSource& source_;
   std::string key_;
   std::optional<plan::Rates> kept_;
@@ -228,7 +230,7 @@ std::filesystem::path rates_cache_file(const std::string& key) {
   return machine_file("rates", key);
 }
 
-plan::Rates machine_rates(const inputs::RunInputs& run, bool recalibrate,
+plan::Rates machine_rates(const engine::RunInputs& run, bool recalibrate,
                           const std::atomic<bool>* interrupted, const RatesSource& source) {
   MachineRates rates(run, source);
   if (!recalibrate) {
@@ -324,11 +326,11 @@ plan::Rates corrected(plan::Rates rates, const plan::Prediction& predicted,
 RunPrediction::RunPrediction(std::string key, plan::Rates rates, plan::Prediction prediction)
     : key_(std::move(key)), rates_(std::move(rates)), prediction_(std::move(prediction)) {}
 
-std::optional<RunPrediction> RunPrediction::find(const inputs::RunInputs& asked,
+std::optional<RunPrediction> RunPrediction::find(const engine::RunInputs& asked,
                                                  const engine::Blueprint& blueprint,
                                                  const plan::Rates* given) {
   if (blueprint.mesh.ranks() > 1 || asked.delays) return std::nullopt;
-  inputs::RunInputs run = asked;
+  engine::RunInputs run = asked;
   run.model = blueprint.model;
   const std::string key = given == nullptr ? calibration_key(run) : "";
   const std::optional<plan::Rates> rates =

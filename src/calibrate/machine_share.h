@@ -34,7 +34,7 @@ struct RankPlace {
   friend bool operator==(const RankPlace&, const RankPlace&) = default;
 };
 
-/// `device_memory`: inputs::own_device_memory().
+/// `device_memory`: setup::own_device_memory().
 RankPlace read_place(const comm::Launch& launch, Bytes device_memory);
 
 /// A rank's share of its machine.

@@ -9,7 +9,7 @@
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/device/device.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/inputs/run_inputs.h"
+#include "ballast/engine/run_inputs.h"
 #include "ballast/step/problem.h"
 
 #include "src/calibrate/calibration.h"
@@ -172,8 +172,8 @@ std::function<void()> updates(const Sample& sample) {
   return [updates] { updates->next(); };
 }
 
-bool has_several_devices(const inputs::DeviceRequest& devices) {
-  return (devices.open ? inputs::available_devices(devices) : devices.count) > 1;
+bool has_several_devices(const engine::DeviceRequest& devices) {
+  return (devices.open ? engine::available_devices(devices) : devices.count) > 1;
 }
 
 void measure_link(const Sample& sample, plan::Rates& rates) {

@@ -10,7 +10,7 @@
 #include "ballast/core/clocks.h"
 #include "ballast/core/memory.h"
 #include "ballast/core/random.h"
-#include "ballast/inputs/run_inputs.h"
+#include "ballast/engine/run_inputs.h"
 #include "ballast/state/swap_space.h"
 
 #include "src/calibrate/calibration.h"

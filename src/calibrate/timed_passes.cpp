@@ -7,7 +7,7 @@
 #include "ballast/calibrate/machine_files.h"
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
-#include "ballast/inputs/run_inputs.h"
+#include "ballast/engine/run_inputs.h"
 
 namespace ballast::calibrate {
 

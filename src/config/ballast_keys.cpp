@@ -22,7 +22,7 @@ std::optional<std::uint64_t> block_number(std::string_view text) {
   return error == std::errc() && whole_text ? std::optional(number) : std::nullopt;
 }
 
-void read_blocks(const Value& value, PlacementRule& rule) {
+void read_blocks(const Value& value, step::PlacementRule& rule) {
   if (value.json().is_number()) {
     rule.first_block = rule.last_block = value.whole({});
     return;
@@ -83,7 +83,7 @@ Key recompute_key(std::optional<step::Kept>& kept, const Json& missing) {
   return with_values({"recompute", read, write}, {"auto", "true", "false", kAttention});
 }
 
-Section rule_keys(PlacementRule& rule) {
+Section rule_keys(step::PlacementRule& rule) {
   const auto write_blocks = [&rule] {
     if (rule.first_block == rule.last_block) return Json(rule.first_block);
     return Json(fmt::format("{}-{}", rule.first_block, rule.last_block));
@@ -96,11 +96,11 @@ Section rule_keys(PlacementRule& rule) {
           recompute_key(rule.kept, {})};
 }
 
-Key placement_key(std::vector<PlacementRule>& rules) {
+Key placement_key(std::vector<step::PlacementRule>& rules) {
   const auto read = [&rules](const Value& value) {
     rules.clear();
     for (const Value& item : value.elements("an array of rules")) {
-      PlacementRule rule;
+      step::PlacementRule rule;
       read_section(item, rule_keys(rule));
       if (item.json().find("blocks") == nullptr) item.fail("lacks \"blocks\"; add it");
       if (!rule.weights && !rule.optimizer && !rule.activations && !rule.gradients && !rule.kept) {
@@ -402,11 +402,12 @@ Section end_keys(BallastSection& b) {
 }  // namespace
 
 Key buffers_key(std::string_view path, step::BufferCounts& buffers) {
-  const auto* const kind = std::find_if(kBufferKinds.begin(), kBufferKinds.end(),
-                                        [path](const BufferKind& one) { return one.key == path; });
-  expects(kind != kBufferKinds.end(), "a number of buffers must be in the table");
+  const auto* const kind =
+      std::find_if(step::kBufferKinds.begin(), step::kBufferKinds.end(),
+                   [path](const step::BufferKind& one) { return one.key == path; });
+  expects(kind != step::kBufferKinds.end(), "a number of buffers must be in the table");
   return whole(std::string(path.substr(path.rfind('.') + 1)), buffers.*(kind->count),
-               {0, BufferKind::kMax});
+               {0, step::BufferKind::kMax});
 }
 
 Section ballast_keys(BallastSection& b, step::BufferCounts& buffers) {

@@ -389,34 +389,27 @@ bool Config::has_positions() const {
          model::family(model.family).depends_on_documents(model, data.sequence_length);
 }
 
+model::TrainedParts trained_parts(const Config& config) {
+  const BallastSection& ballast = config.ballast;
+  model::TrainedParts parts = {.adapters = ballast.adapters,
+                               .train = ballast.train,
+                               .weight_decay_exclude = ballast.weight_decay_exclude};
+  const QuantizedBase base = ballast.quantized_base;
+  using Format = model::Quantization::Format;
+  if (base == QuantizedBase::nf4 || base == QuantizedBase::int8) {
+    parts.quantized_base = {.format = base == QuantizedBase::nf4 ? Format::nf4 : Format::int8,
+                            .double_scales = ballast.double_quantization};
+  }
+  return parts;
+}
+
 model::Architecture model_of(
     const Config& config,
     const std::function<void(const std::string& path, const std::string& rule)>& fail) {
-  model::Architecture model = model::build_architecture(config.model, config.rank_split());
-  if (config.ballast.adapters) {
-    const model::AdapterConfig& wanted = *config.ballast.adapters;
-    model::adapt(model, wanted, [&](std::string_view key, const std::string& rule) {
-      fail(fmt::format("ballast.adapters.{}", key), rule);
-    });
-  } else {
-    model::freeze(model, config.ballast.train, [&](std::size_t pattern, const std::string& rule) {
-      fail(fmt::format("ballast.train[{}]", pattern), rule);
-    });
-  }
-  model::exempt_from_decay(model, config.ballast.weight_decay_exclude,
-                           [&](std::size_t pattern, const std::string& rule) {
-                             fail(fmt::format("ballast.weight_decay_exclude[{}]", pattern), rule);
-                           });
-  const QuantizedBase base = config.ballast.quantized_base;
-  if (base == QuantizedBase::nf4 || base == QuantizedBase::int8) {
-    using Format = model::Quantization::Format;
-    const bool nf4 = base == QuantizedBase::nf4;
-    model::quantize(model,
-                    {.format = nf4 ? Format::nf4 : Format::int8,
-                     .double_scales = config.ballast.double_quantization},
-                    [&](const std::string& rule) { fail("ballast.quantized_base", rule); });
-  }
-  return model;
+  return model::build_trained(config.model, config.rank_split(), trained_parts(config),
+                              [&](std::string_view key, const std::string& rule) {
+                                fail(fmt::format("ballast.{}", key), rule);
+                              });
 }
 
 void complete(Config& config, const Document& document, std::uint64_t world) {

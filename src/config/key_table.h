@@ -26,7 +26,7 @@ Section zero_keys(ZeroSection& zero, step::BufferCounts& buffers, std::vector<st
 Section pipeline_keys(PipelineSection& pipeline, std::vector<std::string>& log);
 Section tensor_parallel_keys(std::uint64_t& size, std::vector<std::string>& log);
 Section aio_keys(AioSection& aio, std::vector<std::string>& log);
-/// The key at `path`, one of kBufferKinds.
+/// The key at `path`, one of step::kBufferKinds.
 Key buffers_key(std::string_view path, step::BufferCounts& buffers);
 /// checkpoint_every: steps, or a time such as "30m".
 Key checkpoint_every_key(BallastSection& ballast);

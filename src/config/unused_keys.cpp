@@ -31,7 +31,7 @@ bool names_nvme(const Config& c) {
   const bool sections = c.zero.optimizer.tier.value_or(Tier::nvme) == Tier::nvme ||
                         c.zero.parameters.tier.value_or(Tier::nvme) == Tier::nvme;
   return sections || is_nvme(c.ballast.activations) || is_nvme(c.ballast.gradients) ||
-         std::ranges::any_of(c.ballast.placement, [&](const PlacementRule& rule) {
+         std::ranges::any_of(c.ballast.placement, [&](const step::PlacementRule& rule) {
            return is_nvme(rule.weights) || is_nvme(rule.optimizer) || is_nvme(rule.activations) ||
                   is_nvme(rule.gradients);
          });

@@ -17,13 +17,13 @@ PlacementRecipe concatenate(const PlacementRecipe& device, const PlacementRecipe
   return recipe;
 }
 
-step::Options with_buffers(const config::Config& config, step::Options options,
+step::Options with_buffers(const engine::RunInputs& run, step::Options options,
                            BufferLevel number) {
   if (number == BufferLevel::usual) return options;
-  for (const config::BufferKind& kind : config::kBufferKinds) {
-    if (config.buffers.*(kind.count) > 0) continue;
+  for (const step::BufferKind& kind : step::kBufferKinds) {
+    if (run.constraints.buffers.*(kind.count) > 0) continue;
     options.buffers.*(kind.count) =
-        number == BufferLevel::few ? kind.few : config::BufferKind::kFewest;
+        number == BufferLevel::few ? kind.few : step::BufferKind::kFewest;
   }
   return options;
 }
@@ -33,7 +33,7 @@ namespace {
 /// Raises the numbers of buffers to those of `usual`, or halfway, while `placement` still fits.
 void add_buffers(const TierFiller& filler, const step::Placement& placement,
                  const step::Options& usual, step::Options& options) {
-  for (const config::BufferKind& kind : config::kBufferKinds) {
+  for (const step::BufferKind& kind : step::kBufferKinds) {
     const auto count = kind.count;
     for (const std::uint32_t wanted : {usual.buffers.*count, (usual.buffers.*count + 1) / 2}) {
       if (wanted <= options.buffers.*count) continue;
@@ -51,11 +51,11 @@ namespace {
 /// Fills with the first of kBufferLevels that fits and then adds buffers while there is room. If
 /// none fits, `options` and the result are those of the last try.
 Placement fill_with_some_buffers(const TierFiller& filler, const PlacementRecipe& recipe,
-                                 const config::Config& config, step::Options& options) {
+                                 const engine::RunInputs& run, step::Options& options) {
   const step::Options usual = options;
   Placement placement;
   for (const BufferLevel number : kBufferLevels) {
-    options = with_buffers(config, options, number);
+    options = with_buffers(run, options, number);
     placement = filler.fill(recipe, options);
     if (filler.excess(placement, options) > 0) continue;
     add_buffers(filler, placement, usual, options);
@@ -67,56 +67,64 @@ Placement fill_with_some_buffers(const TierFiller& filler, const PlacementRecipe
 }  // namespace
 
 Placement fill_with_fewer_buffers(const TierFiller& filler, const PlacementRecipe& recipe,
-                                  const config::Config& config, step::Options& options) {
+                                  const engine::RunInputs& run, step::Options& options) {
   const step::Options usual = options;
-  Placement placement = fill_with_some_buffers(filler, recipe, config, options);
-  if (filler.excess(placement, options) == 0 || !opens_gradients(config)) return placement;
+  Placement placement = fill_with_some_buffers(filler, recipe, run, options);
+  if (filler.excess(placement, options) == 0 || !opens_gradients(run)) return placement;
   for (const PlacementRecipe& swapping : with_swapped_gradients({recipe})) {
     options = usual;
-    placement = fill_with_some_buffers(filler, swapping, config, options);
+    placement = fill_with_some_buffers(filler, swapping, run, options);
     if (filler.excess(placement, options) == 0) break;
   }
   return placement;
 }
 
-std::vector<step::Order> orders(const config::Config& config, const step::Options& options) {
-  if (config.devices() > 1) return {step::Order::layer_major};
-  if (config.ballast.order) return {options.order};
+std::vector<step::Order> orders(const engine::RunInputs& run, const step::Options& options) {
+  if (run.devices.count > 1) return {step::Order::layer_major};
+  if (run.constraints.order) return {options.order};
   return {step::Order::layer_major, step::Order::micro_batch_major};
 }
 
-std::vector<step::Order> last_orders(const config::Config& config) {
-  if (config.devices() > 1 || config.ballast.order) return {};
+std::vector<step::Order> last_orders(const engine::RunInputs& run) {
+  if (run.devices.count > 1 || run.constraints.order) return {};
   return {step::Order::micro_batch_major_offload};
 }
 
-std::vector<std::uint32_t> device_counts(const PlanRequest& request) {
-  const config::Config& config = request.config;
-  if (config.pipeline.stages > 0) return {config.pipeline.stages};
-  if (config.ballast.order && *config.ballast.order != step::Order::layer_major) return {1};
+namespace {
+
+/// Returns the numbers of devices that are tried if the run leaves theirs open.
+std::vector<std::uint32_t> open_device_counts(const PlanRequest& request) {
+  const std::optional<step::Order> order = request.run.constraints.order;
+  if (order && *order != step::Order::layer_major) return {1};
   // A device without a layer has hardly anything to do.
-  const auto most =
-      static_cast<std::uint32_t>(std::min<std::uint64_t>(request.devices, config.model.num_layers));
+  const auto most = static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(request.devices, request.run.model.config.num_layers));
   std::vector<std::uint32_t> counts;
   for (std::uint32_t count = 1; count < most; count *= 2) counts.push_back(count);
   counts.push_back(std::max(most, 1U));
   return counts;
 }
 
+}  // namespace
+
+std::vector<std::uint32_t> device_counts(const PlanRequest& request) {
+  const engine::DeviceRequest& devices = request.run.devices;
+  return devices.open ? open_device_counts(request) : std::vector{devices.count};
+}
+
 std::vector<std::uint32_t> larger_device_counts(const PlanRequest& request) {
-  const std::uint32_t named = request.config.pipeline.stages;
-  if (named == 0) return {};
-  PlanRequest open = request;
-  open.config.pipeline.stages = 0;
-  std::vector<std::uint32_t> counts = device_counts(open);
-  std::erase_if(counts, [named](std::uint32_t count) { return count <= named; });
+  const engine::DeviceRequest& devices = request.run.devices;
+  if (devices.open) return {};
+  std::vector<std::uint32_t> counts = open_device_counts(request);
+  std::erase_if(counts, [&](std::uint32_t count) { return count <= devices.count; });
   return counts;
 }
 
-PlanRequest on_devices(const PlanRequest& request, std::uint32_t count) {
-  PlanRequest fixed = request;
-  fixed.config = with_devices(request.config, count);
-  return fixed;
+PlanRequest on_devices(PlanRequest request, std::uint32_t count) {
+  engine::DeviceRequest& devices = request.run.devices;
+  devices.count = count;
+  devices.open = false;
+  return request;
 }
 
 std::vector<PlacementRecipe> with_swapped_gradients(const std::vector<PlacementRecipe>& recipes) {
@@ -130,18 +138,18 @@ std::vector<PlacementRecipe> with_swapped_gradients(const std::vector<PlacementR
   return swapping;
 }
 
-bool opens_gradients(const config::Config& config) {
-  const auto constraints = read_constraints(config);
+bool opens_gradients(const engine::RunInputs& run) {
+  const auto constraints = read_constraints(run);
   return std::any_of(constraints.begin(), constraints.end(),
                      [](const PlacementConstraint& one) { return !one.gradients; });
 }
 
-std::vector<PlacementRecipe> rule_recipes(const config::Config& config) {
+std::vector<PlacementRecipe> rule_recipes(const engine::RunInputs& run) {
   using enum TensorClass;
   const PlacementRecipe usual = concatenate(
       {{activations, Tier::device, BlockOrder::last}, {activations, Tier::host, BlockOrder::last}},
       keep_intermediates());
-  const auto constraints = read_constraints(config);
+  const auto constraints = read_constraints(run);
   const bool open = std::any_of(constraints.begin(), constraints.end(),
                                 [](const auto& one) { return !one.activations || !one.gradients; });
   if (!open) return {usual};
@@ -175,16 +183,16 @@ bool is_surely_faster(const RuleResult& other, const RuleResult& usual) {
 
 }  // namespace
 
-Placement place_by_rule(const TierFiller& filler, const config::Config& config,
+Placement place_by_rule(const TierFiller& filler, const engine::RunInputs& run,
                         step::Options& options) {
   RuleResult last;
-  for (const auto& open : {orders(config, options), last_orders(config)}) {
-    for (const PlacementRecipe& recipe : rule_recipes(config)) {
+  for (const auto& open : {orders(run, options), last_orders(run)}) {
+    for (const PlacementRecipe& recipe : rule_recipes(run)) {
       std::optional<RuleResult> best;
       for (const step::Order order : open) {
         last.options = options;
         last.options.order = order;
-        last.placement = fill_with_fewer_buffers(filler, recipe, config, last.options);
+        last.placement = fill_with_fewer_buffers(filler, recipe, run, last.options);
         if (filler.excess(last.placement, last.options) > 0) continue;
         if (!best || is_surely_faster(last, *best)) best = last;
       }

@@ -9,28 +9,24 @@
 #include <unordered_map>
 #include <vector>
 
-#include "ballast/config/config.h"
 #include "ballast/core/places.h"
+#include "ballast/engine/run_inputs.h"
 #include "ballast/memory/ledger.h"
 #include "ballast/memory/machine.h"
 #include "ballast/step/problem.h"
 
 namespace ballast::planner {
 
-/// The config's constraints on a block's placement; empty members are open.
-struct PlacementConstraint {
-  config::TierChoice weights;
-  config::TierChoice optimizer;
-  config::TierChoice activations;
-  std::optional<step::Kept> kept;
-  config::TierChoice gradients;
-};
+using step::PlacementConstraint;
 
 /// Returns one constraint per block of a model with `blocks` blocks. Throws Error(config) for a
 /// rule about a block that does not exist.
-std::vector<PlacementConstraint> read_constraints(const config::Config& config, std::size_t blocks);
-/// Returns the constraints for the model of `config`.
-std::vector<PlacementConstraint> read_constraints(const config::Config& config);
+std::vector<PlacementConstraint> read_constraints(const engine::Constraints& constraints,
+                                                  std::size_t blocks);
+/// Returns the constraints for the model of `run`.
+inline std::vector<PlacementConstraint> read_constraints(const engine::RunInputs& run) {
+  return read_constraints(run.constraints, run.model.blocks.size());
+}
 
 /// The tensors that a step moves to a faster tier.
 enum class TensorClass : std::uint8_t {
@@ -65,13 +61,13 @@ struct PlacementStep {
 
 using PlacementRecipe = std::vector<PlacementStep>;
 
-/// Describes what the search of one config varies in its options.
+/// Describes what the search of one run varies in its options.
 std::string describe(const step::Options& options);
 
 /// Returns whether open gradients are on NVMe if the recipe does not move them.
 bool swaps_gradients(const PlacementRecipe& recipe);
 
-/// For configs that set everything else. The backward pass needs the last layers' intermediates
+/// For runs that set everything else. The backward pass needs the last layers' intermediates
 /// first.
 inline PlacementRecipe keep_intermediates() {
   return {{.kind = TensorClass::logits, .tier = Tier::device},
@@ -123,7 +119,7 @@ class TierFiller {
                                       const step::Options& options) const;
 
  private:
-  /// Returns what the config names for the block, if it can keep that, otherwise nothing.
+  /// Returns what the run names for the block, if it can keep that, otherwise nothing.
   [[nodiscard]] step::Kept kept_by_default(std::size_t block) const;
   /// Returns the placement with everything open on these tiers.
   [[nodiscard]] step::Placement uniform(Tier weights, Tier optimizer, Tier activations,
@@ -147,7 +143,7 @@ class TierFiller {
   [[nodiscard]] bool is_open(std::size_t block, const PlacementStep& step) const;
   [[nodiscard]] bool is_table(std::size_t block) const;
   /// Returns the placement with tables that are on the device moved to host memory, whatever the
-  /// config names.
+  /// run names.
   [[nodiscard]] step::Placement with_tables_below(step::Placement placement,
                                                   const step::Options& options) const;
   /// Changes open tiers while that lowers the excess. Returns the remaining excess.

@@ -8,7 +8,6 @@
 #include <fmt/ranges.h>
 
 #include "ballast/core/error.h"
-#include "ballast/inputs/engine_inputs.h"
 #include "ballast/planner/planner.h"
 
 #include "src/planner/search.h"
@@ -35,24 +34,26 @@ Bytes excess_of(const PlanRequest& request, Effort effort) {
 }  // namespace
 
 std::optional<PlanRequest> changed(const PlanRequest& request, const Overrides& overrides) {
+  if (overrides.empty()) return request;
+  if (!request.change) return std::nullopt;
   PlanRequest result = request;
   try {
-    result.config = config::parse(config::print(request.config), "/", "the change", overrides,
-                                  request.mesh.ranks());
-    const model::ModelConfig& before = request.config.model;
-    const model::ModelConfig& now = result.config.model;
-    if (now.vocabulary_tiles != before.vocabulary_tiles || now.layer_tiles != before.layer_tiles) {
-      result.model = inputs::model_of(result.config);
-      result.kernels = nullptr;
-    }
+    PlanRequest other = request.change(overrides);
+    result.run = std::move(other.run);
+    result.change = std::move(other.change);
   } catch (const Error&) {
     return std::nullopt;
+  }
+  const model::ModelConfig& before = request.run.model.config;
+  const model::ModelConfig& now = result.run.model.config;
+  if (now.vocabulary_tiles != before.vocabulary_tiles || now.layer_tiles != before.layer_tiles) {
+    result.kernels = nullptr;
   }
   return result;
 }
 
-Overrides find_fitting_tiles(const PlanRequest& request, const config::Config::OpenTiles& open) {
-  const model::ModelConfig& model = request.config.model;
+Overrides find_fitting_tiles(const PlanRequest& request, const model::OpenTiles& open) {
+  const model::ModelConfig& model = request.run.model.config;
   const Bytes now = excess_of(request, Effort::quick);
   for (const auto& [vocabulary, layers] :
        {std::pair{true, false}, std::pair{false, true}, std::pair{true, true}}) {
@@ -76,26 +77,24 @@ Overrides find_fitting_tiles(const PlanRequest& request, const config::Config::O
   return {};
 }
 
-config::Config with_fitting_tiles(const PlanRequest& request) {
-  config::Config config = request.config;
-  if (!config.open_tiles.any()) return config;
-  if (excess_of(request, Effort::quick) == 0) return config;
-  if (excess_of(request, Effort::thorough) == 0) return config;
+model::ModelConfig fitting_tiles(const PlanRequest& request) {
+  const model::ModelConfig& model = request.run.model.config;
+  if (!request.run.open_tiles.any()) return model;
+  if (excess_of(request, Effort::quick) == 0) return model;
+  if (excess_of(request, Effort::thorough) == 0) return model;
   // The refusal names it, and the user decides.
   std::string missing_rate;
-  if (!find_fitting_change(request, missing_rate).empty()) return config;
-  const Overrides change = find_fitting_tiles(request, config.open_tiles);
+  if (!find_fitting_change(request, missing_rate).empty()) return model;
+  const Overrides change = find_fitting_tiles(request, request.run.open_tiles);
   const std::optional<PlanRequest> cut = changed(request, change);
-  if (change.empty() || !cut) return config;
-  config.model.vocabulary_tiles = cut->config.model.vocabulary_tiles;
-  config.model.layer_tiles = cut->config.model.layer_tiles;
+  if (change.empty() || !cut) return model;
   log(LogLevel::info,
       fmt::format("planner: \"auto\" takes {}, because nothing fits the budgets with fewer "
                   "tiles. Sums over other tiles are rounded in another order, so the last bits "
                   "of results differ from those of a run with larger budgets; name the key{} to "
                   "have the same bits with all budgets",
                   fmt::join(change, " and "), change.size() > 1 ? "s" : ""));
-  return config;
+  return cut->run.model.config;
 }
 
 }  // namespace ballast::planner

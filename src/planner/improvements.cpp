@@ -5,9 +5,8 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/inputs/engine_inputs.h"
 #include "ballast/plan/lane_times.h"
-#include "ballast/planner/run_plan.h"
+#include "ballast/planner/planner.h"
 
 #include "src/planner/search.h"
 
@@ -19,11 +18,13 @@ using plan::Lane;
 /// Simulates changes one at a time.
 class Improvements {
  public:
-  Improvements(const Decision& decision, const PlanRequest& request)
-      : decision_(decision),
+  Improvements(const engine::Blueprint& blueprint, const plan::Prediction& prediction,
+               const PlanRequest& request)
+      : blueprint_(blueprint),
+        prediction_(prediction),
         request_(request),
-        now_(speed_of(decision)),
-        written_(written_per_second(decision.prediction)) {}
+        now_(speed_of(blueprint, prediction)),
+        written_(written_per_second(prediction)) {}
 
   std::vector<Improvement> find() {
     more_tokens();
@@ -31,7 +32,7 @@ class Improvements {
     share_head();
     open_placement();
     keep_attention();
-    if (leaves_choices(request_.config)) larger_budgets(request_.config, "", 0.0);
+    if (leaves_choices(request_.run)) larger_budgets(request_.run, "", 0.0);
     smaller_states();
     faster_parts();
     std::stable_sort(found_.begin(), found_.end(), [](const Improvement& a, const Improvement& b) {
@@ -43,12 +44,8 @@ class Improvements {
  private:
   static constexpr double kWorthSaying = 1.02;
 
-  static double speed_of(const Decision& decision) {
-    // The engine may have taken the blueprint.
-    const config::DataSection& data = decision.config.data;
-    return static_cast<double>(decision.config.batch.train_batch * data.sequences_per_sample() *
-                               data.sequence_length) /
-           decision.prediction.step_seconds;
+  static double speed_of(const engine::Blueprint& blueprint, const plan::Prediction& prediction) {
+    return static_cast<double>(blueprint.problem.tokens_per_step()) / prediction.step_seconds;
   }
 
   static double written_per_second(const plan::Prediction& prediction) {
@@ -56,16 +53,16 @@ class Improvements {
            prediction.step_seconds;
   }
 
-  /// Keeps the change if it makes the run faster than `at_least` tokens per second by kWorthSaying,
-  /// or if it spares the drives and is as fast. Returns the speed with the change, 0 if nothing
-  /// fits.
-  double attempt(std::string change, const config::Config& config, const memory::Budgets& budgets,
-                 const plan::Rates& rates, double at_least = 0.0) {
-    const bool same_model = config.model.vocabulary_tiles == request_.config.model.vocabulary_tiles;
-    const PlanRequest changed = {.config = config,
-                                 .model = same_model ? request_.model : inputs::model_of(config),
+  /// Keeps the change of settings or budgets if it makes the run faster than `at_least` tokens per
+  /// second by kWorthSaying, or if it spares the drives and is as fast. Returns the speed with the
+  /// change, 0 if nothing fits.
+  double attempt(std::string change, const engine::RunInputs& run, const memory::Budgets& budgets,
+                 double at_least = 0.0) {
+    const bool same_model =
+        run.model.config.vocabulary_tiles == request_.run.model.config.vocabulary_tiles;
+    const PlanRequest changed = {.run = run,
                                  .budgets = budgets,
-                                 .rates = rates,
+                                 .rates = request_.rates,
                                  .mesh = request_.mesh,
                                  .kernels = same_model ? request_.kernels : nullptr,
                                  .known_kernels = request_.known_kernels,
@@ -75,13 +72,9 @@ class Improvements {
     try {
       const std::optional<Decision> decision = try_decide(changed);
       if (!decision) return 0.0;
-      const double speed = speed_of(*decision);
+      const double speed = speed_of(decision->blueprint, decision->prediction);
       Improvement variant = {std::move(change), speed, speed / now_};
-      // With more drives the written bytes are spread, so the wear cannot be compared by bytes.
-      const bool same_machine = &rates == &request_.rates;
-      if (written_ > 0.0 && same_machine) {
-        variant.wear = written_per_second(decision->prediction) / written_;
-      }
+      if (written_ > 0.0) variant.wear = written_per_second(decision->prediction) / written_;
       const bool faster = speed >= kWorthSaying * std::max(now_, at_least);
       // A change that is combined with another must add to it.
       const bool alone = at_least == 0.0;
@@ -98,99 +91,93 @@ class Improvements {
 
   void more_tokens() {
     for (const std::uint64_t factor : {2U, 4U}) {
-      config::Config config = request_.config;
-      config.batch.train_batch *= factor;
-      config.batch.accumulation *= factor;
-      std::string keys = fmt::format("train_batch_size {}", config.batch.train_batch);
-      if (!config.batch.automatic) {
-        keys += fmt::format(", gradient_accumulation_steps {}", config.batch.accumulation);
+      engine::RunInputs run = request_.run;
+      run.batch.train_batch *= factor;
+      run.batch.accumulation *= factor;
+      std::string keys = fmt::format("train_batch_size {}", run.batch.train_batch);
+      if (!run.batch.automatic) {
+        keys += fmt::format(", gradient_accumulation_steps {}", run.batch.accumulation);
       }
-      attempt(fmt::format("{}x the tokens per step ({})", factor, keys), config, request_.budgets,
-              request_.rates);
+      attempt(fmt::format("{}x the tokens per step ({})", factor, keys), run, request_.budgets);
     }
   }
 
-  /// Tries devices of the rank that the config does not use.
+  /// Tries devices of the rank that the run does not use.
   void more_devices() {
-    config::Config config = request_.config;
+    engine::RunInputs run = request_.run;
     for (const std::uint32_t count : larger_device_counts(request_)) {
-      config.pipeline.stages = count;
-      attempt(fmt::format("{0} devices (pipeline.stages {0})", count), config, request_.budgets,
-              request_.rates);
+      run.devices.count = count;
+      attempt(fmt::format("{0} devices (pipeline.stages {0})", count), run, request_.budgets);
     }
   }
 
   /// Tries to share the head among the devices. Without tiles it is on one of them.
   void share_head() {
-    config::Config config = request_.config;
-    const std::uint32_t devices = decision_.blueprint.problem.devices;
-    std::uint64_t& tiles = config.model.vocabulary_tiles;
-    if (tiles >= devices || !config.ballast.placement.empty()) return;
-    tiles = devices;
+    engine::RunInputs run = request_.run;
+    model::ModelConfig config = run.model.config;
+    const std::uint32_t devices = blueprint_.problem.devices;
+    if (config.vocabulary_tiles >= devices || !run.constraints.rules.empty()) return;
+    config.vocabulary_tiles = devices;
+    run.model = run.trained_like(config, run.model.split);
     attempt(fmt::format("the head in {0} tiles, which changes the rounding of results "
                         "(model.vocabulary_tiles {0})",
                         devices),
-            config, request_.budgets, request_.rates);
+            run, request_.budgets);
   }
 
   void open_placement() {
-    config::Config config = request_.config;
-    config.zero.parameters.tier = std::nullopt;
-    config.zero.optimizer.tier = std::nullopt;
-    config.ballast.activations = std::nullopt;
-    config.ballast.gradients = std::nullopt;
-    config.ballast.kept = std::nullopt;
-    config.ballast.order = std::nullopt;
-    config.ballast.placement.clear();
-    config.buffers = config::kOpenBuffers;
+    engine::RunInputs run = request_.run;
+    run.constraints.placement = {};
+    run.constraints.rules.clear();
+    run.constraints.order.reset();
+    run.constraints.buffers = step::kOpenBuffers;
     const std::string open =
         "\"auto\" for all tiers, ballast.order, ballast.recompute and the numbers of buffers";
-    const double speed = attempt(open, config, request_.budgets, request_.rates);
-    // If the config sets the tiers, more memory alone changes nothing.
-    if (config::print(config) != config::print(request_.config)) {
-      larger_budgets(config, " with " + open, speed);
-    }
+    const double speed = attempt(open, run, request_.budgets);
+    // If the run sets the tiers, more memory alone changes nothing.
+    if (run.constraints != request_.run.constraints) larger_budgets(run, " with " + open, speed);
   }
 
-  /// Tries what a config that names which intermediates are recomputed could save. With "auto" the
+  /// Tries what a run that sets which intermediates are recomputed could save. If that is open, the
   /// plan has made this choice.
   void keep_attention() {
-    if (request_.config.ballast.kept.value_or(step::Kept::attention) == step::Kept::attention) {
-      return;
-    }
-    config::Config config = request_.config;
-    config.ballast.kept = step::Kept::attention;
-    attempt("keeping the results of attention (ballast.recompute except_attention)", config,
-            request_.budgets, request_.rates);
+    engine::RunInputs run = request_.run;
+    std::optional<step::Kept>& kept = run.constraints.placement.kept;
+    if (kept.value_or(step::Kept::attention) == step::Kept::attention) return;
+    kept = step::Kept::attention;
+    attempt("keeping the results of attention (ballast.recompute except_attention)", run,
+            request_.budgets);
   }
 
-  void larger_budgets(const config::Config& config, const std::string& also, double at_least) {
+  void larger_budgets(const engine::RunInputs& run, const std::string& also, double at_least) {
     const auto larger = [](Bytes bytes) { return bytes + bytes / 4; };
     const memory::Budgets& now = request_.budgets;
-    attempt("25% more host memory (ballast.host_bytes)" + also, config,
-            {now.device, larger(now.host)}, request_.rates, at_least);
-    attempt("25% more device memory (ballast.device_bytes)" + also, config,
-            {larger(now.device), now.host}, request_.rates, at_least);
+    attempt("25% more host memory (ballast.host_bytes)" + also, run, {now.device, larger(now.host)},
+            at_least);
+    attempt("25% more device memory (ballast.device_bytes)" + also, run,
+            {larger(now.device), now.host}, at_least);
   }
 
   /// Tries 8-bit states, which take a third of the space.
   void smaller_states() {
     constexpr auto kSmallest = cpu_adam::Moments::Format::blockwise8;
-    config::Config config = request_.config;
-    if (!used(Lane::writeback) || config.ballast.optimizer_states == kSmallest) return;
-    config.ballast.optimizer_states = kSmallest;
-    attempt("moments in 8 bits, which changes results (ballast.optimizer_states 8bit)", config,
-            request_.budgets, request_.rates);
+    engine::RunInputs run = request_.run;
+    if (!used(Lane::writeback) || run.states.moments == kSmallest) return;
+    run.states.moments = kSmallest;
+    attempt("moments in 8 bits, which changes results (ballast.optimizer_states 8bit)", run,
+            request_.budgets);
   }
 
   [[nodiscard]] bool used(Lane lane) const {
-    return decision_.prediction.bytes.at(static_cast<std::size_t>(lane)) > 0;
+    return prediction_.bytes.at(static_cast<std::size_t>(lane)) > 0;
   }
 
   void faster(std::string change, std::initializer_list<double plan::Rates::*> which) {
     plan::Rates rates = request_.rates;
     for (const auto rate : which) rates.*rate *= 2.0;
-    attempt(std::move(change), decision_.config, request_.budgets, rates);
+    const double speed = speed_of(blueprint_, plan::simulate(blueprint_.schedule, rates));
+    // With more drives the written bytes are spread, so the wear cannot be compared by bytes.
+    if (speed >= kWorthSaying * now_) found_.push_back({std::move(change), speed, speed / now_});
   }
 
   void faster_parts() {
@@ -211,7 +198,8 @@ class Improvements {
     faster("an update twice as fast (ballast.update_threads, memory)", {&Rates::update_per_second});
   }
 
-  const Decision& decision_;
+  const engine::Blueprint& blueprint_;
+  const plan::Prediction& prediction_;
   const PlanRequest& request_;
   double now_;      ///< tokens per second
   double written_;  ///< to NVMe, bytes per second
@@ -220,8 +208,10 @@ class Improvements {
 
 }  // namespace
 
-std::vector<Improvement> find_improvements(const Decision& decision, const PlanRequest& request) {
-  return Improvements(decision, request).find();
+std::vector<Improvement> find_improvements(const engine::Blueprint& blueprint,
+                                           const plan::Prediction& prediction,
+                                           const PlanRequest& request) {
+  return Improvements(blueprint, prediction, request).find();
 }
 
 std::string describe_idle_devices(const step::Problem& problem) {

@@ -7,9 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "ballast/calibrate/calibrate.h"
 #include "ballast/core/error.h"
-#include "ballast/inputs/engine_inputs.h"
 #include "ballast/plan/rates.h"
 #include "ballast/planner/planner.h"
 
@@ -28,7 +26,7 @@ std::vector<std::uint64_t> promising_sizes(const PlanRequest& request) {
   for (const std::uint64_t size : sizes) {
     const BatchChoice choice(request, size);
     const step::Options options =
-        with_buffers(request.config, choice.outline.options, BufferLevel::fewest);
+        with_buffers(request.run, choice.outline.options, BufferLevel::fewest);
     found.emplace_back(choice.filler.excess(choice.filler.fill({}, options), options), size);
   }
   std::sort(found.begin(), found.end());
@@ -64,14 +62,15 @@ constexpr const char* kAutoMicroBatch = "train_micro_batch_size_per_gpu=auto";
 
 /// Adds smaller micro-batches, largest first.
 void add_micro_batches(const PlanRequest& request, std::vector<Overrides>& changes) {
-  if (request.config.batch.automatic) return;
+  const engine::BatchRule& batch = request.run.batch;
+  if (batch.automatic) return;
   PlanRequest open = request;
-  open.config.batch.automatic = true;
+  open.run.batch.automatic = true;
   for (const std::uint64_t size : micro_batch_sizes(open)) {
-    if (size >= request.config.batch.micro_batch) continue;
-    const config::Config changed = with_micro_batches(request.config, size, request.mesh.data);
+    if (size >= batch.samples()) continue;
     changes.push_back({fmt::format("train_micro_batch_size_per_gpu={}", size),
-                       fmt::format("gradient_accumulation_steps={}", changed.batch.accumulation)});
+                       fmt::format("gradient_accumulation_steps={}",
+                                   batch.with_samples(size, request.mesh.data).accumulation)});
   }
 }
 
@@ -93,28 +92,29 @@ Overrides open_placement() {
           "ballast.recompute=auto",     "ballast.order=auto"};
 }
 
-void add_placements(const config::Config& config, std::vector<Overrides>& changes) {
+void add_placements(const engine::RunInputs& run, std::vector<Overrides>& changes) {
+  const step::PlacementConstraint& set = run.constraints.placement;
   // Placement rules would override the new tier.
   const auto add = [&](Overrides change) {
-    if (!config.ballast.placement.empty()) change.emplace_back("ballast.placement=[]");
+    if (!run.constraints.rules.empty()) change.emplace_back("ballast.placement=[]");
     changes.push_back(std::move(change));
   };
-  const auto slower = [](config::TierChoice now, Tier tier) { return now && *now < tier; };
-  if (config.ballast.kept.value_or(step::Kept::nothing) != step::Kept::nothing)
+  const auto slower = [](std::optional<Tier> now, Tier tier) { return now && *now < tier; };
+  if (set.kept.value_or(step::Kept::nothing) != step::Kept::nothing)
     add({"ballast.recompute=auto"});
   for (const Tier tier : {Tier::host, Tier::nvme}) {
     const std::string_view name = tier == Tier::host ? "cpu" : "nvme";
-    if (slower(config.ballast.activations, tier)) add({assign(kActivations, to_string(tier))});
-    if (slower(config.zero.optimizer.tier, tier)) add({assign(kOptimizerTier, name)});
-    if (slower(config.zero.parameters.tier, tier)) add({assign(kWeightsTier, name)});
-    if (slower(config.ballast.gradients, tier)) add({assign(kGradients, "auto")});
+    if (slower(set.activations, tier)) add({assign(kActivations, to_string(tier))});
+    if (slower(set.optimizer, tier)) add({assign(kOptimizerTier, name)});
+    if (slower(set.weights, tier)) add({assign(kWeightsTier, name)});
+    if (slower(set.gradients, tier)) add({assign(kGradients, "auto")});
   }
   const Overrides open = open_placement();
   add(open);
-  if (config.batch.automatic) return;
+  if (run.batch.automatic) return;
   Overrides all = open;
-  all.insert(all.end(), {fmt::format("train_batch_size={}", config.batch.train_batch),
-                         kAutoMicroBatch, "gradient_accumulation_steps=auto"});
+  all.insert(all.end(), {fmt::format("train_batch_size={}", run.batch.train_batch), kAutoMicroBatch,
+                         "gradient_accumulation_steps=auto"});
   add(std::move(all));
 }
 
@@ -122,7 +122,7 @@ void add_placements(const config::Config& config, std::vector<Overrides>& change
 void add_shorter_sequence(const PlanRequest& request, std::vector<std::string>& ways,
                           std::string& missing) {
   std::vector<std::uint64_t> lengths;
-  for (std::uint64_t length = request.config.data.sequence_length / 2; length > 0; length /= 2) {
+  for (std::uint64_t length = request.run.batch.shape.whole_length() / 2; length > 0; length /= 2) {
     lengths.push_back(length);
   }
   std::string longest;
@@ -137,7 +137,7 @@ void add_shorter_sequence(const PlanRequest& request, std::vector<std::string>& 
 
 /// Adds the fewest tiles that fit, alone or with an open placement.
 void add_tiles(const PlanRequest& request, std::vector<std::string>& ways) {
-  if (!request.config.ballast.placement.empty()) return;
+  if (!request.run.constraints.rules.empty()) return;
   for (const Overrides& before : {Overrides(), open_placement()}) {
     const std::optional<PlanRequest> other = changed(request, before);
     if (!other) continue;
@@ -167,7 +167,7 @@ std::string format_enough(Bytes bytes) {
 }
 
 /// Returns larger budgets with which `request` works: "--set ballast.host_bytes=1.2GiB", or "host
-/// memory of 1.2 GiB" if the config does not set the budget. "" if there are none.
+/// memory of 1.2 GiB" if the run does not set the budget. "" if there are none.
 std::string larger_budgets(const PlanRequest& request, const memory::Ledger& nearest,
                            std::string& missing) {
   constexpr int kTries = 8;
@@ -188,10 +188,9 @@ std::string larger_budgets(const PlanRequest& request, const memory::Ledger& nea
                                                                : " and ",
                       to_string(tier), enough);
     };
-    const config::BallastSection& ballast = request.config.ballast;
-    raise(Tier::device, device, request.budgets.device, ballast.device_bytes,
-          larger.budgets.device);
-    raise(Tier::host, host, request.budgets.host, ballast.host_bytes, larger.budgets.host);
+    const memory::Budgets& named = request.run.budgets;
+    raise(Tier::device, device, request.budgets.device, named.device, larger.budgets.device);
+    raise(Tier::host, host, request.budgets.host, named.host, larger.budgets.host);
     if (works(larger, Effort::thorough, missing)) return text;
   }
   return "";
@@ -239,17 +238,17 @@ std::string explain(const PlanRequest& request, const ClosestMiss& nearest) {
 ClosestMiss find_miss_on_devices(const PlanRequest& request, Effort effort) {
   ClosestMiss nearest;
   constexpr std::size_t kPrograms = 12;
-  std::vector<PlacementRecipe> recipes = rule_recipes(request.config);
-  if (leaves_choices(request.config)) {
+  std::vector<PlacementRecipe> recipes = rule_recipes(request.run);
+  if (leaves_choices(request.run)) {
     recipes = basic_recipes();
     recipes.resize(std::min(recipes.size(), kPrograms));
     if (effort == Effort::thorough) recipes.push_back({{.kind = TensorClass::all}});
   }
-  if (opens_gradients(request.config)) {
+  if (opens_gradients(request.run)) {
     const std::vector<PlacementRecipe> swapping = with_swapped_gradients(recipes);
     recipes.insert(recipes.end(), swapping.begin(), swapping.end());
   }
-  const std::vector<step::Order> last = last_orders(request.config);
+  const std::vector<step::Order> last = last_orders(request.run);
   std::vector<std::unique_ptr<BatchChoice>> choices;
   for (const std::uint64_t size : promising_sizes(request)) {
     choices.push_back(std::make_unique<BatchChoice>(request, size));
@@ -258,8 +257,8 @@ ClosestMiss find_miss_on_devices(const PlanRequest& request, Effort effort) {
     for (const auto& choice : choices) {
       stop_if_interrupted(request);
       step::Options options =
-          with_buffers(request.config, choice->outline.options, BufferLevel::fewest);
-      std::vector<step::Order> open = orders(request.config, options);
+          with_buffers(request.run, choice->outline.options, BufferLevel::fewest);
+      std::vector<step::Order> open = orders(request.run, options);
       open.insert(open.end(), last.begin(), last.end());
       for (const step::Order order : open) {
         options.order = order;
@@ -279,11 +278,11 @@ ClosestMiss find_miss_on_devices(const PlanRequest& request, Effort effort) {
 
 Overrides find_fitting_change(const PlanRequest& request, std::string& missing_rate) {
   std::vector<Overrides> changes;
-  if (inputs::named_speculation(request.config) > 0)
+  if (request.run.constraints.speculative_updates.value_or(0) > 0)
     changes.push_back({"ballast.speculative_updates=0"});
   add_devices(request, changes);
   add_micro_batches(request, changes);
-  add_placements(request.config, changes);
+  add_placements(request.run, changes);
   for (const Overrides& change : changes) {
     const std::optional<PlanRequest> other = changed(request, change);
     if (other && works(*other, Effort::quick, missing_rate)) return change;
@@ -310,18 +309,17 @@ void require_fit(const PlanRequest& request) {
   if (nearest.excess > 0) throw Error(ErrorCategory::memory, explain(request, nearest));
 }
 
-config::Config measured_config(const PlanRequest& request) {
-  if (inputs::may_swap(request.config)) return request.config;
+engine::RunInputs measured_run(const PlanRequest& request) {
+  if (request.run.constraints.may_swap()) return request.run;
   const auto with_open_on = [&request](Tier tier) {
-    config::Config config = request.config;
-    if (!config.ballast.activations) config.ballast.activations = tier;
-    if (!config.ballast.gradients) config.ballast.gradients = tier;
-    return config;
+    PlanRequest changed = request;
+    step::PlacementConstraint& set = changed.run.constraints.placement;
+    if (!set.activations) set.activations = tier;
+    if (!set.gradients) set.gradients = tier;
+    return changed;
   };
-  PlanRequest on_host = request;
-  on_host.config = with_open_on(Tier::host);
-  const bool fits = find_closest_miss(on_host, Effort::quick).excess == 0;
-  return fits ? request.config : with_open_on(Tier::nvme);
+  const bool fits = find_closest_miss(with_open_on(Tier::host), Effort::quick).excess == 0;
+  return fits ? request.run : with_open_on(Tier::nvme).run;
 }
 
 }  // namespace ballast::planner

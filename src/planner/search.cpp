@@ -10,7 +10,6 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/threads.h"
-#include "ballast/inputs/engine_inputs.h"
 
 namespace ballast::planner {
 namespace {
@@ -24,14 +23,14 @@ constexpr double kWorthSpeculating = 1.02;
 
 /// Lower bound on the number of a step's operations, before it is built.
 std::size_t min_operations(const PlanRequest& request, std::uint64_t micro_batch) {
-  const std::uint64_t share = request.config.batch.train_batch / request.mesh.data;
-  return 2 * request.model.blocks.size() * (share / micro_batch);
+  const std::uint64_t share = request.run.batch.train_batch / request.mesh.data;
+  return 2 * request.run.model.blocks.size() * (share / micro_batch);
 }
 
 }  // namespace
 
 std::vector<std::uint64_t> micro_batch_sizes(const PlanRequest& request) {
-  const config::BatchSection& batch = request.config.batch;
+  const engine::BatchRule& batch = request.run.batch;
   if (batch.train_batch == 0 || batch.train_batch % request.mesh.data != 0) {
     throw Error(ErrorCategory::config,
                 fmt::format("train_batch_size: {} sequences cannot be shared equally by {} ranks",
@@ -39,14 +38,14 @@ std::vector<std::uint64_t> micro_batch_sizes(const PlanRequest& request) {
   }
   const std::uint64_t share = batch.train_batch / request.mesh.data;
   if (!batch.automatic) {
-    if (batch.micro_batch == 0 || batch.micro_batch * batch.accumulation != share) {
-      throw Error(
-          ErrorCategory::config,
-          fmt::format("train_batch_size: {} is not train_micro_batch_size_per_gpu {} x "
-                      "gradient_accumulation_steps {} x {} ranks",
-                      batch.train_batch, batch.micro_batch, batch.accumulation, request.mesh.data));
+    const std::uint64_t size = batch.samples();
+    if (size == 0 || size * batch.accumulation != share) {
+      throw Error(ErrorCategory::config,
+                  fmt::format("train_batch_size: {} is not train_micro_batch_size_per_gpu {} x "
+                              "gradient_accumulation_steps {} x {} ranks",
+                              batch.train_batch, size, batch.accumulation, request.mesh.data));
     }
-    return {batch.micro_batch};
+    return {size};
   }
   std::vector<std::uint64_t> sizes;
   for (std::uint64_t d = 1; d * d <= share; ++d) {
@@ -110,9 +109,9 @@ BatchChoice& PlanSearch::choice_of(std::uint64_t micro_batch) {
 
 std::optional<Candidate> PlanSearch::run() {
   for (const bool last : {false, true}) {
-    if (last && last_orders(request_.config).empty()) break;
+    if (last && last_orders(request_.run).empty()) break;
     for (const bool swaps : {false, true}) {
-      if (swaps && !opens_gradients(request_.config)) break;
+      if (swaps && !opens_gradients(request_.run)) break;
       const auto recipes = swaps ? with_swapped_gradients(basic_recipes()) : basic_recipes();
       for (const BufferLevel number : kBufferLevels) {
         if (candidates_.empty()) try_recipes(recipes, number, last);
@@ -156,9 +155,9 @@ void PlanSearch::try_recipes(const std::vector<PlacementRecipe>& recipes, Buffer
       if (out_of_work()) return;
       if (is_hopeless(size, p)) continue;
       BatchChoice& choice = choice_of(size);
-      step::Options options = with_buffers(request_.config, choice.outline.options, number);
+      step::Options options = with_buffers(request_.run, choice.outline.options, number);
       for (const step::Order order :
-           with_last_orders ? last_orders(request_.config) : orders(request_.config, options)) {
+           with_last_orders ? last_orders(request_.run) : orders(request_.run, options)) {
         options.order = order;
         pending.push_back({&choice, options, recipes[p]});
         recipe_of.push_back(p);
@@ -214,7 +213,7 @@ void PlanSearch::refine() {
 
 void PlanSearch::vary_buffers(const Candidate& candidate, std::vector<SearchPoint>& points) const {
   using step::BufferCounts;
-  const BufferCounts& named = request_.config.buffers;
+  const BufferCounts& named = request_.run.constraints.buffers;
   for (const std::uint32_t count : {2U, 4U, 6U, 1U}) {
     const auto with = [&](auto... members) {
       if (((named.*members > 0) || ...)) return;
@@ -292,7 +291,7 @@ void PlanSearch::keep_attention(const Candidate& plan) {
 /// Moves weights of experts before their router has chosen, if that makes the best plan faster.
 void PlanSearch::prefetch_experts(Candidate plan) {
   const step::Problem& problem = plan.point.choice->outline.problem;
-  if (problem.index->routing_bytes() == 0 || request_.config.ballast.expert_prefetch) return;
+  if (problem.index->routing_bytes() == 0 || request_.run.constraints.expert_prefetch) return;
   plan.point.options.prefetches_experts = true;
   const plan::Schedule schedule =
       step::build_steady_step(problem, plan.placement, plan.point.options);
@@ -304,8 +303,8 @@ void PlanSearch::prefetch_experts(Candidate plan) {
 /// Lets blocks of the best plan speculate in the memory that it leaves: first in coarse steps, then
 /// with numbers around the best.
 void PlanSearch::speculate(const Candidate& plan) {
-  const config::BallastSection& ballast = request_.config.ballast;
-  if (ballast.speculative_updates || ballast.update != step::Update::gated) return;
+  const engine::RunInputs& run = request_.run;
+  if (run.constraints.speculative_updates || run.options.update != step::Update::gated) return;
   const std::size_t most = max_speculating(plan);
   constexpr std::size_t kParts = 4;
   std::size_t count = 0;

@@ -19,7 +19,6 @@
 #include "ballast/engine/blueprint.h"
 #include "ballast/memory/machine.h"
 #include "ballast/plan/simulator.h"
-#include "ballast/planner/plan_choices.h"
 #include "ballast/planner/plan_request.h"
 
 #include "src/planner/filling.h"
@@ -29,6 +28,7 @@ namespace ballast::planner {
 /// Inputs of the schedule for one micro-batch size, before any placement.
 struct BatchChoice {
   BatchChoice(const PlanRequest& request, std::uint64_t size);
+  BatchChoice(const PlanRequest& request, const engine::BatchRule& batch);
   BatchChoice(const BatchChoice&) = delete;
   BatchChoice& operator=(const BatchChoice&) = delete;
 
@@ -93,7 +93,7 @@ std::vector<Trial> try_points(const PlanRequest& request, std::size_t threads,
 /// Error(config) for a batch that its ranks cannot share.
 std::vector<std::uint64_t> micro_batch_sizes(const PlanRequest& request);
 
-/// Levels for the numbers of buffers that a config leaves open.
+/// Levels for the numbers of buffers that a run leaves open.
 enum class BufferLevel : std::uint8_t {
   usual,  ///< the numbers in the options
   few,    ///< one in host memory for each purpose
@@ -102,7 +102,7 @@ enum class BufferLevel : std::uint8_t {
 inline constexpr std::array kBufferLevels = {BufferLevel::usual, BufferLevel::few,
                                              BufferLevel::fewest};
 
-step::Options with_buffers(const config::Config& config, step::Options options, BufferLevel number);
+step::Options with_buffers(const engine::RunInputs& run, step::Options options, BufferLevel number);
 
 /// Concatenates two recipes.
 PlacementRecipe concatenate(const PlacementRecipe& first, const PlacementRecipe& second);
@@ -111,17 +111,17 @@ PlacementRecipe concatenate(const PlacementRecipe& first, const PlacementRecipe&
 /// gradients are on NVMe only if nothing fits with them on the host. `options` receives the options
 /// used. If nothing fits, the result has the fewest buffers.
 step::Placement fill_with_fewer_buffers(const TierFiller& filler, const PlacementRecipe& recipe,
-                                        const config::Config& config, step::Options& options);
+                                        const engine::RunInputs& run, step::Options& options);
 
 /// Returns the recipes that place_by_rule() tries, the usual one first.
-std::vector<PlacementRecipe> rule_recipes(const config::Config& config);
+std::vector<PlacementRecipe> rule_recipes(const engine::RunInputs& run);
 
-/// Places everything that a config without choices (leaves_choices()) leaves open, without rates:
+/// Places everything that a run without choices (leaves_choices()) leaves open, without rates:
 /// activations on the fastest tier with room for them, the last blocks first, gradients on the host
 /// if they fit, then kept intermediates. The order is layer-major unless only another one fits or
 /// is faster on any machine. `options` receives the options used. If the result exceeds the
 /// budgets, nothing fits.
-step::Placement place_by_rule(const TierFiller& filler, const config::Config& config,
+step::Placement place_by_rule(const TierFiller& filler, const engine::RunInputs& run,
                               step::Options& options);
 
 /// Returns the recipes that are tried for every micro-batch size, the most promising first.
@@ -129,24 +129,24 @@ std::vector<PlacementRecipe> basic_recipes();
 /// Adds variants with gradients on NVMe if host memory has no room for them, after or before
 /// others.
 std::vector<PlacementRecipe> with_swapped_gradients(const std::vector<PlacementRecipe>& recipes);
-/// Returns whether the config leaves the tier of any gradient open.
-bool opens_gradients(const config::Config& config);
+/// Returns whether the run leaves the tier of any gradient open.
+bool opens_gradients(const engine::RunInputs& run);
 
-/// Returns the orders that `config` leaves open, or that of `options`.
-std::vector<step::Order> orders(const config::Config& config, const step::Options& options);
+/// Returns the orders that `run` leaves open, or that of `options`.
+std::vector<step::Order> orders(const engine::RunInputs& run, const step::Options& options);
 /// Returns further open orders, with gradient sums in host memory, for runs that fit with no other.
-std::vector<step::Order> last_orders(const config::Config& config);
+std::vector<step::Order> last_orders(const engine::RunInputs& run);
 
-/// Returns the numbers of devices for each rank that `request` allows: that of pipeline.stages, or
-/// for "auto" 1, 2, 4, ... and all.
+/// Returns the numbers of devices for each rank that `request` allows: the one that its run names,
+/// or if that is open 1, 2, 4, ... and all.
 std::vector<std::uint32_t> device_counts(const PlanRequest& request);
 
-/// Returns the numbers of devices above the one that the config of `request` names, which "auto"
-/// would try; empty for "auto".
+/// Returns the numbers of devices above the one that the run of `request` names, which would be
+/// tried if it were open; empty if it is.
 std::vector<std::uint32_t> larger_device_counts(const PlanRequest& request);
 
 /// Returns `request` with that number of devices.
-PlanRequest on_devices(const PlanRequest& request, std::uint32_t count);
+PlanRequest on_devices(PlanRequest request, std::uint32_t count);
 
 /// Searches the placement, micro-batch size and buffer counts with the most tokens per second: the
 /// basic recipes first, then variations of the best. The limit is on simulated operations instead
@@ -215,10 +215,7 @@ enum class Effort : std::uint8_t { quick, thorough };
 /// If its excess is 0, try_decide() has a plan that fits. Needs no rates.
 ClosestMiss find_closest_miss(const PlanRequest& request, Effort effort);
 
-/// Changes of a config that are made together, as arguments of --set.
-using Overrides = std::vector<std::string>;
-
-/// Returns `request` with its config and model changed; empty if the config's rules forbid it.
+/// Returns `request` with changed settings; empty if the rules of configs forbid them.
 std::optional<PlanRequest> changed(const PlanRequest& request, const Overrides& overrides);
 
 /// Returns the first change of placement, micro-batch or number of devices with which a plan for
@@ -228,14 +225,9 @@ Overrides find_fitting_change(const PlanRequest& request, std::string& missing_r
 
 /// Returns the smallest change of the numbers of tiles with which a plan for `request` fits; empty
 /// if there is none. Tiles of the vocabulary come first, then those of layers, then both.
-Overrides find_fitting_tiles(const PlanRequest& request, const config::Config::OpenTiles& open);
+Overrides find_fitting_tiles(const PlanRequest& request, const model::OpenTiles& open);
 
 /// Like decide(), but empty if no plan fits.
 std::optional<Decision> try_decide(const PlanRequest& request);
-
-/// Returns one line for a request that does not fit: the tier, the missing bytes, the largest line
-/// of its ledger, and the smallest changes of the config with which it fits. Each change was tried;
-/// without rates, only for memory.
-std::string explain_refusal(const PlanRequest& request);
 
 }  // namespace ballast::planner

@@ -9,33 +9,29 @@
 #include "ballast/core/machine.h"
 #include "ballast/core/threads.h"
 #include "ballast/device/device.h"
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/plan_choices.h"
 
 #include "src/planner/search.h"
 
 namespace ballast::planner {
 namespace {
 
-/// Returns the memory of the kernels for micro-batches of `size` sequences or pairs. A program
+/// Returns the memory of the kernels for micro-batches of that shape. A program
 /// built without CUDA estimates it with the host device's kernels on one thread.
-model::KernelSizes kernels_of(const PlanRequest& request, std::uint64_t size) {
-  const config::Config& config = request.config;
-  const model::MicroBatchShape shape =
-      inputs::shape_of(config, size * config.data.sequences_per_sample());
+model::KernelSizes kernels_of(const PlanRequest& request, const model::MicroBatchShape& shape) {
   if (request.kernels) return request.kernels(shape);
+  const engine::RunInputs& run = request.run;
   const bool on_host = request.rates.forward.empty()
-                           ? device::shares_host_cores(inputs::device_options(config))
+                           ? device::shares_host_cores(run.devices.first())
                            : request.rates.shared_cores > 0;
   const char* const device = on_host || !device::cuda_built_in() ? "host" : "cuda";
-  const int threads = on_host ? config.ballast.compute_threads : 1;
+  const int threads = on_host ? run.devices.compute_threads : 1;
+  const model::ModelConfig& model = run.model.config;
   const std::string question =
       fmt::format("{} {} {} on {}, {} threads; {} {} {} {}", shape.sequences, shape.length,
-                  shape.slices, device, threads, config.ballast.expert_parallel,
-                  config.model.vocabulary_tiles, config.model.layer_tiles, to_string(config.type));
-  return request.known_kernels->of(question, [&] {
-    return model::kernel_memory(request.model, config.type, shape, device, threads);
-  });
+                  shape.slices, device, threads, run.model.split.experts, model.vocabulary_tiles,
+                  model.layer_tiles, to_string(run.type));
+  return request.known_kernels->of(
+      question, [&] { return model::kernel_memory(run.model, run.type, shape, device, threads); });
 }
 
 /// Returns a key that is equal for points with the same schedule.
@@ -85,13 +81,16 @@ void run_trial(const PlanRequest& request, const SearchPoint& point,
 }  // namespace
 
 BatchChoice::BatchChoice(const PlanRequest& request, std::uint64_t size)
-    : micro_batch(size),
+    : BatchChoice(request, request.run.batch.with_samples(size, request.mesh.data)) {}
+
+BatchChoice::BatchChoice(const PlanRequest& request, const engine::BatchRule& batch)
+    : micro_batch(batch.samples()),
       budgets(request.budgets),
-      outline(inputs::outline(with_micro_batches(request.config, size, request.mesh.data),
-                              request.model, request.budgets, kernels_of(request, size),
+      outline(engine::outline(request.run, batch, request.budgets, kernels_of(request, batch.shape),
                               request.mesh)),
-      constraints(read_constraints(request.config, request.model.blocks.size())),
-      filler(outline.problem, constraints, budgets, inputs::named_speculation(request.config)) {}
+      constraints(read_constraints(request.run)),
+      filler(outline.problem, constraints, budgets,
+             request.run.constraints.speculative_updates.value_or(0)) {}
 
 void stop_if_interrupted(const PlanRequest& request) {
   if (request.interrupted == nullptr || !*request.interrupted) return;

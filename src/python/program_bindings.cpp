@@ -11,7 +11,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "ballast/core/machine.h"
-#include "ballast/planner/forecast.h"
+#include "ballast/setup/forecast.h"
 
 #include "src/python/module.h"
 #include "src/python/run_observer.h"
@@ -102,8 +102,8 @@ nb::tuple plan(const std::string& file, std::optional<std::string> text,
   const Texts texts = run_with_signals([&request] {
     const config::Config config = tools::forecast_config(request);
     tools::log_notes(config);
-    const planner::Forecast forecast = tools::forecast_of(request, config);
-    return Texts{planner::to_json(forecast), planner::describe(forecast)};
+    const setup::Forecast forecast = tools::forecast_of(request, config);
+    return Texts{setup::to_json(forecast), setup::describe(forecast)};
   });
   return nb::make_tuple(texts.json, texts.lines);
 }

@@ -23,9 +23,9 @@
 #include "ballast/core/memory.h"
 #include "ballast/formats/safetensors_header.h"
 #include "ballast/formats/stored_weights.h"
-#include "ballast/inputs/engine_inputs.h"
 #include "ballast/model/compute.h"
 #include "ballast/model/family.h"
+#include "ballast/setup/translate.h"
 #include "ballast/text/json.h"
 
 #include "src/formats/adapter_files.h"
@@ -254,7 +254,7 @@ void check_initial_weights(const config::Config& config) {
     if (!config.initial_weights.empty()) check(config);
     key = "ballast.adapters.path";
     if (adapters && !adapters->path.empty()) {
-      formats::AdapterFiles(adapters->path).check(inputs::model_of(config));
+      formats::AdapterFiles(adapters->path).check(setup::model_of(config));
     }
   } catch (const Error& error) {
     throw error.with_context(std::string(key));

@@ -10,8 +10,8 @@
 #include "ballast/core/error.h"
 #include "ballast/formats/export.h"
 #include "ballast/formats/file_formats.h"
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 #include "ballast/train/trainer.h"
@@ -184,7 +184,7 @@ config::Config read_evaluation(const EvaluationRequest& request) {
 ModelEvaluation evaluate_model(const config::Config& config,
                                const ModelEvaluationProgress& progress,
                                const std::atomic<bool>* interrupted) {
-  inputs::check_device(config);
+  setup::check_device(config);
   check_initial_weights(config);
   const auto source = data::open_evaluation_data(config);
   if (source->size() == 0) {
@@ -199,10 +199,10 @@ ModelEvaluation evaluate_model(const config::Config& config,
                         : data.eval.front() + (data.eval.size() > 1 ? ", ... are" : " is"),
                     data.sequence_length));
   }
-  engine::Blueprint blueprint = planner::draw_evaluation(config);
+  engine::Blueprint blueprint = setup::draw_evaluation(config);
   const RunFolders folders(config, blueprint, nullptr);
   const data::EvaluationBatches batches(source, blueprint.shape.sequences, blueprint.shape.length);
-  engine::Engine engine(std::move(blueprint), planner::engine_options(config), interrupted);
+  engine::Engine engine(std::move(blueprint), setup::engine_options(config), interrupted);
   start_from_weights(engine, config,
                      [&](Bytes done, Bytes total) { progress("reading weights", done, total); });
   const auto start = std::chrono::steady_clock::now();

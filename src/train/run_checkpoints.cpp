@@ -18,8 +18,8 @@
 #include "ballast/config/key_effects.h"
 #include "ballast/core/error.h"
 #include "ballast/model/block_layout.h"
-#include "ballast/planner/planner.h"
-#include "ballast/planner/run_plan.h"
+#include "ballast/setup/run_plan.h"
+#include "ballast/setup/setup.h"
 #include "ballast/state/store.h"
 #include "ballast/state/swap_plan.h"
 
@@ -124,7 +124,7 @@ void tidy_checkpoints(const checkpoint::Checkpoint& from, const config::Config& 
   // A killed run may have left one checkpoint more than there are extents for.
   checkpoint::remove_older(run, checkpoint::checkpoint_folder(run, step),
                            config.ballast.checkpoint_keep);
-  for (const auto& path : planner::engine_options(config, {}).swap.paths) {
+  for (const auto& path : setup::engine_options(config, {}).swap.paths) {
     checkpoint::remove_left_names(run, path.directory);
   }
 }
@@ -277,7 +277,7 @@ void check_room_for_checkpoints(const engine::Engine& engine, const config::Conf
   const std::vector<Bytes> extents = state::swap_extents(engine.blueprint().schedule);
   Bytes swap = 0;
   if (new_swap_files && !extents.empty()) {
-    const auto options = planner::engine_options(config, launch).swap;
+    const auto options = setup::engine_options(config, launch).swap;
     swap = std::max(1U, launch.local_world) * state::swap_bytes_on(run, options, extents);
   }
   if (space.available >= swap && (space.available - swap) / more >= each) return;
@@ -430,7 +430,7 @@ config::Config settle_tiles(const config::Config& config, comm::Ranks* ranks,
                             const std::atomic<bool>* interrupted, const RunOptions& options) {
   const std::filesystem::path from = resumed_from(config, options);
   if (!config.open_tiles.any() || from.empty()) {
-    return planner::settle_tiles(config, ranks, interrupted, options.source);
+    return setup::settle_tiles(config, ranks, interrupted, options.source);
   }
   config::Config settled = config;
   bool found = false;
@@ -442,8 +442,8 @@ config::Config settle_tiles(const config::Config& config, comm::Ranks* ranks,
     if (config.open_tiles.vocabulary) settled.model.vocabulary_tiles = tiles->vocabulary;
     if (config.open_tiles.layers) settled.model.layer_tiles = tiles->layers;
   });
-  if (comm::decided_by_root(ranks, found)) return planner::with_tiles_of_root(settled, ranks);
-  return planner::settle_tiles(config, ranks, interrupted, options.source);
+  if (comm::decided_by_root(ranks, found)) return setup::with_tiles_of_root(settled, ranks);
+  return setup::settle_tiles(config, ranks, interrupted, options.source);
 }
 
 }  // namespace ballast::train

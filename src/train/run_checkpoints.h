@@ -143,7 +143,7 @@ config::Config with_pad_token_of_checkpoint(const config::Config& config, const 
                                             comm::Ranks* ranks);
 
 /// Returns `config` with the numbers of tiles that it leaves open: those of the checkpoint from
-/// which the run resumes, whatever its budgets, or else planner::settle_tiles(). Collective.
+/// which the run resumes, whatever its budgets, or else setup::settle_tiles(). Collective.
 config::Config settle_tiles(const config::Config& config, comm::Ranks* ranks,
                             const std::atomic<bool>* interrupted, const RunOptions& options);
 

@@ -20,7 +20,7 @@
 #include "ballast/formats/export.h"
 #include "ballast/formats/model_folder.h"
 #include "ballast/formats/weight_files.h"
-#include "ballast/inputs/engine_inputs.h"
+#include "ballast/setup/translate.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 #include "ballast/train/run_options.h"
@@ -295,7 +295,7 @@ RunFolders::RunFolders(const config::Config& config, const engine::Blueprint& bl
     if (ranks != nullptr && ranks->rank() != 0) unnamed_.emplace_back(config.ballast.out);
     if (blueprint.schedule.bytes(Tier::nvme) == 0) return;
     make_swap_folders(
-        inputs::swap_options(config, ranks == nullptr ? comm::Launch{} : ranks->launch()));
+        setup::swap_options(config, ranks == nullptr ? comm::Launch{} : ranks->launch()));
   });
 }
 

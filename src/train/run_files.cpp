@@ -15,8 +15,8 @@
 #include "ballast/core/error.h"
 #include "ballast/core/machine.h"
 #include "ballast/formats/export.h"
-#include "ballast/planner/plan_choices.h"
-#include "ballast/planner/run_plan.h"
+#include "ballast/setup/run_plan.h"
+#include "ballast/setup/setup.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
@@ -81,10 +81,10 @@ void remove_unfinished(const fs::path& directory) {
 }
 
 Json describe_plan(const RunStart& start, const RunChoices& choices) {
-  Json plan = planner::plan_json(start.blueprint, choices.prediction);
+  Json plan = setup::plan_json(start.blueprint, choices.prediction);
   plan["flops_per_step"] = start.blueprint.flops_per_step();
   plan["gemm_peak_flops"] = start.gemm_peak_flops;
-  plan["chosen"] = planner::chosen_keys(choices.asked, choices.used);
+  plan["chosen"] = setup::chosen_keys(choices.asked, choices.used);
   return plan;
 }
 

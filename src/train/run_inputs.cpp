@@ -24,7 +24,7 @@
 #include "ballast/core/machine.h"
 #include "ballast/core/memory.h"
 #include "ballast/core/units.h"
-#include "ballast/inputs/engine_inputs.h"
+#include "ballast/setup/translate.h"
 #include "ballast/state/checksum.h"
 #include "ballast/text/files.h"
 #include "ballast/train/trace.h"
@@ -268,10 +268,10 @@ void warn_of_other_arithmetic(const std::string& arithmetic, comm::Ranks* ranks)
 }
 
 OpenedRun open_inputs(const config::Config& config, const comm::Launch& launch) {
-  inputs::check_device(config, launch);
+  setup::check_device(config, launch);
   check_initial_weights(config);
   OpenedRun inputs = {.data = data::open_training_data(config)};
-  inputs::check_swap_paths(config, launch);
+  setup::check_swap_paths(config, launch);
   if (launch.first()) warn_of_doubts(config, inputs.data);
   return inputs;
 }

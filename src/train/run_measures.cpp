@@ -187,11 +187,14 @@ void RunMeasures::summarize(RunSummary& summary, const calibrate::RunPrediction*
   summary.corrected_rates = typical && prediction->correct(*typical, watch_.others_share());
 }
 
-std::string RunMeasures::advice(const plan::LaneTotals& lanes, const planner::RunPlan& plan,
+std::string RunMeasures::advice(const plan::LaneTotals& lanes, const setup::RunPlan& plan,
                                 bool interrupted) const {
   std::function<std::vector<planner::Improvement>()> improvements;
   if (plan.request && !interrupted) {
-    improvements = [&plan] { return planner::find_improvements(plan.decision, *plan.request); };
+    improvements = [&] {
+      return planner::find_improvements(engine_.blueprint(), plan.decision.prediction,
+                                        *plan.request);
+    };
   }
   return planner::advise(engine_.blueprint(), lanes, busy_seconds(), improvements);
 }

@@ -10,7 +10,7 @@
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/core/machine.h"
 #include "ballast/data/loader.h"
-#include "ballast/planner/run_plan.h"
+#include "ballast/setup/run_plan.h"
 #include "ballast/train/metrics.h"
 #include "ballast/train/run_events.h"
 
@@ -77,7 +77,7 @@ class RunMeasures {
   void summarize(RunSummary& summary, const calibrate::RunPrediction* prediction);
   /// Returns the bottleneck and the best improvement, in one or two sentences. After an interrupt,
   /// nobody wants to wait for the simulations that find an improvement.
-  [[nodiscard]] std::string advice(const plan::LaneTotals& lanes, const planner::RunPlan& plan,
+  [[nodiscard]] std::string advice(const plan::LaneTotals& lanes, const setup::RunPlan& plan,
                                    bool interrupted) const;
 
  private:

@@ -15,11 +15,10 @@
 #include "ballast/comm/agreement.h"
 #include "ballast/core/error.h"
 #include "ballast/data/loader.h"
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/inputs/run_inputs.h"
 #include "ballast/memory/machine.h"
-#include "ballast/planner/planner.h"
-#include "ballast/planner/run_plan.h"
+#include "ballast/setup/run_plan.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 #include "ballast/train/run_options.h"
 #include "ballast/train/trace.h"
 
@@ -45,7 +44,7 @@ using Clock = std::chrono::steady_clock;
 class Trainer {
  public:
   /// `asked`: the config before planning, which is the key of the cached rates.
-  Trainer(planner::RunPlan plan, const config::Config& asked, OpenedRun& inputs, Observer& observer,
+  Trainer(setup::RunPlan plan, const config::Config& asked, OpenedRun& inputs, Observer& observer,
           const std::atomic<bool>* interrupted, const RunOptions& options, comm::Ranks* ranks)
       : plan_(std::move(plan)),
         asked_(asked),
@@ -57,10 +56,9 @@ class Trainer {
         world_(ranks == nullptr ? 1 : ranks->world()),
         local_world_(ranks == nullptr ? 1 : ranks->launch().local_world),
         trace_(options.trace, inputs.trace),
-        engine_(
-            std::move(plan_.decision.blueprint),
-            planner::engine_options(config_, ranks == nullptr ? comm::Launch{} : ranks->launch()),
-            RunCheckpoints::wanted(config_) ? nullptr : interrupted, ranks),
+        engine_(std::move(plan_.decision.blueprint),
+                setup::engine_options(config_, ranks == nullptr ? comm::Launch{} : ranks->launch()),
+                RunCheckpoints::wanted(config_) ? nullptr : interrupted, ranks),
         rates_(config_.scheduler, config_.optimizer.lr),
         loss_scaler_(config_),
         checkpoints_(engine_, config_, ranks, interrupted, options.checkpoint_now),
@@ -75,7 +73,7 @@ class Trainer {
     warn_of_other_arithmetic(engine_->arithmetic(), ranks_);
     folders_.emplace(config_, engine_.blueprint(), ranks_);
     if (is_root()) observer_.planned(engine_.blueprint(), describe_devices(*engine_));
-    prediction_ = calibrate::RunPrediction::find(inputs::translate(asked_), engine_.blueprint(),
+    prediction_ = calibrate::RunPrediction::find(setup::translate(asked_), engine_.blueprint(),
                                                  plan_.given_rates ? &*plan_.given_rates : nullptr);
     // All ranks measure at the same time. The matrices are freed before the engine allocates.
     gemm_peak_ = engine_.measure_gemm_peak(seconds_to_measure(engine_.blueprint(), end_.steps()));
@@ -353,7 +351,7 @@ class Trainer {
     if (is_root() && !end_.is_last(step_)) {
       log(LogLevel::info, fmt::format("step {}: the run ends at ballast.stop_at_loss", step_));
     }
-    plan_.decision.config.ballast.steps = step_;
+    plan_.config.ballast.steps = step_;
     end_ = RunEnd(config_);
   }
 
@@ -373,7 +371,7 @@ class Trainer {
     std::filesystem::path newest = checkpoints_.newest();
     if (fate == RunPlace::Fate::moved) {
       if (!newest.empty()) newest = run / checkpoint::kCheckpoints / newest.filename();
-      plan_.decision.config.ballast.out = run;
+      plan_.config.ballast.out = run;
       moved_to_ = run;
       recovery_.forget_command();
     } else {
@@ -390,7 +388,7 @@ class Trainer {
   /// Tells the other ranks where rank 0 writes.
   void agree_on_directory() {
     if (ranks_ == nullptr) return;
-    auto& out = plan_.decision.config.ballast.out;
+    auto& out = plan_.config.ballast.out;
     out = ranks_->broadcast(out.string());
   }
 
@@ -418,14 +416,14 @@ class Trainer {
         .moved_to = moved_to_};
     measures_->summarize(summary, prediction_ ? &*prediction_ : nullptr);
     // Sum over all ranks of this machine.
-    summary.wear = planner::estimate_wear(
-        inputs::written_by_machine(config_, local_world_, measures_->written()), summary.seconds);
+    summary.wear = setup::estimate_wear(
+        setup::written_by_machine(config_, local_world_, measures_->written()), summary.seconds);
     summary.advice = measures_->advice(summary.totals.lanes, plan_, interrupted);
     observer_.finished(summary);
   }
 
-  planner::RunPlan plan_;  ///< without its blueprint, which the engine has taken
-  const config::Config& config_ = plan_.decision.config;
+  setup::RunPlan plan_;  ///< without its blueprint, which the engine has taken
+  const config::Config& config_ = plan_.config;
   RunEnd end_{config_};
   const config::Config& asked_;
   OpenedRun& inputs_;
@@ -479,7 +477,7 @@ Ending train(const config::Config& asked, Observer& observer, const std::atomic<
     if (!open_run(config, observer, ranks, chosen, inputs)) return;
     config = with_pad_token_of_checkpoint(settle_tiles(config, ranks, interrupted, chosen), chosen,
                                           ranks);
-    planner::RunPlan plan = planner::plan_run(config, ranks, interrupted, options.source);
+    setup::RunPlan plan = setup::plan_run(config, ranks, interrupted, options.source);
     comm::collective_try(ranks, [&] {
       trainer.emplace(std::move(plan), config, inputs, observer, interrupted, chosen, ranks);
     });

@@ -8,7 +8,7 @@
 
 #include "ballast/comm/communicator.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/inputs/engine_inputs.h"
+#include "ballast/setup/translate.h"
 
 #include "tests/support/fake_cuda.h"
 #include "tests/support/fake_nccl.h"
@@ -50,13 +50,13 @@ config::Config config_for(std::uint64_t ranks, std::vector<std::string> override
 
 /// Makes the channels of a rank on a GPU of which the budget is in use. Throws Error(comm).
 void make_channels(const config::Config& config, std::uint32_t world) {
-  const Bytes budget = inputs::resolve_budgets(config, {}, kGiB, world).device;
+  const Bytes budget = setup::resolve_budgets(config, {}, kGiB, world).device;
   const auto device = device::make_device({.kind = "cuda", .budget = budget});
   device->allocate(budget, "everything");
   ASSERT_TRUE(FakeCuda::start_library(FakeCuda::started_cublaslt));
   const auto ranks = join_ranks({}, {});
   std::vector<std::unique_ptr<Communicator>> channels;
-  for (std::uint32_t i = 0; i < inputs::channels_per_device(config, world); ++i) {
+  for (std::uint32_t i = 0; i < setup::channels_per_device(config, world); ++i) {
     channels.push_back(ranks->make_communicator(*device));
   }
 }
@@ -70,7 +70,7 @@ TEST_F(NcclMemory, AnAutomaticBudgetLeavesRoomForSeveralChannels) {
       config_for(16, {"zero_optimization.stage=3", "zero_optimization.zero_hpz_partition_size=2",
                       "tensor_parallel.autotp_size=2", "model.layer_tiles=2",
                       "train_micro_batch_size_per_gpu=2"});
-  EXPECT_EQ(inputs::channels_per_device(config, 16), 4U);
+  EXPECT_EQ(setup::channels_per_device(config, 16), 4U);
   EXPECT_NO_THROW(make_channels(config, 16));
 }
 

@@ -5,7 +5,7 @@
 
 #include "ballast/comm/communicator.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/fake_nccl.h"
 #include "tests/support/report_errors.h"
@@ -26,7 +26,7 @@ void train() {
       {"ballast.device=cuda", "ballast.device_bytes=128MiB", "train_micro_batch_size_per_gpu=1",
        "gradient_accumulation_steps=2", "data.sequence_length=9", "tensor_parallel.autotp_size=2"},
       ranks->world());
-  engine::Engine engine = planner::make_engine(config, nullptr, ranks.get());
+  engine::Engine engine = setup::make_engine(config, nullptr, ranks.get());
   engine.start();
   for (std::uint64_t number = 1; number <= 2; ++number) {
     constexpr int kSums = 9;  // of 22 sums and gathers in a step

@@ -11,7 +11,7 @@
 #include "ballast/calibrate/machine_files.h"
 #include "ballast/core/error.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/fake_cublaslt.h"
 #include "tests/support/fake_cuda.h"
@@ -32,7 +32,7 @@ class EngineOnCuda : public testing::Test {
  protected:
   /// A run in its own directory.
   Engine make(const std::string& more = "ballast.serial=false") {
-    return planner::make_engine(
+    return setup::make_engine(
         test::tiny_config(R"("family": "gpt2", "vocab_size": 131, "hidden_size": 32,
                                        "num_layers": 2, "num_heads": 2)",
                           true, directory_.path(),
@@ -75,7 +75,7 @@ TEST_F(EngineOnCuda, StepsAllocateNothingAndTimeNothing) {
   FakeCublasLt::milliseconds[0] = 2.0;
   FakeCublasLt::milliseconds[1] = 1.0;
   FakeCublasLt::milliseconds[2] = 3.0;
-  Engine engine = planner::make_engine(test::tiny_config(
+  Engine engine = setup::make_engine(test::tiny_config(
       R"("family": "mixtral", "vocab_size": 131, "hidden_size": 32, "num_layers": 2,
          "num_heads": 2, "num_kv_heads": 1, "intermediate_size": 24, "num_local_experts": 3,
          "num_experts_per_tok": 2)",

@@ -14,7 +14,7 @@
 #include "ballast/engine/engine.h"
 #include "ballast/formats/safetensors.h"
 #include "ballast/model/compute.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/e2e/first_step.h"
 #include "tests/support/device_kind.h"
@@ -174,7 +174,7 @@ TEST_P(Families, TwoDocumentsInASequenceAreThoseOfTransformers) {
       EXPECT_NEAR(project(ours, tensor), packed["projection"][name], 3e-4 * norm) << name;
     }
   }
-  engine::Engine engine = planner::make_engine(config);
+  engine::Engine engine = setup::make_engine(config);
   test::start_from(engine, source_of(tensors));
   for (std::size_t i = 0; i < steps_of(packed); ++i) {
     const double expected = packed["loss"][i];
@@ -264,7 +264,7 @@ void expect_ten_steps(const std::string& name, bool bf16, const json& changes = 
   const formats::SafetensorsReader tensors(fixture(name + ".safetensors"));
   const test::TempDir directory;
   const config::Config config = make_config(record, bf16, directory.path());
-  engine::Engine engine = planner::make_engine(config);
+  engine::Engine engine = setup::make_engine(config);
   test::start_from(engine, source_of(tensors));
   for (std::size_t i = 0; i < steps_of(record); ++i) {
     const Batch batch(record, i);

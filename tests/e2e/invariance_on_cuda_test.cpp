@@ -11,7 +11,7 @@
 
 #include "ballast/engine/engine.h"
 #include "ballast/engine/run_states.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -159,7 +159,7 @@ std::vector<std::uint64_t> hashes(const std::vector<std::string>& overrides) {
                                   "gradient_clipping=0"};
   all.insert(all.end(), overrides.begin(), overrides.end());
   const config::Config config = test::tiny_config(kSmall, true, directory.path(), all);
-  Engine engine = planner::make_engine(config);
+  Engine engine = setup::make_engine(config);
   engine.start();
   std::vector<std::uint64_t> found = {engine.snapshot().hash()};
   const test::Batch held_out =
@@ -178,7 +178,7 @@ std::vector<std::uint64_t> hashes(const std::vector<std::string>& overrides) {
     array.insert(array.end(), bytes.begin(), bytes.end());
   });
   EXPECT_EQ(engine.snapshot().hash(), found[1]) << "an evaluation or a save changes the states";
-  Engine after = planner::make_engine(config);
+  Engine after = setup::make_engine(config);
   after.resume(
       [&](const StateRange& range, HostBytes bytes) {
         const auto& array = saved.at({range.block, range.kind});

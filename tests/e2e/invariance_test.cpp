@@ -207,7 +207,7 @@ TEST(Invariance, ExpertsInBf16) {
   expect_invariance(kExperts, true);
   const test::TempDir directory;
   Engine engine =
-      planner::make_engine(test::tiny_config(kExperts.section, true, directory.path(), {}));
+      setup::make_engine(test::tiny_config(kExperts.section, true, directory.path(), {}));
   engine.start();
   const std::size_t tokens = engine.blueprint().problem.tokens_per_step();
   std::size_t idle = 0;
@@ -360,7 +360,7 @@ TEST(Invariance, AdaptersOfABaseInFourBits) {
 TEST(Invariance, ComputeThreads) {
   const test::TempDir directory;
   const config::Config config = test::tiny_config(kGpt2.section, true, directory.path(), {});
-  if (planner::make_engine(config).arithmetic().find("threads") != std::string::npos) {
+  if (setup::make_engine(config).arithmetic().find("threads") != std::string::npos) {
     GTEST_SKIP() << "the products of this CPU depend on the number of threads";
   }
   const auto same = [](const Model& model, bool bf16, const Overrides& common = {},

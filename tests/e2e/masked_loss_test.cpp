@@ -11,7 +11,7 @@
 
 #include "ballast/engine/engine.h"
 #include "ballast/formats/safetensors.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/device_kind.h"
 #include "tests/support/fixtures.h"
@@ -84,7 +84,7 @@ TEST(MaskedLoss, IsThatOfTransformersTrainer) {
        fmt::format("train_micro_batch_size_per_gpu={}", sequences), "zero_optimization.stage=2",
        "zero_optimization.offload_optimizer.device=nvme", "optimizer.params.betas=[0.9, 0.95]",
        "optimizer.params.eps=1e-6", fmt::format("gradient_clipping={}", optimizer["clip"].dump())});
-  engine::Engine engine = planner::make_engine(config, nullptr, &ranks);
+  engine::Engine engine = setup::make_engine(config, nullptr, &ranks);
   const formats::SafetensorsReader initial(fixture("llama.initial.safetensors"));
   test::start_from(engine, {[&](const model::TensorSpec& tensor, Elems first,
                                 std::span<float> out) { initial.read(tensor.name, out, first); }});

@@ -14,8 +14,8 @@
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 
 #include "tests/support/random_run.h"
 #include "tests/support/temp_dir.h"
@@ -33,7 +33,7 @@ std::vector<std::int32_t> random_ids(std::size_t count, std::uint64_t vocabulary
 
 /// Trains two steps of a run whose choices are all made.
 void train_within(const config::Config& config, const engine::Blueprint& planned) {
-  engine::Engine engine = make_engine(config);
+  engine::Engine engine = setup::make_engine(config);
   engine.start();
   const std::size_t tokens = planned.tokens_per_step();
   const std::vector<std::int32_t> ids = random_ids(tokens + 1, config.model.vocab_size);
@@ -54,19 +54,23 @@ void train_within(const config::Config& config, const engine::Blueprint& planned
 
 /// The planner's decision for a random run whose budgets are a part of what it needs on the device
 /// alone; empty if that does not fit.
-std::optional<Decision> decide_random(std::uint64_t seed, const std::filesystem::path& directory) {
+std::optional<setup::Drawn> decide_random(std::uint64_t seed,
+                                          const std::filesystem::path& directory) {
   test::Dice dice(seed);
   test::RandomRun run = test::draw_run(dice, false);
   run.overrides.push_back("ballast.out=" + directory.string());
-  PlanRequest request = {.config = run.config(), .rates = test::quick_machine()};
-  request.model = inputs::model_of(request.config);
+  const config::Config config = run.config();
+  PlanRequest request = setup::plan_request(config);
+  request.rates = test::quick_machine();
   request.rates.shared_cores = request.rates.compute_threads = request.rates.update_threads = 1;
   request.budgets = {kGiB, kGiB};
   const memory::Ledger all = decide(request).blueprint.ledger;
   const Bytes needed = all.total(Tier::device) + all.total(Tier::host);
   request.budgets = {needed * (20 + dice.below(60)) / 100, needed * (20 + dice.below(60)) / 100};
   try {
-    return decide(request);
+    Decision decision = decide(request);
+    config::Config settled = setup::settle(config, decision.blueprint);
+    return setup::Drawn{std::move(settled), std::move(decision.blueprint)};
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::memory) << error.what();
     return std::nullopt;
@@ -80,7 +84,7 @@ TEST(PlannedRuns, TrainWithinTheirBudgets) {
     ASSERT_LT(seed, 100U);
     SCOPED_TRACE(fmt::format("seed {}", seed));
     const test::TempDir directory;
-    const std::optional<Decision> decision = decide_random(seed, directory.path());
+    const std::optional<setup::Drawn> decision = decide_random(seed, directory.path());
     if (!decision) continue;
     const config::Config settled =
         config::parse(config::print(decision->config), directory.path(), "settled", {});

@@ -14,7 +14,7 @@
 #include "ballast/data/loader.h"
 #include "ballast/engine/engine.h"
 #include "ballast/formats/safetensors.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "src/data/training_data.h"
 #include "src/train/initial_weights.h"
@@ -166,7 +166,7 @@ Comparison run(const std::string& name, DType type, const json& changes = json::
   }
   const config::Config config = config::parse(text.dump(), directory.path(), name, {});
 
-  engine::Engine engine = planner::make_engine(config);
+  engine::Engine engine = setup::make_engine(config);
   train::check_initial_weights(config);
   train::start_from_weights(engine, config, [](Bytes, Bytes) {});
   const auto before = initial_values(engine);
@@ -284,7 +284,7 @@ TEST(PytorchParity, PreferencesInFp32) {
         {"out", directory.path().string()}}}};
   text["model"]["weights"] = fixture("llama.initial.safetensors").string();
   const config::Config config = config::parse(text.dump(), directory.path(), "dpo", {});
-  engine::Engine engine = planner::make_engine(config);
+  engine::Engine engine = setup::make_engine(config);
   train::start_from_weights(engine, config, [](Bytes, Bytes) {});
   const data::TrainingData data = data::open_training_data(config);
   const data::Loader loader(data.training, nullptr,
@@ -354,7 +354,7 @@ TEST(PytorchParity, MagnitudesBeginAsThoseOfPeft) {
     const std::string start = reference["initial"];
     text["model"]["weights"] = fixture(start + ".initial.safetensors").string();
     const config::Config config = config::parse(text.dump(), directory.path(), name, {});
-    engine::Engine engine = planner::make_engine(config);
+    engine::Engine engine = setup::make_engine(config);
     train::start_from_weights(engine, config,
                               [](Bytes done, Bytes total) { EXPECT_LE(done, total); });
     const formats::SafetensorsReader theirs(fixture(name) / "adapter_model.safetensors");

@@ -14,7 +14,7 @@
 
 #include "ballast/checkpoint/checkpoints.h"
 #include "ballast/comm/agreement.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/format.h"
@@ -127,7 +127,7 @@ struct Alone {
 };
 
 Alone train_alone(const TrainedModel& trained, const fs::path& directory) {
-  engine::Engine engine = planner::make_engine(config_of(trained, directory, 1, {}));
+  engine::Engine engine = setup::make_engine(config_of(trained, directory, 1, {}));
   engine.start();
   for (std::uint64_t number = 1; number <= kSteps; ++number) step(engine, number, nullptr);
   const fs::path folder = write(engine, directory, nullptr);
@@ -143,8 +143,8 @@ void expect_same_states(const TrainedModel& trained, const Alone& alone, const f
   comm::collective_try(&ranks, [&] {
     if (ranks.rank() == 0) fs::create_directories(directory);
   });
-  engine::Engine together = planner::make_engine(
-      config_of(trained, directory, ranks.world(), overrides), nullptr, &ranks);
+  engine::Engine together =
+      setup::make_engine(config_of(trained, directory, ranks.world(), overrides), nullptr, &ranks);
   resume(together, alone.folder, &ranks);
   const fs::path folder = write(together, directory, &ranks);
   const double loss = step(together, kSteps + 1, &ranks);
@@ -153,7 +153,7 @@ void expect_same_states(const TrainedModel& trained, const Alone& alone, const f
     const std::string name = directory.filename().string();
     EXPECT_NEAR(loss, alone.next_loss, 1e-5 * std::abs(alone.next_loss)) << name;
     EXPECT_EQ(hash_of(folder), alone.hash) << name;
-    engine::Engine again = planner::make_engine(config_of(trained, directory / "again", 1, {}));
+    engine::Engine again = setup::make_engine(config_of(trained, directory / "again", 1, {}));
     resume(again, folder, nullptr);
     EXPECT_EQ(again.snapshot().hash(), alone.hash) << name;
     EXPECT_EQ(step(again, kSteps + 1, nullptr), alone.next_loss) << name;
@@ -222,7 +222,7 @@ TEST(RoutersOfRanks, MoveBiasesByTheRowsOfAllRanksAndMicroBatches) {
   const SharedDirectory directory;
   comm::Ranks& ranks = test::joined_ranks();
   const TrainedModel trained = {kBiases, {}};
-  engine::Engine alone = planner::make_engine(config_of(trained, directory.path(), 1, {}));
+  engine::Engine alone = setup::make_engine(config_of(trained, directory.path(), 1, {}));
   alone.start();
   const test::Batch batch = test::chained_ids(kSequences * alone.blueprint().shape.length, 1);
   const auto rows = alone.train_step(batch.view(), 0.003).expert_rows;
@@ -235,9 +235,9 @@ TEST(RoutersOfRanks, MoveBiasesByTheRowsOfAllRanksAndMicroBatches) {
   EXPECT_EQ(alone.correction_biases(), (std::vector<std::vector<float>>{expected}));
   for (const std::uint64_t shared : {std::uint64_t{1}, std::uint64_t{ranks.world()}}) {
     engine::Engine together =
-        planner::make_engine(config_of(trained, directory.path(), ranks.world(),
-                                       {fmt::format("ballast.expert_parallel={}", shared)}),
-                             nullptr, &ranks);
+        setup::make_engine(config_of(trained, directory.path(), ranks.world(),
+                                     {fmt::format("ballast.expert_parallel={}", shared)}),
+                           nullptr, &ranks);
     together.start();
     const test::Batch own = test::part_of(batch, &ranks);
     EXPECT_EQ(together.train_step(own.view(), 0.003).expert_rows, rows);

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/fake_cuda.h"
 #include "tests/support/joined_ranks.h"
@@ -30,7 +30,7 @@ TEST(RanksHostWaits, TheHostWaitsForNoSumOverTiles) {
       fmt::format(R"("family": "llama", "vocab_size": 131, "hidden_size": 32, "num_layers": 2,
                      "num_heads": 4, "vocabulary_tiles": {0}, "layer_tiles": {0})",
                   ranks.world());
-  Engine engine = planner::make_engine(
+  Engine engine = setup::make_engine(
       test::tiny_config(
           model, true, directory.path(),
           {"train_micro_batch_size_per_gpu=1", "gradient_accumulation_steps=2",

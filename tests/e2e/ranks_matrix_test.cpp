@@ -381,8 +381,8 @@ std::vector<std::vector<float>> learnt_weights(const Overrides& options,
   Overrides overrides = {"zero_optimization.stage=3"};
   overrides.insert(overrides.end(), options.begin(), options.end());
   comm::Ranks& ranks = test::joined_ranks();
-  Engine engine = planner::make_engine(test::tiny_config(model, true, directory.path(), overrides),
-                                       nullptr, &ranks);
+  Engine engine = setup::make_engine(test::tiny_config(model, true, directory.path(), overrides),
+                                     nullptr, &ranks);
   engine.start();
   const std::size_t tokens = engine.blueprint().problem.tokens_per_step();
   for (std::uint64_t step = 1; step <= steps; ++step) {

@@ -7,7 +7,7 @@
 
 #include "ballast/comm/agreement.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 #include "ballast/step/problem.h"
 
 #include "tests/support/device_kind.h"
@@ -115,7 +115,7 @@ TEST(RanksSizes, AreThoseOfTheZeroPaper) {
   comm::Ranks& ranks = test::joined_ranks();
   for (int stage = 0; stage <= 3; ++stage) {
     const test::TempDir directory;
-    Engine engine = planner::make_engine(stage_config(stage, directory), nullptr, &ranks);
+    Engine engine = setup::make_engine(stage_config(stage, directory), nullptr, &ranks);
     engine.start();
     const Blueprint& blueprint = engine.blueprint();
     const step::StateBytes bytes = stored(engine);
@@ -145,7 +145,7 @@ TEST(RanksWeights, OneOtherValueIsNamedWhereRanksKeepTheWhole) {
   const std::uint32_t odd = ranks.world() - 1;
   for (int stage = 0; stage <= 3; ++stage) {
     const test::TempDir directory;
-    Engine engine = planner::make_engine(stage_config(stage, directory), nullptr, &ranks);
+    Engine engine = setup::make_engine(stage_config(stage, directory), nullptr, &ranks);
     const model::BlockSpec& block = engine.blueprint().model.blocks[1];
     const std::string changed = block.tensors.back().name;
     std::string found;

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/checkpoint/checkpoints.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/writer.h"
@@ -235,8 +235,8 @@ TEST(RanksTensor, AResumeMayHaveOtherRanksPerLayer) {
   const RunDirectory of_one(nullptr);
   const auto engine_of = [](const RunDirectory& run, std::uint64_t tensor, comm::Ranks* ranks) {
     const std::uint64_t count = ranks == nullptr ? 1 : ranks->world();
-    return planner::make_engine(config_of(llama(true), false, run.path(), tensor, count, {}),
-                                nullptr, ranks);
+    return setup::make_engine(config_of(llama(true), false, run.path(), tensor, count, {}), nullptr,
+                              ranks);
   };
   Engine together = engine_of(of_all, world(), &all);
   together.start();

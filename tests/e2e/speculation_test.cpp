@@ -19,7 +19,7 @@
 
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/function_weights.h"
 #include "tests/support/sanitizers.h"
@@ -86,9 +86,9 @@ void first_values(const model::TensorSpec& tensor, Elems first, std::span<float>
 std::unique_ptr<Engine> make_engine(const config::Config& config, Pauses pauses,
                                     comm::Ranks* ranks = nullptr) {
   const comm::Launch launch = ranks == nullptr ? comm::Launch{} : ranks->launch();
-  EngineOptions options = planner::engine_options(config, launch);
+  EngineOptions options = setup::engine_options(config, launch);
   options.pauses_speculation = pauses == Pauses::when_it_should;
-  return std::make_unique<Engine>(planner::draw_blueprint(config, ranks), options, nullptr, ranks);
+  return std::make_unique<Engine>(setup::draw_blueprint(config, ranks), options, nullptr, ranks);
 }
 
 /// Moves the states of `engine` to a new engine, as a checkpoint and a resume do.

@@ -6,8 +6,7 @@
 
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/config/config.h"
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/plans/small_runs.h"
 
@@ -18,17 +17,13 @@ const std::filesystem::path kConfigs = BALLAST_CONFIGS;
 
 engine::Blueprint decide(const config::Config& config, memory::Budgets budgets, std::uint32_t world,
                          std::size_t machine = 1) {
-  const model::Architecture model = inputs::model_of(config);
-  return planner::decide({.config = config,
-                          .model = model,
-                          .budgets = budgets,
-                          .rates = machines()[machine],
-                          .mesh = {.data = world},
-                          .kernels =
-                              [&](model::MicroBatchShape shape) {
-                                return kernel_sizes(model, config.type, shape);
-                              }})
-      .blueprint;
+  planner::PlanRequest request = setup::plan_request(config, world);
+  request.budgets = budgets;
+  request.rates = machines()[machine];
+  request.kernels = [&run = request.run](model::MicroBatchShape shape) {
+    return kernel_sizes(run.model, run.type, shape);
+  };
+  return planner::decide(request).blueprint;
 }
 
 /// A config file that names its budgets.

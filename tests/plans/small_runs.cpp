@@ -11,8 +11,8 @@
 
 #include "ballast/config/config.h"
 #include "ballast/core/random.h"
-#include "ballast/inputs/engine_inputs.h"
 #include "ballast/model/compute.h"
+#include "ballast/setup/translate.h"
 
 namespace ballast::plans {
 namespace {
@@ -452,12 +452,12 @@ std::vector<std::string> uncovered_pairs() {
 
 engine::Blueprint outline_of(const SmallRun& run, std::uint64_t seed) {
   const config::Config config = config_of(run);
-  const model::Architecture model = inputs::model_of(config);
+  const engine::RunInputs inputs = setup::translate(config);
   const model::MicroBatchShape shape = {config.micro_sequences(), config.data.sequence_length};
   const auto world = static_cast<std::uint32_t>(std::stoul(run.choice(Feature::ranks)));
   constexpr memory::Budgets kRoomy = {.device = 64 * kGiB, .host = 64 * kGiB};
-  engine::Blueprint blueprint = inputs::outline(
-      config, model, kRoomy, kernel_sizes(model, config.type, shape), {.data = world});
+  engine::Blueprint blueprint = engine::outline(
+      inputs, kRoomy, kernel_sizes(inputs.model, inputs.type, shape), {.data = world});
   if (run.choice(Feature::purpose) == "evaluation") {
     blueprint.options.purpose = step::Purpose::evaluation;
   }

@@ -13,7 +13,7 @@
 #include "ballast/core/random.h"
 #include "ballast/data/loader.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "src/train/step_rules.h"
 #include "tests/support/documents.h"
@@ -135,7 +135,7 @@ inline Outcome train(const config::Config& config, std::uint64_t steps, const Da
                      comm::Ranks* ranks = nullptr, std::uint64_t evaluate_every = 10,
                      const std::function<std::uint64_t(engine::Engine&)>& hash_of = {}) {
   constexpr std::uint64_t kHeldOut = 500;
-  engine::Engine engine = planner::make_engine(config, nullptr, ranks);
+  engine::Engine engine = setup::make_engine(config, nullptr, ranks);
   engine.start();
   Outcome outcome;
   train::LossScaler loss_scaler(config);

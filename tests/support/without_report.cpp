@@ -29,7 +29,7 @@ std::string html_page(std::string_view /*title*/, const text::Json& /*data*/) {
   refuse_report();
 }
 
-std::string plan_page(const planner::Forecast& /*forecast*/,
+std::string plan_page(const setup::Forecast& /*forecast*/,
                       const std::filesystem::path& /*config*/) {
   refuse_report();
 }

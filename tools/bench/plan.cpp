@@ -19,12 +19,12 @@
 #include "ballast/core/clocks.h"
 #include "ballast/core/error.h"
 #include "ballast/engine/engine.h"
-#include "ballast/inputs/run_inputs.h"
 #include "ballast/memory/machine.h"
 #include "ballast/plan/lane_times.h"
 #include "ballast/plan/simulator.h"
-#include "ballast/planner/forecast.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/forecast.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 #include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
@@ -241,10 +241,10 @@ Bytes reset_peak_resident() {
 /// Trains `config`, with a calibration before each round of steps.
 Outcome train(const config::Config& config, const BenchPlanArguments& arguments) {
   Outcome outcome;
-  const inputs::RunInputs run = inputs::translate(config);
+  const engine::RunInputs run = setup::translate(config);
   outcome.calibration = calibrate::calibrate(run);
   const Bytes before = reset_peak_resident();
-  engine::Engine engine = planner::make_engine(config, &interrupted());
+  engine::Engine engine = setup::make_engine(config, &interrupted());
   const engine::Blueprint& blueprint = engine.blueprint();
   outcome.planned = blueprint.ledger.total(Tier::device) + blueprint.ledger.total(Tier::host);
   outcome.tokens = blueprint.tokens_per_step();
@@ -281,11 +281,10 @@ Outcome train(const config::Config& config, const BenchPlanArguments& arguments)
 
 /// Returns `config` with every "auto" decided by the planner for this machine's rates.
 config::Config decide(const config::Config& config) {
-  planner::PlanRequest request = {
-      .config = config, .model = model::build_architecture(config.model, config.rank_split())};
-  request.rates = calibrate::calibrate(inputs::translate(config)).rates;
-  request.budgets = planner::budgets_of(config, request.rates, 1);
-  return planner::decide(request).config;
+  planner::PlanRequest request = setup::plan_request(config);
+  request.rates = calibrate::calibrate(request.run).rates;
+  request.budgets = setup::budgets_of(config, request.rates, 1);
+  return setup::settle(config, planner::decide(request).blueprint);
 }
 
 std::string_view bound_of(const Outcome& outcome) {

@@ -13,10 +13,10 @@
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 #include "ballast/engine/engine.h"
-#include "ballast/inputs/engine_inputs.h"
 #include "ballast/model/compute.h"
-#include "ballast/planner/planner.h"
-#include "ballast/planner/run_plan.h"
+#include "ballast/setup/run_plan.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 #include "ballast/text/json.h"
 
 #include "tools/bench/bench.h"
@@ -180,9 +180,9 @@ StepPlan plan_of(const engine::Blueprint& blueprint) {
 /// Makes an engine and measures its steps. The planner chooses what `config` leaves open.
 BenchStepResult measure_steps(const BenchStepArguments& arguments, const config::Config& open) {
   plan::Timeline timeline;
-  planner::Decision decision = planner::plan_run(open, nullptr, &interrupted()).decision;
-  const config::Config& config = decision.config;
-  engine::Engine engine(std::move(decision.blueprint), planner::engine_options(config),
+  setup::RunPlan plan = setup::plan_run(open, nullptr, &interrupted());
+  const config::Config& config = plan.config;
+  engine::Engine engine(std::move(plan.decision.blueprint), setup::engine_options(config),
                         &interrupted());
   engine.start();
   const auto& blueprint = engine.blueprint();
@@ -225,7 +225,7 @@ BenchStepResult measure(const BenchStepArguments& arguments) {
   const config::Config config = make_config(arguments);
   // Runs without an engine, so that the process's peak of memory is that of training.
   const auto gemm_peak = [&] {
-    device::DeviceOptions options = inputs::device_options(config);
+    device::DeviceOptions options = setup::device_options(config);
     options.budget = 1;  // the matrices lie outside the device memory
     const auto device = device::make_device(options);
     return model::measure_gemm_peak(*device, options.type, 0.5, config.ballast.kernels);

@@ -16,10 +16,10 @@
 #include "ballast/core/error.h"
 #include "ballast/core/machine.h"
 #include "ballast/core/units.h"
-#include "ballast/inputs/engine_inputs.h"
 #include "ballast/memory/machine.h"
 #include "ballast/model/compute.h"
 #include "ballast/model/cuda_libraries.h"
+#include "ballast/setup/translate.h"
 
 #include "tools/command_line.h"
 #include "tools/commands/requests.h"
@@ -169,13 +169,13 @@ std::string_view word_of(Severity severity) {
 Bytes largest_file(const config::Config& config) {
   constexpr Bytes kWeight = 4;  // saved weights are fp32
   const config::BallastSection& ballast = config.ballast;
-  const Elems trained = inputs::model_of(config).trained_parameters();
+  const Elems trained = setup::model_of(config).trained_parameters();
   Bytes largest = ballast.save_weights ? kWeight * trained : 0;
   if (config.zero.optimizer.tier == Tier::nvme) {
     const Bytes states = ballast.optimizer_states == cpu_adam::Moments::Format::f32 ? 10 : 4;
     const Bytes copies = ballast.writes_checkpoints() ? ballast.checkpoint_keep + 1 : 1;
-    largest = std::max(largest,
-                       copies * states * trained / inputs::swap_options(config, {}).paths.size());
+    largest =
+        std::max(largest, copies * states * trained / setup::swap_options(config, {}).paths.size());
   }
   return largest;
 }
@@ -183,8 +183,8 @@ Bytes largest_file(const config::Config& config) {
 MachineUse use_of(const config::Config& config) {
   const auto number = [](int threads) { return threads > 0 ? threads : usable_cpus(); };
   return {
-      .device = inputs::device_options(config),
-      .swap = inputs::swap_options(config, {}),
+      .device = setup::device_options(config),
+      .swap = setup::swap_options(config, {}),
       .run_directory = config.ballast.out,
       .largest_file = largest_file(config),
       .threads = number(config.ballast.compute_threads) + number(config.ballast.update_threads)};
@@ -208,7 +208,7 @@ void run_doctor(const ConfigRequest& request) {
     constexpr std::uint32_t kUnknownRanks = 0;
     const config::Config config = request.load(kUnknownRanks);
     print(examine_machine(use_of(config)), faults);
-    if (faults == 0 && device::kind_of(inputs::device_options(config)) == "cuda") {
+    if (faults == 0 && device::kind_of(setup::device_options(config)) == "cuda") {
       print(examine_gpu(config), faults);
     }
   }

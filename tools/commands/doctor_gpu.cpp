@@ -10,10 +10,9 @@
 #include "ballast/calibrate/kernel_comparison.h"
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/inputs/run_inputs.h"
 #include "ballast/model/attention.h"
 #include "ballast/model/compute.h"
+#include "ballast/setup/translate.h"
 
 #include "src/model/compute/layer_memory.h"
 #include "tools/bench/bench.h"
@@ -113,7 +112,7 @@ void run_check(const std::string& name, const std::function<Finding()>& check,
 }
 
 const KnownGpu* known(const config::Config& config) {
-  const std::string name = device::gpu_name(inputs::device_options(config));
+  const std::string name = device::gpu_name(setup::device_options(config));
   for (const KnownGpu& gpu : known_gpus()) {
     if (name.find(gpu.name) != std::string::npos) return &gpu;
   }
@@ -161,7 +160,7 @@ Finding check_link(const GpuEffort& effort, const KnownGpu* gpu) {
 
 Finding check_products_peak(const config::Config& config, const GpuEffort& effort,
                             const KnownGpu* gpu) {
-  device::DeviceOptions options = inputs::device_options(config);
+  device::DeviceOptions options = setup::device_options(config);
   options.budget = kPage;
   const auto device = device::make_device(options);
   const double tflops = 1e-12 * model::measure_gemm_peak(*device, config.type, effort.seconds,
@@ -179,7 +178,7 @@ Finding check_products_peak(const config::Config& config, const GpuEffort& effor
 
 Finding check_attention(const config::Config& config, const model::AttentionShape& shape,
                         const GpuEffort& effort) {
-  device::DeviceOptions options = inputs::device_options(config);
+  device::DeviceOptions options = setup::device_options(config);
   options.budget = round_up(model::attention_trial_bytes(shape), kPage);
   const auto device = device::make_device(options);
   const auto trial = model::make_attention_trial(*device, shape);
@@ -212,7 +211,7 @@ const std::vector<KnownGpu>& known_gpus() {
 
 std::vector<Finding> examine_gpu(const config::Config& config, const GpuEffort& effort) {
   std::vector<Finding> findings;
-  const inputs::RunInputs run = inputs::translate(config);
+  const engine::RunInputs run = setup::translate(config);
   const std::uint64_t length = std::min(config.data.sequence_length, effort.rows);
   compare(
       "passes", "the host device", length,
@@ -240,7 +239,7 @@ std::vector<Finding> examine_gpu(const config::Config& config, const GpuEffort& 
   findings.push_back(
       {Severity::good, "device memory",
        fmt::format("{} free after all libraries were loaded",
-                   format_bytes(device::own_memory(inputs::device_options(config))))});
+                   format_bytes(device::own_memory(setup::device_options(config))))});
   return findings;
 }
 

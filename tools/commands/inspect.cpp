@@ -17,7 +17,7 @@
 #include "ballast/core/units.h"
 #include "ballast/formats/export.h"
 #include "ballast/formats/weight_files.h"
-#include "ballast/inputs/engine_inputs.h"
+#include "ballast/setup/translate.h"
 #include "ballast/text/json.h"
 
 #include "src/formats/folder_layout.h"
@@ -79,7 +79,7 @@ Shares shares_of_run(const std::filesystem::path& run, const formats::WeightFile
   std::map<const formats::WeightPlace*, bool> is_trained;
   try {
     const config::Config config = config::load(run / train::kConfig, {}, kAnyWorld);
-    const model::Architecture model = inputs::model_of(config);
+    const model::Architecture model = setup::model_of(config);
     for (const model::BlockSpec& block : model.blocks) {
       for (const model::TensorSpec& tensor : block.tensors) {
         const std::string name =

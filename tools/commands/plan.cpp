@@ -13,11 +13,10 @@
 #include "ballast/device/device.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/formats/weight_files.h"
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/inputs/run_inputs.h"
 #include "ballast/plan/simulator.h"
-#include "ballast/planner/forecast.h"
-#include "ballast/planner/run_plan.h"
+#include "ballast/setup/forecast.h"
+#include "ballast/setup/run_plan.h"
+#include "ballast/setup/translate.h"
 #include "ballast/text/output_file.h"
 #include "ballast/train/trace.h"
 #include "ballast/train/trainer.h"
@@ -58,7 +57,7 @@ std::optional<plan::Rates> given_rates(const ForecastRequest& request) {
 /// depend on. The exchange between the ranks cannot be measured by one process.
 calibrate::PeerRanks share_machine(const ForecastRequest& request, config::Config& config) {
   const std::uint32_t world = request.world;
-  if (device::kind_of(inputs::device_options(config)) != "host") {
+  if (device::kind_of(setup::device_options(config)) != "host") {
     throw Error(ErrorCategory::usage,
                 fmt::format("{} needs {} with fabric_gbps: the exchange between GPUs of several "
                             "ranks cannot be measured here (configs/rates has files of machines)",
@@ -67,10 +66,10 @@ calibrate::PeerRanks share_machine(const ForecastRequest& request, config::Confi
   }
   const comm::Launch first = {.launcher = {}, .world = world, .local_world = world};
   const std::vector<calibrate::RankPlace> ranks(
-      world, calibrate::read_place(first, inputs::own_device_memory(config, 0)));
+      world, calibrate::read_place(first, setup::own_device_memory(config, 0)));
   const calibrate::MachineShare share = calibrate::share_of(ranks, 0);
-  planner::apply_common_share(config, share);
-  planner::apply_own_share(config, share);
+  setup::apply_common_share(config, share);
+  setup::apply_own_share(config, share);
   const double exchange = calibrate::estimate_exchange(world);
   log(LogLevel::info,
       fmt::format(
@@ -93,21 +92,16 @@ plan::Rates rates_for(const ForecastRequest& request, config::Config& config) {
   config::Config checked = config;
   if (checked.ballast.out.empty()) checked.ballast.out = default_run_directory(request.config.file);
   train::check_inputs(checked);
-  const planner::PlanRequest asked = {.config = checked,
-                                      .model = inputs::model_of(checked),
-                                      .budgets = planner::budgets_of(checked, {}, request.world),
-                                      .mesh = inputs::mesh_of(checked, request.world),
-                                      .devices = planner::devices_of(checked, {}),
-                                      .interrupted = &interrupted()};
+  const planner::PlanRequest asked = setup::request_for(checked, {}, request.world, &interrupted());
   planner::require_fit(asked);
-  plan::Rates rates = calibrate::machine_rates(inputs::translate(planner::measured_config(asked)),
-                                               request.recalibrate, &interrupted());
+  plan::Rates rates =
+      calibrate::machine_rates(planner::measured_run(asked), request.recalibrate, &interrupted());
   if (peers) calibrate::share_out(rates, *peers);
   return rates;
 }
 
 void write_simulated_steps(const std::filesystem::path& file, const text::OutputRule& rule,
-                           const planner::Forecast& forecast) {
+                           const setup::Forecast& forecast) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
   const plan::Prediction prediction =
       plan::simulate(blueprint.schedule, forecast.rates, {.timeline = true});
@@ -117,8 +111,8 @@ void write_simulated_steps(const std::filesystem::path& file, const text::Output
 
 /// The parts of the imported folder that pass through; none if it cannot be read, since a plan does
 /// not need the weights.
-std::vector<planner::PassingShare> passing_shares(const config::Config& config) {
-  std::vector<planner::PassingShare> shares;
+std::vector<setup::PassingShare> passing_shares(const config::Config& config) {
+  std::vector<setup::PassingShare> shares;
   if (config.initial_weights.empty()) return shares;
   try {
     const formats::WeightFiles files(config.initial_weights);
@@ -139,27 +133,27 @@ void run_plan(const PlanArguments& arguments) {
   const std::vector<std::filesystem::path> inputs = {request.config.file, request.rates};
   const auto trace = train::trace_rule("simulated", arguments.overwrite, inputs);
   const auto page = page_rule(arguments.overwrite, inputs);
-  const auto saved = planner::plan_rule(arguments.overwrite, inputs);
+  const auto saved = setup::plan_rule(arguments.overwrite, inputs);
   text::refuse_same_output(arguments.trace, arguments.html);
   text::refuse_same_output(arguments.trace, arguments.save);
   text::refuse_same_output(arguments.html, arguments.save);
   if (!arguments.trace.empty()) text::check_output(arguments.trace, trace);
   if (!arguments.html.empty()) text::check_output(arguments.html, page);
   if (!arguments.save.empty()) text::check_output(arguments.save, saved);
-  const planner::Forecast forecast = forecast_of(request, config);
+  const setup::Forecast forecast = forecast_of(request, config);
   if (!arguments.trace.empty()) write_simulated_steps(arguments.trace, trace, forecast);
   if (!arguments.html.empty()) {
     text::write_output(arguments.html, page, plan_page(forecast, request.config.file));
   }
   if (!arguments.save.empty()) {
-    planner::save_plan(arguments.save, saved, config, forecast.decision, forecast.rates);
+    setup::save_plan(arguments.save, saved, config, forecast);
   }
   if (arguments.json) {
-    fmt::print("{}\n", planner::to_json(forecast));
+    fmt::print("{}\n", setup::to_json(forecast));
     return;
   }
   fmt::print("ballast plan {}\n", request.config.file.string());
-  for (const std::string& line : planner::describe(forecast)) fmt::print("{}\n", line);
+  for (const std::string& line : setup::describe(forecast)) fmt::print("{}\n", line);
   if (!arguments.trace.empty()) fmt::print("trace in {}\n", arguments.trace.string());
   if (!arguments.html.empty()) fmt::print("page in {}\n", arguments.html.string());
   if (!arguments.save.empty()) {
@@ -176,21 +170,17 @@ config::Config forecast_config(const ForecastRequest& request) {
   config::Config config = request.config.load(request.world);
   if (!config.open_tiles.any()) return config;
   const plan::Rates rates = given_rates(request).value_or(plan::Rates{});
-  const planner::PlanRequest asked = {.config = config,
-                                      .model = inputs::model_of(config),
-                                      .budgets = planner::budgets_of(config, rates, request.world),
-                                      .rates = rates,
-                                      .mesh = inputs::mesh_of(config, request.world),
-                                      .devices = planner::devices_of(config, rates),
-                                      .interrupted = &interrupted()};
-  return planner::with_fitting_tiles(asked);
+  const model::ModelConfig fitting =
+      planner::fitting_tiles(setup::request_for(config, rates, request.world, &interrupted()));
+  config.model.vocabulary_tiles = fitting.vocabulary_tiles;
+  config.model.layer_tiles = fitting.layer_tiles;
+  return config;
 }
 
-planner::Forecast forecast_of(const ForecastRequest& request, const config::Config& config) {
+setup::Forecast forecast_of(const ForecastRequest& request, const config::Config& config) {
   config::Config planned = config;
   const plan::Rates rates = rates_for(request, planned);
-  planner::Forecast forecast =
-      planner::make_forecast(planned, rates, request.world, &interrupted());
+  setup::Forecast forecast = setup::make_forecast(planned, rates, request.world, &interrupted());
   forecast.passing = passing_shares(config);
   return forecast;
 }

@@ -12,7 +12,7 @@
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/formats/file_formats.h"
-#include "ballast/planner/forecast.h"
+#include "ballast/setup/forecast.h"
 #include "ballast/train/trainer.h"
 
 namespace ballast::tools {
@@ -60,12 +60,12 @@ struct ForecastRequest {
   bool recalibrate = false;
 };
 
-/// Loads the config of `request`, with the tiles of planner::with_fitting_tiles(). Throws Error.
+/// Loads the config of `request`, with the tiles of planner::fitting_tiles(). Throws Error.
 config::Config forecast_config(const ForecastRequest& request);
 
 /// Predicts a run of `config`, the config of `request`. Measures this machine's rates unless they
 /// are cached or given. Throws Error.
-planner::Forecast forecast_of(const ForecastRequest& request, const config::Config& config);
+setup::Forecast forecast_of(const ForecastRequest& request, const config::Config& config);
 
 /// Request for a run.
 struct TrainRequest {
@@ -78,7 +78,7 @@ struct TrainRequest {
   bool overwrite = false;
   std::string resume;  ///< "": no; kFlagAlone: the run of `out`; otherwise the path to resume from
   std::vector<std::string> allowed_changes;  ///< see train::RunOptions
-  planner::PlanSource source;                ///< file with rates or a plan
+  setup::PlanSource source;                  ///< file with rates or a plan
   std::vector<std::string> command;          ///< words of the request, for run.json
 };
 

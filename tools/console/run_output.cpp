@@ -344,7 +344,7 @@ void Console::show_wear(const train::RunSummary& summary) {
                              : world > 1   ? ":"
                                            : ","));
   if (summary.wear) {
-    terminal_.show(wrap(planner::describe(*summary.wear), terminal_.width(), std::string(20, ' ')));
+    terminal_.show(wrap(setup::describe(*summary.wear), terminal_.width(), std::string(20, ' ')));
   }
 }
 

@@ -108,15 +108,15 @@ std::string html_page(std::string_view title, const Json& data) {
   return page;
 }
 
-std::string plan_page(const planner::Forecast& forecast, const std::filesystem::path& config) {
+std::string plan_page(const setup::Forecast& forecast, const std::filesystem::path& config) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
   const plan::Prediction prediction =
       plan::simulate(blueprint.schedule, forecast.rates, {.timeline = true});
   Json lines = Json::array();
-  for (const std::string& line : planner::describe(forecast)) lines.push_back(line);
+  for (const std::string& line : setup::describe(forecast)) lines.push_back(line);
   Json data = Json::object({{"kind", "plan"}, {"config_file", config.string()}, {"text", lines}});
-  data["plan"] = text::parse_json(planner::to_json(forecast), "plan");
-  if (forecast.wear) data["wear"] = planner::describe(*forecast.wear);
+  data["plan"] = text::parse_json(setup::to_json(forecast), "plan");
+  if (forecast.wear) data["wear"] = setup::describe(*forecast.wear);
   data["timelines"] = Json::array({timeline_json(
       predicted_timeline(prediction.timeline, step::OperationNames(blueprint.problem)))});
   return html_page(fmt::format("Plan of {}", config.filename().string()), data);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ballast/core/memory.h"
-#include "ballast/planner/forecast.h"
+#include "ballast/setup/forecast.h"
 #include "ballast/text/json.h"
 #include "ballast/text/output_file.h"
 
@@ -38,7 +38,7 @@ std::string html_page(std::string_view title, const text::Json& data);
 std::string now_in_utc();
 
 /// The page of `ballast plan --html`; `config` names the config.
-std::string plan_page(const planner::Forecast& forecast, const std::filesystem::path& config);
+std::string plan_page(const setup::Forecast& forecast, const std::filesystem::path& config);
 
 /// The rule for pages: newer ones replace them.
 text::OutputRule page_rule(bool overwrite, std::vector<std::filesystem::path> inputs = {});

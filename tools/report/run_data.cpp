@@ -18,11 +18,11 @@
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
 #include "ballast/core/places.h"
-#include "ballast/inputs/run_inputs.h"
 #include "ballast/plan/lane_times.h"
 #include "ballast/plan/simulator.h"
-#include "ballast/planner/forecast.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/forecast.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
@@ -81,9 +81,9 @@ std::optional<LaneTimeline> predict_run(const fs::path& file, const Json& run) {
   for (const auto& [key, value, at] : chosen->members())
     choices.push_back(key + "=" + value.compact());
   try {
-    const engine::Blueprint blueprint = planner::draw_blueprint(config::load(file, choices));
+    const engine::Blueprint blueprint = setup::draw_blueprint(config::load(file, choices));
     const auto prediction =
-        calibrate::RunPrediction::find(inputs::translate(config::load(file, {})), blueprint);
+        calibrate::RunPrediction::find(setup::translate(config::load(file, {})), blueprint);
     if (!prediction) return std::nullopt;
     const auto spans = plan::simulate(blueprint.schedule, prediction->rates(), {.timeline = true});
     return predicted_timeline(spans.timeline, step::OperationNames(blueprint.problem));
@@ -294,8 +294,8 @@ Json RunData::totals() const {
   const MetricsLog::Column all = log_.column("nvme_bytes_written");
   if (all.size() > 1 && written > all.front() && training > seconds.front()) {
     const std::vector<Bytes> bytes = {static_cast<Bytes>(written - all.front())};
-    const auto wear = planner::estimate_wear(bytes, training - seconds.front());
-    if (wear) totals["wear"] = planner::describe(*wear);
+    const auto wear = setup::estimate_wear(bytes, training - seconds.front());
+    if (wear) totals["wear"] = setup::describe(*wear);
   }
   return totals;
 }

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "ballast/inputs/run_inputs.h"
+#include "ballast/engine/run_inputs.h"
 #include "ballast/model/architecture.h"
 #include "ballast/plan/rates.h"
 
@@ -61,16 +61,16 @@ void copy_part(CalibrationPart part, const plan::Rates& from, plan::Rates& to);
 /// measured on a quiet machine and otherwise 0. `interrupted` (may be null) stops it with
 /// Error(interrupted). Throws Error like a run. Unusable swap paths are an Error if the run
 /// places anything on NVMe; otherwise they cause a warning and rates of 0.
-Calibration calibrate(const inputs::RunInputs& run, const std::atomic<bool>* interrupted = nullptr,
+Calibration calibrate(const engine::RunInputs& run, const std::atomic<bool>* interrupted = nullptr,
                       const CalibrationStart& start = {});
 
 /// Returns everything that the rates of `part` depend on, as text: version of the program and its
 /// libraries, processor, cores, threads, type and shape of the model's layers; for compute and link
 /// also the device, for swap the paths.
-std::string part_key(CalibrationPart part, const inputs::RunInputs& run);
+std::string part_key(CalibrationPart part, const engine::RunInputs& run);
 
 /// Returns everything that a calibration depends on, as text: the keys of all parts. Rates are
 /// reusable if the keys are equal.
-std::string calibration_key(const inputs::RunInputs& run);
+std::string calibration_key(const engine::RunInputs& run);
 
 }  // namespace ballast::calibrate

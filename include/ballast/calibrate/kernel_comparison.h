@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ballast/device/device.h"
-#include "ballast/inputs/run_inputs.h"
+#include "ballast/engine/run_inputs.h"
 #include "ballast/model/compute.h"
 #include "ballast/model/cuda_libraries.h"
 #include "ballast/model/step_program.h"
@@ -17,7 +17,7 @@
 namespace ballast::calibrate {
 
 /// Returns the architecture of `run` with the fewest layers that have all kinds of passes.
-model::Architecture few_layers(const inputs::RunInputs& run);
+model::Architecture few_layers(const engine::RunInputs& run);
 
 /// A training step of one micro-batch on one device, pass by pass, where every value, weight and
 /// gradient sum has its own device memory. Weights and the batch are the same for every device.
@@ -77,16 +77,16 @@ struct KernelComparison {
 /// few layers, on the CUDA device and on the host device, for one sequence of at most 64 tokens.
 /// Each pass starts with equal inputs on both, so that the first kernel that is wrong is named.
 /// Takes memory for the weights and gradients of these layers, twice. Throws Error.
-std::vector<KernelComparison> compare_with_host(const inputs::RunInputs& run,
+std::vector<KernelComparison> compare_with_host(const engine::RunInputs& run,
                                                 const std::atomic<bool>* interrupted = nullptr);
 
 /// Runs these passes for one sequence of `length` tokens on the CUDA device, with the kernels of
 /// the config and with the plain kernels.
-std::vector<KernelComparison> compare_with_plain(const inputs::RunInputs& run, std::uint64_t length,
+std::vector<KernelComparison> compare_with_plain(const engine::RunInputs& run, std::uint64_t length,
                                                  const std::atomic<bool>* interrupted = nullptr);
 
 /// Checks the matrix products of these passes: model::check_products(). Empty with plain kernels.
-std::vector<KernelComparison> compare_products(const inputs::RunInputs& run, std::uint64_t length,
+std::vector<KernelComparison> compare_products(const engine::RunInputs& run, std::uint64_t length,
                                                const std::atomic<bool>* interrupted = nullptr);
 
 }  // namespace ballast::calibrate

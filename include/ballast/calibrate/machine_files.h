@@ -9,7 +9,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/memory.h"
-#include "ballast/inputs/run_inputs.h"
+#include "ballast/engine/run_inputs.h"
 #include "ballast/model/compute.h"
 #include "ballast/model/cuda_libraries.h"
 
@@ -64,6 +64,6 @@ std::filesystem::path product_choices_file(const std::string& library);
 
 /// Options with the kept choices of products, if `request` asks for them. `one_machine`: whether
 /// all ranks can use the same file.
-model::KernelOptions kernel_options(const inputs::KernelRequest& request, bool one_machine = true);
+model::KernelOptions kernel_options(const engine::KernelRequest& request, bool one_machine = true);
 
 }  // namespace ballast::calibrate

@@ -11,7 +11,7 @@
 
 #include "ballast/calibrate/calibrate.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/inputs/run_inputs.h"
+#include "ballast/engine/run_inputs.h"
 #include "ballast/model/architecture.h"
 #include "ballast/plan/rates.h"
 #include "ballast/plan/simulator.h"
@@ -58,7 +58,7 @@ double seconds_since_1970();
 
 /// Sources of facts for machine_rates(), which tests replace.
 struct RatesSource {
-  std::function<Calibration(const inputs::RunInputs&, const std::atomic<bool>* interrupted,
+  std::function<Calibration(const engine::RunInputs&, const std::atomic<bool>* interrupted,
                             const CalibrationStart&)>
       measure = calibrate;
   std::function<double()> others_cpus = others_cpus_now;
@@ -74,7 +74,7 @@ struct RatesSource {
 /// corrects for the other work. Its rates are cached unless the cached ones were disturbed less.
 /// They are measured again when the machine is quiet. `recalibrate` measures everything. Logs a
 /// warning if the cache cannot be read or written. Throws Error like calibrate().
-plan::Rates machine_rates(const inputs::RunInputs& run, bool recalibrate = false,
+plan::Rates machine_rates(const engine::RunInputs& run, bool recalibrate = false,
                           const std::atomic<bool>* interrupted = nullptr,
                           const RatesSource& source = {});
 
@@ -105,7 +105,7 @@ class RunPrediction {
   /// `asked`: as passed to machine_rates(). `blueprint`: of the run. `given`: rates with which the
   /// run was planned instead of cached ones, or nullptr. Empty if no rates are cached, if a rate
   /// that the run needs is missing, and for serial or delayed runs. Measures nothing.
-  static std::optional<RunPrediction> find(const inputs::RunInputs& asked,
+  static std::optional<RunPrediction> find(const engine::RunInputs& asked,
                                            const engine::Blueprint& blueprint,
                                            const plan::Rates* given = nullptr);
 

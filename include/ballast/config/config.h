@@ -165,17 +165,6 @@ struct AioSection {
   std::vector<AioPath> paths;    ///< without duplicates
 };
 
-/// An explicit placement of some blocks; later entries win.
-struct PlacementRule {
-  std::uint64_t first_block = 0;
-  std::uint64_t last_block = 0;  ///< inclusive
-  std::optional<Tier> weights;
-  std::optional<Tier> optimizer;
-  std::optional<Tier> activations;  ///< tier of the block's input
-  std::optional<Tier> gradients;    ///< tier: host or nvme
-  std::optional<step::Kept> kept;   ///< `recompute`: which of the layer's intermediates stay
-};
-
 /// `ballast.spike`: the reaction of a run to a loss spike (src/train/step_rules.h).
 struct SpikeSection {
   enum class Action { off, warn, stop, rollback };
@@ -250,7 +239,7 @@ struct BallastSection {
   /// bf16_first and blockwise8 change the arithmetic.
   cpu_adam::Moments::Format optimizer_states = cpu_adam::Moments::Format::f32;
   double link_gbps = 0.0;
-  std::vector<PlacementRule> placement;
+  std::vector<step::PlacementRule> placement;  ///< later entries win
   std::uint64_t steps = 0;
   std::uint64_t seed = 1234;
   std::uint64_t eval_every = 0;          ///< steps between evaluations; 0: only at the end
@@ -300,27 +289,6 @@ struct Fp16Section {
 /// A value of Config::steps_per_print above every number of steps.
 inline constexpr std::uint64_t kNoProgressLines = std::uint64_t{1} << 40U;
 
-/// Numbers of buffers that are all open: the planner chooses, or the engine's defaults apply.
-inline constexpr step::BufferCounts kOpenBuffers = {0, 0, 0, 0, 0, 0};
-
-/// A member of BufferCounts in the config.
-struct BufferKind {
-  std::string_view key;                        ///< path of the key
-  std::uint32_t step::BufferCounts::*count;    ///< 0 in a config means open
-  std::uint32_t few;                           ///< number used if memory is short
-  static constexpr std::uint32_t kFewest = 1;  ///< number used if not even these fit
-  static constexpr std::uint32_t kMax = 1024;  ///< maximum of the key
-};
-
-/// Kinds in the order in which the planner adds buffers where there is room.
-inline constexpr auto kBufferKinds = std::to_array<BufferKind>(
-    {{"zero_optimization.offload_optimizer.buffer_count", &step::BufferCounts::state_staging, 1},
-     {"ballast.device_weight_buffers", &step::BufferCounts::weight_slots, 2},
-     {"zero_optimization.offload_param.buffer_count", &step::BufferCounts::weight_staging, 1},
-     {"ballast.gradient_buffers", &step::BufferCounts::gradient_staging, 1},
-     {"ballast.activation_buffers", &step::BufferCounts::activation_staging, 1},
-     {"ballast.device_gradient_buffers", &step::BufferCounts::gradient_slots, 2}});
-
 /// The whole effective configuration. Paths are absolute.
 struct Config {
   model::ModelConfig model;               ///< complete
@@ -334,7 +302,7 @@ struct Config {
   BatchSection batch;
   ZeroSection zero;
   PipelineSection pipeline;
-  step::BufferCounts buffers = kOpenBuffers;  ///< the keys of kBufferKinds
+  step::BufferCounts buffers = step::kOpenBuffers;  ///< the keys of step::kBufferKinds
   AioSection aio;
   /// type of weights, activations and packed gradients: bf16.enabled, fp16.enabled, or f32
   DType type = DType::bf16;
@@ -347,12 +315,8 @@ struct Config {
   /// an equal part of its input for the backward pass. No effect if there is one.
   bool partition_activations = false;
   /// Numbers of tiles that the config leaves to the program. The model section has the numbers that
-  /// sizes suggest; planner::with_fitting_tiles() may raise them.
-  struct OpenTiles {
-    bool vocabulary = false;
-    bool layers = false;
-    [[nodiscard]] bool any() const { return vocabulary || layers; }
-  } open_tiles;
+  /// sizes suggest; planner::fitting_tiles() may raise them.
+  model::OpenTiles open_tiles;
   double gradient_clipping = 1.0;     ///< 0: no clipping
   std::uint64_t steps_per_print = 1;  ///< number of steps, or kNoProgressLines
   MonitorSection tensorboard;
@@ -380,6 +344,9 @@ struct Config {
   /// "key.path: meaning here" for each value that has another meaning in DeepSpeed.
   std::vector<std::string> notes;
 };
+
+/// Returns the trained parts of the model, and the quantisation of the rest.
+model::TrainedParts trained_parts(const Config& config);
 
 /// The model of a complete config, with its adapters and frozen tensors. `fail` is called with the
 /// path of a key and the rule that it breaks; it throws.

@@ -46,6 +46,14 @@ struct ModelConfig {
   [[nodiscard]] bool flag(std::string_view key) const { return detail(key).flag(); }
 };
 
+/// Numbers of tiles that the user leaves to the program.
+struct OpenTiles {
+  bool vocabulary = false;
+  bool layers = false;
+
+  [[nodiscard]] bool any() const { return vocabulary || layers; }
+};
+
 /// Numbers of ranks among which blocks are split, each rank with one piece (BlockSpec::pieces).
 struct RankSplit {
   std::uint64_t experts = 1;  ///< expert parallelism: ranks that share the experts of a layer
@@ -373,6 +381,19 @@ const TensorSpec& map_of_magnitudes(const BlockSpec& block, const TensorSpec& te
 /// throw.
 void quantize(Architecture& model, const Quantization& how,
               const std::function<void(const std::string& rule)>& refuse);
+
+/// The trained parts of a model, and the quantisation of the rest.
+struct TrainedParts {
+  std::optional<AdapterConfig> adapters;          ///< for adapt(), which then replaces freeze()
+  std::vector<std::string> train;                 ///< patterns of freeze()
+  std::vector<std::string> weight_decay_exclude;  ///< patterns of exempt_from_decay()
+  std::optional<Quantization> quantized_base;     ///< for quantize()
+};
+
+/// Returns build_architecture() with these parts trained. `refuse` is called with the offending
+/// member of `parts`: "adapters.rank", "train[1]".
+Architecture build_trained(const ModelConfig& config, const RankSplit& split,
+                           const TrainedParts& parts, const Refuse& refuse);
 
 /// Layout of the quantised matrices of a block. They follow its plain_elements() in the training
 /// type; offsets count from there. `bytes`: total size, in whole pages.

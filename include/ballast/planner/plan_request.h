@@ -8,10 +8,10 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
-#include "ballast/config/config.h"
 #include "ballast/core/places.h"
-#include "ballast/engine/blueprint.h"
+#include "ballast/engine/run_inputs.h"
 #include "ballast/memory/machine.h"
 #include "ballast/plan/rates.h"
 #include "ballast/plan/simulator.h"
@@ -35,18 +35,24 @@ class KnownKernels {
   std::map<std::string, model::KernelSizes> sizes_;
 };
 
+/// Settings of a run's config that are changed together: "KEY=VALUE", as for `--set`.
+using Overrides = std::vector<std::string>;
+
 struct PlanRequest {
-  config::Config config;
-  model::Architecture model;  ///< model of the config
+  engine::RunInputs run;
   memory::Budgets budgets;
   plan::Rates rates;
   Mesh mesh;
+  /// Returns the request for the run with changed settings, of which `run` and `change` are used.
+  /// Throws Error(config) if they break a rule of configs. If empty, no settings are changed: then
+  /// refusals name only budgets.
+  std::function<PlanRequest(const Overrides&)> change;
   /// Returns the memory that kernels need for a micro-batch shape. If empty: the host device's
-  /// where compute and update share cores, otherwise CUDA's; without rates, those of the config's
+  /// where compute and update share cores, otherwise CUDA's; without rates, those of the run's
   /// device.
   std::function<model::KernelSizes(model::MicroBatchShape)> kernels;
   std::shared_ptr<KnownKernels> known_kernels = std::make_shared<KnownKernels>();
-  /// Devices that the rank may use: for pipeline.stages "auto", and for advice.
+  /// Devices that the rank may use, if their number is open, and for advice.
   std::uint32_t devices = 1;
   /// Limit on the number of operations that the search builds and simulates.
   std::size_t work_limit = 2'000'000;
@@ -57,8 +63,7 @@ struct PlanRequest {
 };
 
 struct Decision {
-  config::Config config;        ///< the given config with every "auto" decided
-  engine::Blueprint blueprint;  ///< the simulated blueprint; `config` reproduces it
+  engine::Blueprint blueprint;  ///< with every choice that the run leaves open
   plan::Prediction prediction;
   std::size_t simulated = 0;  ///< number of simulated plans
 };

@@ -1,7 +1,12 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "ballast/core/places.h"
 
 namespace ballast::step {
 
@@ -53,6 +58,46 @@ struct BufferCounts {
                      activation_staging, gradient_staging});
   }
   friend bool operator==(const BufferCounts&, const BufferCounts&) = default;
+};
+
+/// Numbers of buffers that are all open: a planner chooses, or the defaults of BufferCounts apply.
+inline constexpr BufferCounts kOpenBuffers = {0, 0, 0, 0, 0, 0};
+
+/// A member of BufferCounts.
+struct BufferKind {
+  std::string_view key;                        ///< path of its key in configs
+  std::uint32_t BufferCounts::*count;          ///< 0 in a config means open
+  std::uint32_t few;                           ///< number used if memory is short
+  static constexpr std::uint32_t kFewest = 1;  ///< number used if not even these fit
+  static constexpr std::uint32_t kMax = 1024;  ///< maximum of the key
+};
+
+/// Kinds in the order in which a planner adds buffers where there is room.
+inline constexpr auto kBufferKinds = std::to_array<BufferKind>(
+    {{"zero_optimization.offload_optimizer.buffer_count", &BufferCounts::state_staging, 1},
+     {"ballast.device_weight_buffers", &BufferCounts::weight_slots, 2},
+     {"zero_optimization.offload_param.buffer_count", &BufferCounts::weight_staging, 1},
+     {"ballast.gradient_buffers", &BufferCounts::gradient_staging, 1},
+     {"ballast.activation_buffers", &BufferCounts::activation_staging, 1},
+     {"ballast.device_gradient_buffers", &BufferCounts::gradient_slots, 2}});
+
+/// The part of a block's placement that the user has set. Empty members are open.
+struct PlacementConstraint {
+  std::optional<Tier> weights;
+  std::optional<Tier> optimizer;
+  std::optional<Tier> activations;  ///< tier of the block's input
+  std::optional<Kept> kept;         ///< which of a layer's intermediates stay
+  std::optional<Tier> gradients;    ///< host or nvme
+
+  friend bool operator==(const PlacementConstraint&, const PlacementConstraint&) = default;
+};
+
+/// An explicit placement of some blocks.
+struct PlacementRule : PlacementConstraint {
+  std::uint64_t first_block = 0;
+  std::uint64_t last_block = 0;  ///< inclusive
+
+  friend bool operator==(const PlacementRule&, const PlacementRule&) = default;
 };
 
 struct Options {

@@ -9,7 +9,7 @@
 #include "ballast/data/tokens.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planner/forecast.h"
+#include "ballast/setup/forecast.h"
 #include "ballast/train/metrics.h"
 
 namespace ballast::train {
@@ -62,12 +62,12 @@ struct RunSummary {
   std::uint64_t without_targets = 0;  ///< steps without a target, and so without a loss
   std::optional<double> held_out_loss;
   engine::EngineTotals totals;
-  std::optional<planner::Wear> wear;  ///< empty if no step wrote to NVMe
-  Bytes peak_resident = 0;            ///< peak resident memory of the process
-  std::filesystem::path weights;      ///< folder of the saved weights; "" if there is none
-  std::filesystem::path checkpoint;   ///< latest checkpoint written by this run; "" if none
-  bool lacks_checkpoint = false;      ///< the run writes checkpoints, but the last step has none
-  std::filesystem::path trace;        ///< file of the trace; "" if there is none
+  std::optional<setup::Wear> wear;   ///< empty if no step wrote to NVMe
+  Bytes peak_resident = 0;           ///< peak resident memory of the process
+  std::filesystem::path weights;     ///< folder of the saved weights; "" if there is none
+  std::filesystem::path checkpoint;  ///< latest checkpoint written by this run; "" if none
+  bool lacks_checkpoint = false;     ///< the run writes checkpoints, but the last step has none
+  std::filesystem::path trace;       ///< file of the trace; "" if there is none
   std::filesystem::path
       moved_to;        ///< new name of the run directory, if it was renamed during the run
   std::string advice;  ///< bottleneck and best improvement, in one or two sentences

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ballast/config/config.h"
-#include "ballast/planner/run_plan.h"
+#include "ballast/setup/run_plan.h"
 
 namespace ballast::train {
 
@@ -43,7 +43,7 @@ struct RunOptions {
   /// Keys, sections of keys, or "all", that may differ from the run of `resume` although they
   /// change results (config::check_allowed_names()).
   std::vector<std::string> allowed_changes = {};
-  planner::PlanSource source = {};  ///< files with rates or a plan
+  setup::PlanSource source = {};  ///< files with rates or a plan
 };
 
 /// The end of a run: which step is its last one, and what must then be there. Nobody else compares

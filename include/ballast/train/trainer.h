@@ -28,7 +28,7 @@ enum class Ending : std::uint8_t {
 void check_inputs(const config::Config& config);
 
 /// Trains `config`: opens its inputs like check_inputs(), takes the run directory
-/// (config.ballast.out, which it creates), plans the run (planner::plan_run()), allocates, steps,
+/// (config.ballast.out, which it creates), plans the run (setup::plan_run()), allocates, steps,
 /// evaluates, and writes metrics.jsonl, config.json, run.json and, at the end, weights/. A run that
 /// fails during its first step leaves none of these files. Throws Error after releasing all memory
 /// and swap files; the message includes the latest checkpoint and RunOptions::resuming. Writes the
@@ -86,7 +86,7 @@ using ModelEvaluationProgress =
 /// on one device, with memory for weights and activations but not for training. The loss and
 /// targets of a batch have the bits of an evaluation during training. Weights on NVMe are in an
 /// unnamed file in nvme_path or ballast.out, which is created if necessary. Throws Error: see
-/// planner::draw_evaluation(), engine::Engine; Error(data) if there is nothing to evaluate.
+/// setup::draw_evaluation(), engine::Engine; Error(data) if there is nothing to evaluate.
 ModelEvaluation evaluate_model(const config::Config& config,
                                const ModelEvaluationProgress& progress,
                                const std::atomic<bool>* interrupted = nullptr);

@@ -193,4 +193,27 @@ std::size_t Architecture::first_differentiated() const {
   return first;
 }
 
+Architecture build_trained(const ModelConfig& config, const RankSplit& split,
+                           const TrainedParts& parts, const Refuse& refuse) {
+  Architecture model = build_architecture(config, split);
+  const auto refuse_in = [&refuse](const char* list) {
+    return [&refuse, list](std::size_t pattern, const std::string& rule) {
+      refuse(fmt::format("{}[{}]", list, pattern), rule);
+    };
+  };
+  if (parts.adapters) {
+    adapt(model, *parts.adapters, [&](std::string_view key, const std::string& rule) {
+      refuse(fmt::format("adapters.{}", key), rule);
+    });
+  } else {
+    freeze(model, parts.train, refuse_in("train"));
+  }
+  exempt_from_decay(model, parts.weight_decay_exclude, refuse_in("weight_decay_exclude"));
+  if (parts.quantized_base) {
+    quantize(model, *parts.quantized_base,
+             [&](const std::string& rule) { refuse("quantized_base", rule); });
+  }
+  return model;
+}
+
 }  // namespace ballast::model

@@ -8,8 +8,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/core/machine.h"
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/inputs/run_inputs.h"
+#include "ballast/setup/translate.h"
 
 #include "src/calibrate/calibration.h"
 #include "tests/support/captured_log.h"
@@ -30,10 +29,10 @@ class CalibrationTest : public testing::Test {
     return test::tiny_config(kModel, bf16, directory_.path(), overrides);
   }
   static plan::Rates rates_of(const config::Config& config) {
-    return calibrate(inputs::translate(config)).rates;
+    return calibrate(setup::translate(config)).rates;
   }
   static std::string key_of(const config::Config& config) {
-    return calibration_key(inputs::translate(config));
+    return calibration_key(setup::translate(config));
   }
 
   test::TempDir directory_;
@@ -95,7 +94,7 @@ TEST_F(CalibrationTest, TheSampleOfAFamilyWithExpertsHasDenseLayers) {
   for (const auto& [keys, width] : widths) {
     const config::Config config =
         test::tiny_config(experts + keys, true, directory_.path(), {kAuto});
-    const inputs::RunInputs run = inputs::translate(config);
+    const engine::RunInputs run = setup::translate(config);
     const Sample sample = make_sample(run);
     EXPECT_EQ(sample.blueprint.model.blocks.size(), 4U) << keys;
     EXPECT_EQ(sample.blueprint.model.config.intermediate_size, width) << keys;
@@ -121,7 +120,7 @@ TEST_F(CalibrationTest, MeasuresOnlyUnknownRates) {
   start.known.forward = {{37.0, 5e9}};
   start.known.upload_per_second = 6e9;
   const config::Config asked = config({kOnNvme});
-  const Calibration found = calibrate(inputs::translate(asked), nullptr, start);
+  const Calibration found = calibrate(setup::translate(asked), nullptr, start);
   EXPECT_EQ(found.rates.forward, start.known.forward);
   EXPECT_EQ(found.rates.upload_per_second, 6e9);
   EXPECT_EQ(found.rates.offload_per_second, 0.0);
@@ -131,7 +130,7 @@ TEST_F(CalibrationTest, MeasuresOnlyUnknownRates) {
 
 TEST_F(CalibrationTest, CopiesEveryRateWithItsPart) {
   const config::Config asked = config({kOnNvme});
-  plan::Rates all = calibrate(inputs::translate(asked), nullptr, {.busy = true}).rates;
+  plan::Rates all = calibrate(setup::translate(asked), nullptr, {.busy = true}).rates;
   plan::Rates copy = {.name = all.name};
   for (const CalibrationPart part : kParts) {
     EXPECT_FALSE(has_part(copy, part));
@@ -163,25 +162,26 @@ TEST_F(CalibrationTest, MeasuresEachKindOfLayer) {
          "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 10,
          "vocab_size_per_layer_input": 131)";
   const config::Config asked = test::tiny_config(links, true, directory_.path(), {kAuto});
-  const Calibration found = calibrate(inputs::translate(asked));
+  const Calibration found = calibrate(setup::translate(asked));
   for (const CalibrationPart part : kParts) EXPECT_TRUE(has_part(found.rates, part));
   EXPECT_FALSE(found.rates.backward.empty());
 }
 
 TEST_F(CalibrationTest, MeasuresNoBackwardPassOfLayersThatHaveNone) {
   const config::Config asked = config({R"(ballast.train=["transformer.ln_f.*"])"});
-  const plan::Rates rates = calibrate(inputs::translate(asked)).rates;
+  const plan::Rates rates = calibrate(setup::translate(asked)).rates;
   EXPECT_FALSE(rates.forward.empty());
   EXPECT_TRUE(rates.backward.empty());
   EXPECT_FALSE(rates.head.empty());
 }
 
 TEST_F(CalibrationTest, MeasuresDrivesOnlyIfTheRunMayUseThem) {
-  EXPECT_FALSE(inputs::may_swap(config({})));
-  EXPECT_TRUE(inputs::may_swap(config({kOnNvme})));
-  EXPECT_TRUE(inputs::may_swap(config({kAuto})));
+  EXPECT_FALSE(setup::translate(config({})).constraints.may_swap());
+  EXPECT_TRUE(setup::translate(config({kOnNvme})).constraints.may_swap());
+  EXPECT_TRUE(setup::translate(config({kAuto})).constraints.may_swap());
   EXPECT_TRUE(
-      inputs::may_swap(config({R"(ballast.placement=[{"blocks": "1-1", "optimizer": "nvme"}])"})));
+      setup::translate(config({R"(ballast.placement=[{"blocks": "1-1", "optimizer": "nvme"}])"}))
+          .constraints.may_swap());
 }
 
 TEST_F(CalibrationTest, RefusesAPathThatIsNeededAndMissing) {
@@ -224,7 +224,7 @@ TEST_F(CalibrationTest, HasAKeyForEachPart) {
     for (const CalibrationPart part : kParts) {
       const config::Config before = config({kOnNvme});
       const config::Config after = config({kOnNvme, change});
-      if (part_key(part, inputs::translate(before)) != part_key(part, inputs::translate(after))) {
+      if (part_key(part, setup::translate(before)) != part_key(part, setup::translate(after))) {
         parts.push_back(part);
       }
     }
@@ -264,7 +264,7 @@ TEST(MeasuredTime, CountTheCallsAfterTheFirst) {
 TEST_F(CalibrationTest, MeasuresLongSequencesShorter) {
   const auto length_of = [&](const std::string& length) {
     const config::Config asked = config({"data.sequence_length=" + length});
-    const inputs::RunInputs run = inputs::translate(asked);
+    const engine::RunInputs run = setup::translate(asked);
     return measurable_length(make_sample(run));
   };
   EXPECT_EQ(length_of("37"), 37U);
@@ -277,7 +277,7 @@ TEST_F(CalibrationTest, StopsWhenInterrupted) {
   const std::atomic<bool> interrupted = true;
   const config::Config asked = config({kOnNvme});
   try {
-    calibrate(inputs::translate(asked), &interrupted);
+    calibrate(setup::translate(asked), &interrupted);
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::interrupted);
@@ -287,7 +287,7 @@ TEST_F(CalibrationTest, StopsWhenInterrupted) {
 
 TEST_F(CalibrationTest, UsesTheNumberOfColdBuffersOfTheModel) {
   const config::Config tiny = config({});
-  const inputs::RunInputs run = inputs::translate(tiny);
+  const engine::RunInputs run = setup::translate(tiny);
   const Sample sample = make_sample(run);
   EXPECT_EQ(sample.blueprint.model.blocks.size(), 4U);
   EXPECT_EQ(cold_copies(sample, 1), 4U);

@@ -13,9 +13,8 @@
 
 #include "ballast/calibrate/kernel_comparison.h"
 #include "ballast/core/error.h"
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/inputs/run_inputs.h"
 #include "ballast/model/family.h"
+#include "ballast/setup/translate.h"
 
 #include "src/calibrate/calibration.h"
 #include "src/calibrate/timed_passes.h"
@@ -147,7 +146,7 @@ void check_parts(const Sample& sample, TimedPasses& passes) {
 
 /// Runs the passes that the calibration measures.
 void run_timed(const config::Config& config) {
-  const inputs::RunInputs run = inputs::translate(config);
+  const engine::RunInputs run = setup::translate(config);
   const Sample sample = make_sample(run);
   TimedPasses passes(sample, {1, sample.length});
   ASSERT_NO_THROW(passes.run_each());
@@ -164,7 +163,7 @@ void run_timed(const config::Config& config) {
 
 /// Runs the passes that the comparison of kernels runs.
 void run_compared(const config::Config& config) {
-  StepPasses passes(few_layers(inputs::translate(config)), config.type, {1, 37},
+  StepPasses passes(few_layers(setup::translate(config)), config.type, {1, 37},
                     config.has_positions(),
                     {.kind = "host", .type = config.type, .compute_threads = 1}, {});
   for (const model::PassId pass : passes.order()) {

@@ -9,8 +9,8 @@
 
 #include "ballast/calibrate/calibrate.h"
 #include "ballast/core/machine.h"
-#include "ballast/inputs/run_inputs.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 
 #include "tests/support/captured_log.h"
 #include "tests/support/temp_dir.h"
@@ -27,7 +27,7 @@ class MachineRates : public testing::Test {
         config_(test::tiny_config(
             R"("vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)", true,
             directory_.path())),
-        run_(inputs::translate(config_)),
+        run_(setup::translate(config_)),
         key_(calibration_key(run_)) {}
 
   /// Measures for this test, since other tests may have disturbed the rates of this machine.
@@ -64,7 +64,7 @@ class MachineRates : public testing::Test {
   test::TempDir directory_;
   test::Variable cache_;
   config::Config config_;
-  inputs::RunInputs run_;
+  engine::RunInputs run_;
   std::string key_;
   CalibrationStart start_;  ///< start of the latest measurement
   double others_cpus_ = 0.0;
@@ -284,7 +284,7 @@ class RunPredictions : public MachineRates {
  protected:
   RunPredictions()
       : blueprint_(planner::draw_blueprint(
-            config_, run_.model, {64 * kMiB, 64 * kMiB},
+            run_, {64 * kMiB, 64 * kMiB},
             {.workspace = kMiB,
              .intermediates = std::vector<Bytes>(run_.model.blocks.size(), kMiB)})) {
     known_.name = key_;
@@ -300,7 +300,7 @@ class RunPredictions : public MachineRates {
 
   void keep() { save_rates(rates_cache_file(key_), known_); }
   [[nodiscard]] std::optional<RunPrediction> prediction() const {
-    return RunPrediction::find(inputs::translate(config_), blueprint_);
+    return RunPrediction::find(setup::translate(config_), blueprint_);
   }
   /// A step in which every lane takes `factor` times as long as predicted.
   [[nodiscard]] MeasuredStep slower(double factor) const {

@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/planner/run_plan.h"
+#include "ballast/setup/run_plan.h"
 
 #include "tests/support/thread_ranks.h"
 #include "tests/support/tiny_config.h"
@@ -84,7 +84,7 @@ TEST(MachineShare, AllRanksUseTheBudgetOfTheSmallestGpu) {
     const MachineShare share = share_of(places, rank);
     EXPECT_EQ(share.device_memory, 200U);
     config::Config open;
-    planner::apply_common_share(open, share);
+    setup::apply_common_share(open, share);
     EXPECT_EQ(open.ballast.device_bytes, 100U)
         << "a quarter is left free for libraries, and one for the channel of the ranks";
     EXPECT_EQ(open.ballast.host_bytes, share.memory / 5 * 4);
@@ -97,7 +97,7 @@ TEST(MachineShare, AllRanksComputeOnDevicesOfOneKind) {
   const auto device_of = [&](config::DeviceChoice asked) {
     config::Config config;
     config.ballast.device = asked;
-    planner::apply_common_share(config, share_of(places, 0));
+    setup::apply_common_share(config, share_of(places, 0));
     return config.ballast.device;
   };
   places[0].device_memory = 400;
@@ -126,12 +126,12 @@ TEST(MachineShare, FillsWhatTheConfigLeavesOpenAndNothingElse) {
   const MachineShare share = {
       .memory = 1000, .compute_threads = 2, .cpus = 3, .sharing = 4, .numa_node = 1};
   config::Config open;
-  planner::apply_common_share(open, share);
+  setup::apply_common_share(open, share);
   EXPECT_EQ(open.ballast.device_bytes, 400U);
   EXPECT_EQ(open.ballast.host_bytes, 400U);
   EXPECT_EQ(open.ballast.compute_threads, 2);
   EXPECT_EQ(open.ballast.update_threads, 0);
-  planner::apply_own_share(open, share);
+  setup::apply_own_share(open, share);
   EXPECT_EQ(open.ballast.update_threads, 3);
   EXPECT_EQ(open.ballast.update_numa_node, 1);
 
@@ -141,8 +141,8 @@ TEST(MachineShare, FillsWhatTheConfigLeavesOpenAndNothingElse) {
   named.ballast.compute_threads = 5;
   named.ballast.update_threads = 6;
   named.ballast.update_numa_node = 0;
-  planner::apply_common_share(named, share);
-  planner::apply_own_share(named, share);
+  setup::apply_common_share(named, share);
+  setup::apply_own_share(named, share);
   EXPECT_EQ(named.ballast.device_bytes, 10U);
   EXPECT_EQ(named.ballast.host_bytes, 20U);
   EXPECT_EQ(named.ballast.compute_threads, 5);
@@ -158,7 +158,7 @@ TEST(CommonConfig, IsThatOfTheFirstRankOnAll) {
         R"("vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)", true,
         "/run" + number, {"ballast.seed=" + number, "ballast.host_bytes=\"auto\""});
     mine.batch.train_batch *= 3;
-    printed[ranks.rank()] = config::print(planner::plan_run(mine, &ranks).decision.config);
+    printed[ranks.rank()] = config::print(setup::plan_run(mine, &ranks).config);
   });
   EXPECT_EQ(printed[1], printed[0]);
   EXPECT_EQ(printed[2], printed[0]);

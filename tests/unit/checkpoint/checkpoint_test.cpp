@@ -14,7 +14,7 @@
 #include "ballast/formats/safetensors.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 #include "ballast/state/checksum.h"
 
 #include "src/checkpoint/format.h"
@@ -455,7 +455,7 @@ void expect_to_go_on(const std::string& model, const std::vector<std::string>& o
     const auto batch = test::scattered_ids(engine.blueprint().problem.tokens_per_step(), number);
     return engine.train_step(batch.view(), 0.01).loss;
   };
-  engine::Engine before = planner::make_engine(config);
+  engine::Engine before = setup::make_engine(config);
   before.start();
   step(before, 1);
   step(before, 2);
@@ -474,7 +474,7 @@ void expect_to_go_on(const std::string& model, const std::vector<std::string>& o
   }
   const double loss = step(before, 3);
   for (const fs::path& folder : {native, dir.path() / "run", dir.path() / "out"}) {
-    engine::Engine after = planner::make_engine(config);
+    engine::Engine after = setup::make_engine(config);
     const Checkpoint checkpoint = Checkpoint::open(folder, after.blueprint(), nullptr);
     EXPECT_EQ(checkpoint.whole_ranges(), engine::whole_ranges(after.blueprint()));
     EXPECT_EQ(examined(checkpoint.folder()).hash, hash);

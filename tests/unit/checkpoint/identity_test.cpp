@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/checkpoint/checkpoints.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "src/checkpoint/format.h"
 #include "src/checkpoint/writer.h"
@@ -124,7 +124,7 @@ TEST(CheckpointIdentity, OldCheckpointsResumeAndRefuseOtherAdapters) {
   std::uint64_t hash = 0;
   fs::path folder;
   {
-    engine::Engine engine = planner::make_engine(config);
+    engine::Engine engine = setup::make_engine(config);
     engine.start();
     engine.train_step(test::scattered_ids(engine.blueprint().problem.tokens_per_step(), 1).view(),
                       0.01);
@@ -137,7 +137,7 @@ TEST(CheckpointIdentity, OldCheckpointsResumeAndRefuseOtherAdapters) {
   }
   make_old(folder, "rank 2, alpha 8, for q_proj, up_proj", "nf4 with scales in 8 bits");
   {
-    engine::Engine engine = planner::make_engine(config);
+    engine::Engine engine = setup::make_engine(config);
     train::resume_run(engine, config, run, nullptr);
     EXPECT_EQ(engine.snapshot().hash(), hash);
   }
@@ -148,7 +148,7 @@ TEST(CheckpointIdentity, OldCheckpointsResumeAndRefuseOtherAdapters) {
   for (const fs::path& from : {run, states}) {
     const auto refuses = [&](const char* words, const std::string& change) {
       const config::Config other = config_of(run, {change});
-      engine::Engine engine = planner::make_engine(other);
+      engine::Engine engine = setup::make_engine(other);
       test::expect_error(ErrorCategory::data, {words},
                          [&] { train::resume_run(engine, other, from, nullptr); });
     };

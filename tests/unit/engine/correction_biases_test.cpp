@@ -12,7 +12,7 @@
 #include "ballast/engine/run_states.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -56,7 +56,7 @@ std::vector<float> in_weights(Engine& engine, std::size_t block) {
 TEST(CorrectionBiases, MoveBySignOfMeanLessLoad) {
   const test::TempDir directory;
   const Engine engine =
-      planner::make_engine(test::tiny_config(kModel, true, directory.path(), {speed("0.5")}));
+      setup::make_engine(test::tiny_config(kModel, true, directory.path(), {speed("0.5")}));
   CorrectionBiases biases(engine.blueprint().own());
   biases.move({{}, {0, 0, 0, 0, 0, 9}}, 0.5);
   EXPECT_EQ(biases.values(), Biases());
@@ -74,7 +74,7 @@ TEST(CorrectionBiases, OfAStepChooseTheExpertsOfTheNext) {
   const test::TempDir directory;
   for (const bool bf16 : {true, false}) {
     Engine engine =
-        planner::make_engine(test::tiny_config(kModel, bf16, directory.path(), {speed("3")}));
+        setup::make_engine(test::tiny_config(kModel, bf16, directory.path(), {speed("3")}));
     engine.start();
     const std::size_t router = router_of(engine);
     EXPECT_EQ(in_weights(engine, router), std::vector<float>(6));
@@ -105,7 +105,7 @@ TEST(CorrectionBiases, DoNotMoveInSkippedStepsAndEvaluations) {
   const test::TempDir directory;
   std::vector<std::string> options = test::kFp16;
   options.push_back(speed("0.1"));
-  Engine engine = planner::make_engine(test::tiny_config(kModel, false, directory.path(), options));
+  Engine engine = setup::make_engine(test::tiny_config(kModel, false, directory.path(), options));
   engine.start();
   ASSERT_FALSE(step(engine, 1, 0x1p12).skipped);
   const Biases before = engine.correction_biases();

@@ -16,7 +16,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/documents.h"
 #include "tests/support/expect_error.h"
@@ -66,14 +66,14 @@ TEST_F(EngineTest, RunsFromAModelAndBudgetsWithoutAnyConfig) {
 }
 
 TEST_F(EngineTest, ABlueprintOfOtherRanksIsRefused) {
-  Blueprint blueprint = planner::draw_blueprint(config());
+  Blueprint blueprint = setup::draw_blueprint(config());
   blueprint.problem.sharers = blueprint.mesh.data = 2;
   EXPECT_THROW(Engine(std::move(blueprint), {.device = "host"}), Error);
 }
 
 TEST_F(EngineTest, WhatIsAllocatedIsWhatTheLedgerSays) {
   for (const char* tier : {"none", "cpu", "nvme"}) {
-    Engine engine = planner::make_engine(config({kWeights + tier, kOptimizer + tier}));
+    Engine engine = setup::make_engine(config({kWeights + tier, kOptimizer + tier}));
     engine.start();
     const auto totals = engine.totals();
     for (const Tier t : kTiers) {
@@ -91,8 +91,8 @@ TEST_F(EngineTest, TwoDevicesTrainAModelThatDoesNotFitOne) {
                              "num_layers": 6, "num_heads": 6, "intermediate_size": 512})"});
   };
   test::expect_error(ErrorCategory::memory, {"device"},
-                     [&] { planner::make_engine(with_stages(1)); });
-  Engine engine = planner::make_engine(with_stages(2));
+                     [&] { setup::make_engine(with_stages(1)); });
+  Engine engine = setup::make_engine(with_stages(2));
   engine.start();
   const std::vector<Bytes> allocated = engine.totals().allocated_on_device;
   ASSERT_EQ(allocated.size(), 2U);
@@ -108,7 +108,7 @@ TEST_F(EngineTest, TwoDevicesTrainAModelThatDoesNotFitOne) {
 TEST_F(EngineTest, TheLedgerOfEveryStateFormatIsWhatIsAllocated) {
   for (const char* optimizer : {"AdamW", "Adagrad", "Lion", "SGD"}) {
     for (const char* states : {"fp32", "8bit"}) {
-      Engine engine = planner::make_engine(
+      Engine engine = setup::make_engine(
           config({kOptimizer + "nvme", std::string("ballast.optimizer_states=") + states,
                   R"(optimizer={"type": ")" + std::string(optimizer) + "\"}"}),
           nullptr);
@@ -126,7 +126,7 @@ TEST_F(EngineTest, TheLedgerOfEveryStateFormatIsWhatIsAllocated) {
 
 TEST_F(EngineTest, ANumaNodeThatIsNotThereIsAConfigError) {
   try {
-    const Engine engine = planner::make_engine(config({"ballast.update_numa_node=1000"}));
+    const Engine engine = setup::make_engine(config({"ballast.update_numa_node=1000"}));
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::config);
@@ -140,7 +140,7 @@ TEST_F(EngineTest, InitialStatesDoNotDependOnPlacementThreadsOrBuffers) {
     for (const std::string threads : {"1", "3"}) {
       // With one buffer, blocks of all sizes use the same memory in turn.
       for (const std::string count : {"1", "3"}) {
-        Engine engine = planner::make_engine(
+        Engine engine = setup::make_engine(
             config({"model.hidden_size=192", "model.num_layers=2", kWeights + tier,
                     kOptimizer + tier, "ballast.update_threads=" + threads,
                     "zero_optimization.offload_param.buffer_count=" + count,
@@ -154,7 +154,7 @@ TEST_F(EngineTest, InitialStatesDoNotDependOnPlacementThreadsOrBuffers) {
 }
 
 TEST_F(EngineTest, InitialWeightsOfASourceArriveInPartsWhereTheyBelong) {
-  Engine engine = planner::make_engine(
+  Engine engine = setup::make_engine(
       config({kWeights + "nvme", kOptimizer + "cpu", "ballast.update_threads=3"}));
   expect_all_of_a_source(engine);
 }
@@ -188,7 +188,7 @@ TEST_F(EngineTest, Bf16WeightsAreReadOnceAndHaveNoRemainders) {
       const std::lock_guard lock(mutex);
       elements_read[tensor.name] += count;
     };
-    Engine engine = planner::make_engine(config({kWeights + tier, kOptimizer + tier}));
+    Engine engine = setup::make_engine(config({kWeights + tier, kOptimizer + tier}));
     test::start_from(engine, {read, is_stored_as_bf16, read_bf16});
     const auto& blocks = engine.blueprint().model.blocks;
     for (std::size_t b = 0; b < blocks.size(); ++b) {
@@ -223,11 +223,11 @@ TEST_F(EngineTest, StoredBf16WeightsBecomeTheStatesOfTheirValues) {
   };
   const auto hash = [&](const test::FunctionWeights& source, const std::string& tier,
                         const std::string& threads, const std::string& buffers) {
-    Engine engine = planner::make_engine(
-        config({"model.hidden_size=192", "model.num_layers=2", kWeights + tier, kOptimizer + tier,
-                "ballast.update_threads=" + threads,
-                "zero_optimization.offload_param.buffer_count=" + buffers,
-                "zero_optimization.offload_optimizer.buffer_count=" + buffers}));
+    Engine engine =
+        setup::make_engine(config({"model.hidden_size=192", "model.num_layers=2", kWeights + tier,
+                                   kOptimizer + tier, "ballast.update_threads=" + threads,
+                                   "zero_optimization.offload_param.buffer_count=" + buffers,
+                                   "zero_optimization.offload_optimizer.buffer_count=" + buffers}));
     test::start_from(engine, source);
     return engine.snapshot().hash();
   };
@@ -245,7 +245,7 @@ TEST_F(EngineTest, StoredBf16WeightsBecomeTheStatesOfTheirValues) {
 }
 
 TEST_F(EngineTest, ASourceThatFailsEndsTheStartWithItsError) {
-  Engine engine = planner::make_engine(config({"ballast.update_threads=3"}));
+  Engine engine = setup::make_engine(config({"ballast.update_threads=3"}));
   try {
     test::start_from(engine, {[](const model::TensorSpec&, Elems, std::span<float>) {
                        throw Error(ErrorCategory::data, "no such tensor");
@@ -257,7 +257,7 @@ TEST_F(EngineTest, ASourceThatFailsEndsTheStartWithItsError) {
 }
 
 TEST_F(EngineTest, ANonFiniteGradientLeavesEveryStateAsItWas) {
-  Engine engine = planner::make_engine(config({kOptimizer + "nvme"}));
+  Engine engine = setup::make_engine(config({kOptimizer + "nvme"}));
   test::start_from(engine, {[](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
                      std::fill(out.begin(), out.end(), 0.01F);
                      if (first == 0 && tensor.name.ends_with("up_proj.weight")) {
@@ -272,7 +272,7 @@ TEST_F(EngineTest, ANonFiniteGradientLeavesEveryStateAsItWas) {
 }
 
 TEST_F(EngineTest, AnEagerUpdateRefusesANonFiniteGradientByName) {
-  Engine engine = planner::make_engine(config({"ballast.update=eager", "gradient_clipping=0"}));
+  Engine engine = setup::make_engine(config({"ballast.update=eager", "gradient_clipping=0"}));
   test::start_from(engine, {[](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
                      std::fill(out.begin(), out.end(), 0.01F);
                      if (first == 0 && tensor.name.ends_with("up_proj.weight")) {
@@ -300,7 +300,7 @@ struct PartialRun {
 
 TEST_F(EngineTest, PartialBatchesLearnTheSameBitsEverywhere) {
   const auto run = [&](const std::vector<std::string>& overrides) {
-    Engine engine = planner::make_engine(config(overrides));
+    Engine engine = setup::make_engine(config(overrides));
     engine.start();
     PartialRun result;
     const std::size_t whole = engine.blueprint().tokens_per_step();
@@ -326,8 +326,8 @@ TEST_F(EngineTest, PartialBatchesLearnTheSameBitsEverywhere) {
 }
 
 TEST_F(EngineTest, APartialBatchIsTheMeanOverItsOwnTokens) {
-  Engine whole = planner::make_engine(config({"gradient_accumulation_steps=1"}));
-  Engine part = planner::make_engine(config());
+  Engine whole = setup::make_engine(config({"gradient_accumulation_steps=1"}));
+  Engine part = setup::make_engine(config());
   whole.start();
   part.start();
   const auto tokens = ids(whole, 1);
@@ -340,7 +340,7 @@ TEST_F(EngineTest, APartialBatchIsTheMeanOverItsOwnTokens) {
 }
 
 TEST_F(EngineTest, UpdatesWaitForTheNextStepAndAreDoneAtTheEnd) {
-  Engine engine = planner::make_engine(config({kOptimizer + "nvme"}));
+  Engine engine = setup::make_engine(config({kOptimizer + "nvme"}));
   plan::Timeline timeline;
   engine.record(&timeline);
   engine.start();
@@ -356,7 +356,7 @@ TEST_F(EngineTest, UpdatesWaitForTheNextStepAndAreDoneAtTheEnd) {
 }
 
 TEST_F(EngineTest, AStepChangesTheStates) {
-  Engine engine = planner::make_engine(config());
+  Engine engine = setup::make_engine(config());
   engine.start();
   const std::uint64_t before = engine.snapshot().hash();
   EXPECT_FALSE(engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1).skipped);
@@ -365,7 +365,7 @@ TEST_F(EngineTest, AStepChangesTheStates) {
 }
 
 TEST_F(EngineTest, EvaluatingChangesNothing) {
-  Engine engine = planner::make_engine(config({kWeights + "nvme", kOptimizer + "nvme"}));
+  Engine engine = setup::make_engine(config({kWeights + "nvme", kOptimizer + "nvme"}));
   engine.start();
   const std::uint64_t before = engine.snapshot().hash();
   const double first = engine.evaluate({ids(engine, 1), ids(engine, 2)}).loss;
@@ -374,7 +374,7 @@ TEST_F(EngineTest, EvaluatingChangesNothing) {
 }
 
 TEST_F(EngineTest, LossesAreMeansOverCountedTargets) {
-  Engine engine = planner::make_engine(config({"ballast.eval_batches=3"}));
+  Engine engine = setup::make_engine(config({"ballast.eval_batches=3"}));
   engine.start();
   const auto tokens = ids(engine, 1);
   const auto all = ids(engine, 2);
@@ -404,7 +404,7 @@ TEST_F(EngineTest, LossesAreMeansOverCountedTargets) {
 }
 
 TEST_F(EngineTest, RefusesPositionsThatAreNotThoseOfDocuments) {
-  Engine engine = planner::make_engine(config({test::kPacked}));
+  Engine engine = setup::make_engine(config({test::kPacked}));
   engine.start();
   const auto tokens = ids(engine, 1);
   auto positions = test::packed_positions(tokens.size() / 37, 37);
@@ -430,7 +430,7 @@ TEST_F(EngineTest, RefusesPositionsThatAreNotThoseOfDocuments) {
 TEST_F(EngineTest, AnInterruptEndsAStepAndLeavesNoFile) {
   std::atomic<bool> interrupted = false;
   {
-    Engine engine = planner::make_engine(config({kOptimizer + "nvme"}), &interrupted);
+    Engine engine = setup::make_engine(config({kOptimizer + "nvme"}), &interrupted);
     engine.start();
     interrupted = true;
     EXPECT_THROW(engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1), Error);
@@ -439,7 +439,7 @@ TEST_F(EngineTest, AnInterruptEndsAStepAndLeavesNoFile) {
 }
 
 TEST_F(EngineTest, ATokenBeyondTheVocabularyIsAnErrorNamingTheOperation) {
-  Engine engine = planner::make_engine(config());
+  Engine engine = setup::make_engine(config());
   engine.start();
   auto tokens = ids(engine, 1);
   tokens[5] = 131;

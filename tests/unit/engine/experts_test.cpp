@@ -8,7 +8,7 @@
 
 #include "ballast/engine/engine.h"
 #include "ballast/model/kernels.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/tags.h"
 #include "tests/support/temp_dir.h"
@@ -71,7 +71,7 @@ TEST(Experts, OnlyExpertsWithRowsAreMoved) {
       kModel, true, directory.path(),
       {"zero_optimization.offload_param.device=cpu",
        "zero_optimization.offload_optimizer.device=cpu", "ballast.order=layer_major"});
-  Engine engine = planner::make_engine(config);
+  Engine engine = setup::make_engine(config);
   engine.start();
   const Blueprint& blueprint = engine.blueprint();
   const std::size_t tokens = blueprint.problem.tokens_per_step();
@@ -95,7 +95,7 @@ TEST(Experts, OfASmallBatchMoveLessThanHalfOfTheBytes) {
       test::tiny_config(kModel, true, directory.path(),
                         {"zero_optimization.offload_param.device=cpu",
                          "zero_optimization.offload_optimizer.device=cpu"});
-  Engine engine = planner::make_engine(config);
+  Engine engine = setup::make_engine(config);
   engine.start();
   const test::Batch batch = one_id(engine.blueprint().problem.tokens_per_step());
   engine.train_step(batch.view(), 1e-3);
@@ -112,7 +112,7 @@ TEST(Experts, OfThePreviousStepArePrefetched) {
       {"zero_optimization.offload_param.device=cpu",
        "zero_optimization.offload_optimizer.device=cpu", "ballast.order=layer_major",
        "ballast.expert_prefetch=true", "ballast.device_weight_buffers=9"});
-  Engine engine = planner::make_engine(config);
+  Engine engine = setup::make_engine(config);
   engine.start();
   const Blueprint& blueprint = engine.blueprint();
   const std::size_t tokens = blueprint.problem.tokens_per_step();
@@ -144,7 +144,7 @@ Result result_of(const std::string& updates, bool trains) {
       kModel, true, directory.path(),
       {"zero_optimization.offload_param.device=nvme",
        "zero_optimization.offload_optimizer.device=nvme", "ballast.expert_updates=" + updates});
-  Engine engine = planner::make_engine(config);
+  Engine engine = setup::make_engine(config);
   engine.start();
   Result result;
   if (trains) {
@@ -204,7 +204,7 @@ StepResult step_with_documents(std::size_t length, std::int32_t padding) {
   const test::TempDir directory;
   const std::string packed = R"(data={"documents": ["unused.safetensors"], "sequence_length": )" +
                              std::to_string(length) + "}";
-  Engine engine = planner::make_engine(
+  Engine engine = setup::make_engine(
       test::tiny_config(kBalanced, false, directory.path(), {packed, "gradient_clipping=0"}));
   engine.start();
   const std::size_t tokens = engine.blueprint().problem.tokens_per_step();

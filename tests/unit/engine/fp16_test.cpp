@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/expect_error.h"
 #include "tests/support/function_weights.h"
@@ -23,7 +23,7 @@ class Fp16Engine : public test::TinyEngine {
   [[nodiscard]] Engine make(std::vector<std::string> overrides = {},
                             const std::string& model = test::kTinyModel) const {
     overrides.emplace_back("fp16.enabled=true");
-    return planner::make_engine(test::tiny_config(model, false, directory.path(), overrides));
+    return setup::make_engine(test::tiny_config(model, false, directory.path(), overrides));
   }
   StepResult step(Engine& engine, int seed, double scale, double rate = 0.01) const {
     return engine.train_step({ids(engine, seed), ids(engine, seed + 1)}, rate, scale);
@@ -79,7 +79,7 @@ TEST_F(Fp16Engine, TheScaleChangesNeitherNormNorUpdate) {
   for (const std::string& model : {test::kTinyModel, kExperts}) {
     const std::vector<std::string> options = {R"(optimizer={"type": "SGD"})",
                                               "gradient_clipping=0.1"};
-    Engine exact = planner::make_engine(test::tiny_config(model, false, directory.path(), options));
+    Engine exact = setup::make_engine(test::tiny_config(model, false, directory.path(), options));
     exact.start();
     const double norm = step(exact, 1, 1.0, 1.0).grad_norm;
     EXPECT_GT(norm, 0.2) << "nothing was clipped";

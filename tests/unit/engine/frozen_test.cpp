@@ -7,8 +7,8 @@
 
 #include "ballast/engine/blueprint.h"
 #include "ballast/engine/engine.h"
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 #include "ballast/step/labels.h"
 #include "ballast/step/problem.h"
 
@@ -32,7 +32,7 @@ const std::string kParts =
 
 TAG_TESTS("one_thread", "FrozenBlocks.*");
 TEST_F(FrozenBlocks, HaveOnlyWeights) {
-  const Engine engine = planner::make_engine(config({kLastLayer, kOptimizer + "cpu"}));
+  const Engine engine = setup::make_engine(config({kLastLayer, kOptimizer + "cpu"}));
   const Blueprint& blueprint = engine.blueprint();
   std::set<std::string> with_states;
   for (const plan::Buffer& buffer : blueprint.schedule.buffers) {
@@ -57,8 +57,8 @@ TEST_F(FrozenBlocks, HaveOnlyWeights) {
 
 TEST_F(FrozenBlocks, DoNotChangeInTraining) {
   for (const char* place : {"none", "cpu", "nvme"}) {
-    Engine engine = planner::make_engine(config({kParts, kWeights + place, kOptimizer + place}));
-    Engine untrained = planner::make_engine(config({}));
+    Engine engine = setup::make_engine(config({kParts, kWeights + place, kOptimizer + place}));
+    Engine untrained = setup::make_engine(config({}));
     engine.start();
     untrained.start();
     for (int step = 0; step < 3; ++step) engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
@@ -84,7 +84,7 @@ TEST_F(FrozenBlocks, DoNotChangeInTraining) {
 TEST_F(FrozenBlocks, OnNvmeAreWrittenOnlyOnce) {
   const std::string placement = R"(ballast.placement=[{"blocks": 3, "weights": "device"}])";
   const auto written = [&](const std::string& train, int steps) {
-    Engine engine = planner::make_engine(config({train, kWeights + "nvme", placement}));
+    Engine engine = setup::make_engine(config({train, kWeights + "nvme", placement}));
     engine.start();
     for (int step = 0; step < steps; ++step) {
       engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
@@ -114,7 +114,7 @@ TEST_F(FrozenBlocks, WriteOnlyWhatIsTrained) {
       std::vector<std::string> overrides = {kWeights + "nvme", kOptimizer + c.states,
                                             "ballast.checkpoint_every=2"};
       overrides.insert(overrides.end(), c.trained.begin(), c.trained.end());
-      Engine engine = planner::make_engine(config(overrides));
+      Engine engine = setup::make_engine(config(overrides));
       engine.start();
       for (int step = 0; step < steps; ++step) {
         engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
@@ -140,10 +140,10 @@ TEST_F(FrozenBlocks, WriteOnlyWhatIsTrained) {
 
 TEST_F(FrozenBlocks, AreSplitInStageThreeUnlessTrainedInPart) {
   const config::Config config = this->config({kParts, "zero_optimization.stage=3"});
-  const model::Architecture model = inputs::model_of(config);
-  const model::KernelSizes kernels = model::kernel_memory(model, config.type, {2, 37}, "host", 1);
-  const Blueprint blueprint = planner::draw_blueprint(config, model, {64 * kMiB, 64 * kMiB},
-                                                      kernels, {.data = 4, .rank = 1});
+  const engine::RunInputs run = setup::translate(config);
+  const model::KernelSizes kernels = model::kernel_memory(run.model, run.type, {2, 37}, "host", 1);
+  const Blueprint blueprint =
+      planner::draw_blueprint(run, {64 * kMiB, 64 * kMiB}, kernels, {.data = 4, .rank = 1});
   const step::RankSizes sizes(blueprint.problem);
   EXPECT_TRUE(sizes.shards_weights(1));   // frozen
   EXPECT_FALSE(sizes.shards_weights(2));  // trained in part
@@ -152,7 +152,7 @@ TEST_F(FrozenBlocks, AreSplitInStageThreeUnlessTrainedInPart) {
   for (const step::SubGroup& group : blueprint.problem.blocks[2].sub_groups) {
     states += group.state_bytes;
   }
-  const Elems trained = model.blocks[2].trained_elements();
+  const Elems trained = blueprint.model.blocks[2].trained_elements();
   EXPECT_EQ(states, StateLayout(DType::bf16, {}, trained / 4).state_bytes);
 }
 

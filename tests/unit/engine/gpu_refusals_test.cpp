@@ -16,7 +16,7 @@
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/captured_log.h"
 #include "tests/support/fake_cublaslt.h"

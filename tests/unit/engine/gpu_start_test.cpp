@@ -13,9 +13,8 @@
 #include "ballast/calibrate/kernel_comparison.h"
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/core/error.h"
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/inputs/run_inputs.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 
 #include "src/calibrate/calibration.h"
 #include "tests/support/captured_log.h"
@@ -73,7 +72,7 @@ TEST_F(GpuStart, NamesEverythingThatTheBitsDependOn) {
       CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10, CUBLAS_VER_MAJOR, CUBLAS_VER_MINOR,
       CUBLAS_VER_PATCH);
   const test::CapturedLog log;
-  Engine engine = planner::make_engine(config({"ballast.product_algorithms=heuristic"}));
+  Engine engine = setup::make_engine(config({"ballast.product_algorithms=heuristic"}));
   engine.start();
   EXPECT_EQ(engine.arithmetic(), expected);
   EXPECT_NE(log.text().find("device: " + expected + "\n"), std::string::npos) << log.text();
@@ -88,7 +87,7 @@ TEST_F(GpuStart, NamesEverythingThatTheBitsDependOn) {
 TEST_F(GpuStart, NamesTheTimedChoicesOfProducts) {
   const auto arithmetic = [&](const std::filesystem::path& cache) {
     const test::Variable home("XDG_CACHE_HOME", cache.c_str());
-    Engine engine = planner::make_engine(config({}));
+    Engine engine = setup::make_engine(config({}));
     EXPECT_EQ(engine.arithmetic().find("timed"), std::string::npos) << "before the warm-up";
     engine.start();
     return engine.arithmetic();
@@ -114,7 +113,7 @@ TEST_F(GpuStart, RunsWithPageableMemoryWherePinningIsRefused) {
 TEST_F(GpuStart, WarnsOfABudgetThatLeavesNothingForLibraries) {
   const auto warning_of = [&](const std::string& bytes) {
     const test::CapturedLog log;
-    inputs::check_device(config({"ballast.device_bytes=" + bytes}));
+    setup::check_device(config({"ballast.device_bytes=" + bytes}));
     return log.text();
   };
   const std::string text = warning_of("7GiB");
@@ -204,7 +203,7 @@ TEST_F(GpuStart, DoctorNamesTheKernelThatIsWrong) {
 
 TEST_F(GpuStart, CopiesBetweenItsGpusAreMeasured) {
   const auto peers = [&](const std::vector<std::string>& overrides) {
-    const inputs::RunInputs run = inputs::translate(config(overrides));
+    const engine::RunInputs run = setup::translate(config(overrides));
     plan::Rates rates;
     calibrate::measure_link(calibrate::make_sample(run), rates);
     return rates.peer_per_second;
@@ -221,8 +220,8 @@ TEST_F(GpuStart, DoctorExaminesEveryFamilyOfLayers) {
       R"("family": "qwen3_moe", "vocab_size": 131, "hidden_size": 32, "num_layers": 2,
          "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "intermediate_size": 40,
          "moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2)";
-  const auto all = calibrate::compare_with_host(
-      inputs::translate(config({"model.vocabulary_tiles=2"}, experts)));
+  const auto all =
+      calibrate::compare_with_host(setup::translate(config({"model.vocabulary_tiles=2"}, experts)));
   EXPECT_GT(all.size(), 12U);
   for (const auto& one : all) {
     EXPECT_TRUE(one.agrees) << one.name << ", " << one.port << ": " << one.difference.mean << ", "
@@ -260,7 +259,7 @@ TEST_F(GpuStart, RefusesRanksThatAreNotMultiplesOfAnAccess) {
            "num_heads": 2, "intermediate_size": 40, "first_k_dense_replace": 1, "q_lora_rank": 16,
            "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "kv_lora_rank": )" +
         std::to_string(rank);
-    static_cast<void>(planner::make_engine(config({}, model.c_str())));
+    static_cast<void>(setup::make_engine(config({}, model.c_str())));
   };
   EXPECT_NO_THROW(make(24));
   try {
@@ -281,7 +280,7 @@ TEST_F(GpuStart, RefusesHeadsThatAnOldGpuCannotHold) {
   const auto make = [&](int size) {
     const std::string of_size = model + std::to_string(size);
     static_cast<void>(
-        planner::make_engine(config({"bf16.enabled=false", "fp16.enabled=true"}, of_size.c_str())));
+        setup::make_engine(config({"bf16.enabled=false", "fp16.enabled=true"}, of_size.c_str())));
   };
   EXPECT_NO_THROW(make(256));
   FakeCuda::old_gpu = 0;

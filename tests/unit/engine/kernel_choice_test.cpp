@@ -9,9 +9,9 @@
 
 #include "ballast/core/error.h"
 #include "ballast/engine/run_states.h"
-#include "ballast/inputs/engine_inputs.h"
 #include "ballast/model/compute.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 
 #include "tests/support/captured_log.h"
 #include "tests/support/expect_error.h"
@@ -68,7 +68,7 @@ TEST_F(KernelChoice, PlainKernelsTrainWithoutAnyLibrary) {
                            "zero_optimization.offload_param.device=cpu", "ballast.activations=cpu",
                            "ballast.recompute=true"}),
                     plain, "on the host");
-  const Engine engine = planner::make_engine(config({"ballast.kernels=plain"}));
+  const Engine engine = setup::make_engine(config({"ballast.kernels=plain"}));
   EXPECT_TRUE(engine.arithmetic().ends_with(", plain kernels")) << engine.arithmetic();
 }
 
@@ -83,7 +83,7 @@ TEST_F(KernelChoice, PlainKernelsExcludeCudnn) {
 TEST_F(KernelChoice, HasNoEffectOnTheHostDeviceAndSaysSo) {
   const auto log_of = [&](const std::string& setting) {
     const test::CapturedLog log;
-    inputs::check_device(config({"ballast.device=host", setting}));
+    setup::check_device(config({"ballast.device=host", setting}));
     return log.text();
   };
   for (const char* setting : {"ballast.kernels=plain", "ballast.gpu_checks=each"}) {
@@ -98,7 +98,7 @@ TEST_F(KernelChoice, ChecksChangeNoBits) {
 
 TEST_F(KernelChoice, ChecksNameTheKernelThatFails) {
   const auto error_with = [&](const std::string& checks) {
-    Engine engine = planner::make_engine(config({"ballast.gpu_checks=" + checks}));
+    Engine engine = setup::make_engine(config({"ballast.gpu_checks=" + checks}));
     engine.start();
     const std::size_t tokens = engine.blueprint().problem.tokens_per_step();
     FakeCuda::kernels_until_fault = 6;
@@ -131,7 +131,7 @@ class SpoiledWeights final : public WeightSource {
 
 TEST_F(KernelChoice, ChecksNameTheFirstOperationWhoseResultIsNotFinite) {
   const std::string text = test::error_of(ErrorCategory::numeric, [&] {
-    Engine engine = planner::make_engine(config({"ballast.gpu_checks=each"}));
+    Engine engine = setup::make_engine(config({"ballast.gpu_checks=each"}));
     SpoiledWeights source("model.layers.1.mlp.down_proj.weight");
     engine.start(source);
     const std::size_t tokens = engine.blueprint().problem.tokens_per_step();

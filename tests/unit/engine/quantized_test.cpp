@@ -10,7 +10,7 @@
 
 #include "ballast/core/dtype.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/function_weights.h"
 #include "tests/support/tags.h"
@@ -64,9 +64,9 @@ TEST_F(QuantizedBase, HasTheLossesOfTheDecodedBase) {
   const std::vector<const char*> places = {"cpu", "none", "nvme"};
   for (std::size_t f = 0; f < formats.size(); ++f) {
     const std::vector<std::string> placed = {kWeights + places[f], kOptimizer + "cpu"};
-    Engine quantized = planner::make_engine(config(with(with(kDora, formats[f]), placed)));
-    Engine plain = planner::make_engine(config(kDora));
-    Engine original = planner::make_engine(config(kDora));
+    Engine quantized = setup::make_engine(config(with(with(kDora, formats[f]), placed)));
+    Engine plain = setup::make_engine(config(kDora));
+    Engine original = setup::make_engine(config(kDora));
     quantized.start();
     test::start_from(plain, decoded(quantized));
     original.start();
@@ -95,7 +95,7 @@ TEST_F(QuantizedBase, HasTheLossesOfTheDecodedBase) {
 TEST_F(QuantizedBase, MovesItsCodes) {
   const std::vector<std::string> host = {kWeights + "cpu", kOptimizer + "cpu"};
   const Engine engine =
-      planner::make_engine(config(with(with(kLora, {"ballast.quantized_base=nf4"}), host)));
+      setup::make_engine(config(with(with(kLora, {"ballast.quantized_base=nf4"}), host)));
   const Blueprint& blueprint = engine.blueprint();
   std::size_t uploads = 0;
   for (const plan::Operation& op : blueprint.schedule.steady.operations) {
@@ -126,7 +126,7 @@ TEST_F(QuantizedBase, IsSavedAsCodes) {
     return with(kLora, {"ballast.quantized_base=nf4", "ballast.double_quantization=true",
                         kWeights + place, kOptimizer + place});
   };
-  Engine engine = planner::make_engine(config(overrides("none")));
+  Engine engine = setup::make_engine(config(overrides("none")));
   engine.start();
   const auto tokens = ids(engine, 1);
   const auto targets = ids(engine, 2);
@@ -141,7 +141,7 @@ TEST_F(QuantizedBase, IsSavedAsCodes) {
   });
   EXPECT_TRUE(saved.contains({1, StateKind::codes}));
   EXPECT_FALSE(saved.contains({0, StateKind::codes}));
-  Engine other = planner::make_engine(config(overrides("nvme")));
+  Engine other = setup::make_engine(config(overrides("nvme")));
   other.resume(
       [&](const StateRange& range, HostBytes bytes) {
         const auto& array = saved.at({range.block, range.kind});

@@ -12,7 +12,7 @@
 
 #include "ballast/engine/engine.h"
 #include "ballast/engine/run_states.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/unit/engine/tiny_engine.h"
@@ -57,7 +57,7 @@ TEST_F(SavedStates, ResumeInAnyPlacement) {
         Choice{"8bit", kSomeFrozen}}) {
     const std::string states = "ballast.optimizer_states=" + format;
     Engine before =
-        planner::make_engine(config({states, train, kOptimizer + "nvme", kSubGroups + "10000"}));
+        setup::make_engine(config({states, train, kOptimizer + "nvme", kSubGroups + "10000"}));
     before.start();
     for (int step = 0; step < 3; ++step) before.train_step({ids(before, 1), ids(before, 2)}, 0.1);
     const Saved saved = save(before);
@@ -67,7 +67,7 @@ TEST_F(SavedStates, ResumeInAnyPlacement) {
     for (const auto& [weights, optimizer, size] :
          {std::tuple{"none", "none", "4096"}, std::tuple{"nvme", "nvme", "auto"},
           std::tuple{"cpu", "cpu", "20000"}, std::tuple{"none", "nvme", "auto"}}) {
-      Engine after = planner::make_engine(
+      Engine after = setup::make_engine(
           config({states, train, kWeights + weights, kOptimizer + optimizer, kSubGroups + size}));
       after.resume(
           [&](const StateRange& range, HostBytes bytes) {
@@ -92,7 +92,7 @@ TEST_F(SavedStates, InTheBackgroundAreThoseBeforeTheNextUpdates) {
         Overrides{"ballast.speculative_updates=4", kSubGroups + "10000"}}) {
     Overrides overrides = {kWeights + "cpu", kOptimizer + "cpu"};
     overrides.insert(overrides.end(), more.begin(), more.end());
-    Engine engine = planner::make_engine(config(overrides));
+    Engine engine = setup::make_engine(config(overrides));
     engine.start();
     for (int step = 0; step < 2; ++step) engine.train_step({ids(engine, 1), ids(engine, 2)}, 0.1);
     const Saved expected = save(engine);
@@ -119,7 +119,7 @@ TEST_F(SavedStates, InTheBackgroundAreThoseBeforeTheNextUpdates) {
 TEST_F(SavedStates, ASaveInTheBackgroundEndsWithItsEngine) {
   std::shared_ptr<BackgroundSave> saving;
   {
-    Engine engine = planner::make_engine(config({kOptimizer + "cpu"}));
+    Engine engine = setup::make_engine(config({kOptimizer + "cpu"}));
     engine.start();
     saving = engine.snapshot().save_in_background(
         [](const StateRange&, ConstHostBytes) {
@@ -147,7 +147,7 @@ void SavedStatesOnNvme::go_on_from_nvme(const std::string& train) {
   const auto engine_of = [&] {
     auto config = this->config({train, kOptimizer + "nvme", kWeights + "nvme", kSubGroups + "10000",
                                 "ballast.checkpoint_every=1"});
-    return planner::make_engine(config);
+    return setup::make_engine(config);
   };
   std::unique_ptr<Engine> first(new Engine(engine_of()));
   Engine& before = *first;

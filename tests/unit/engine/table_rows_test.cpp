@@ -8,7 +8,7 @@
 
 #include "ballast/core/error.h"
 #include "ballast/engine/engine.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
@@ -36,7 +36,7 @@ const std::vector<std::string> kOnHost = {"zero_optimization.offload_optimizer.d
 /// names in addition.
 void expect_only_rows_move(const std::vector<std::string>& overrides) {
   const test::TempDir directory;
-  const Blueprint blueprint = planner::draw_blueprint(
+  const Blueprint blueprint = setup::draw_blueprint(
       test::tiny_config(model_with_tables(16384), true, directory.path(), overrides));
   const step::Problem& problem = blueprint.problem;
   const plan::Schedule& schedule = blueprint.schedule;
@@ -76,7 +76,7 @@ TEST(TableRows, AreAllThatMovesOfTables) {
 /// gradient.
 TEST(TableRows, AreSelectedBeforeTheGradientOfTheLayerAboveIsPacked) {
   const test::TempDir directory;
-  const Blueprint blueprint = planner::draw_blueprint(
+  const Blueprint blueprint = setup::draw_blueprint(
       test::tiny_config(model_with_tables(131), true, directory.path(), kOnHost));
   const std::vector<plan::Operation>& all = blueprint.schedule.steady.operations;
   const auto is_of = [](plan::Action action) {
@@ -93,7 +93,7 @@ TEST(TableRows, AreSelectedBeforeTheGradientOfTheLayerAboveIsPacked) {
 TEST(TableRows, OfATokenThatTheTableLacksAreRefused) {
   const test::TempDir directory;
   Engine engine =
-      planner::make_engine(test::tiny_config(model_with_tables(100), true, directory.path()));
+      setup::make_engine(test::tiny_config(model_with_tables(100), true, directory.path()));
   engine.start();
   const auto ids = test::scattered_ids(engine.blueprint().problem.tokens_per_step(), 0);
   const auto all = ids.view().tokens;

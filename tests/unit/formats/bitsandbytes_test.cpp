@@ -18,7 +18,7 @@
 #include "ballast/formats/weight_files.h"
 #include "ballast/model/lora.h"
 #include "ballast/model/packed_values.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "src/formats/quantized_matrices.h"
 #include "src/train/initial_weights.h"
@@ -75,7 +75,7 @@ config::Config config_of(const fs::path& folder, std::vector<std::string> overri
 
 /// An engine that has started with the weights of its config.
 struct Started {
-  explicit Started(const config::Config& config) : engine(planner::make_engine(config)) {
+  explicit Started(const config::Config& config) : engine(setup::make_engine(config)) {
     train::start_from_weights(engine, config,
                               [](Bytes done, Bytes total) { EXPECT_LE(done, total); });
   }

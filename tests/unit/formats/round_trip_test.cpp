@@ -21,7 +21,7 @@
 #include "ballast/formats/export.h"
 #include "ballast/formats/model_folder.h"
 #include "ballast/formats/weight_files.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "src/train/initial_weights.h"
 #include "src/train/saved_weights.h"
@@ -58,7 +58,7 @@ fs::path run_of(const fs::path& model, const fs::path& out,
   const config::Config config = config_of(model, out, overrides);
   train::check_initial_weights(config);
   fs::create_directories(out);
-  engine::Engine engine = planner::make_engine(config);
+  engine::Engine engine = setup::make_engine(config);
   train::start_from_weights(engine, config, [](Bytes, Bytes) {});
   if (trains) {
     const std::vector<std::int32_t> tokens = {1, 5, 9, 2, 7, 3, 8, 4};

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ballast/core/error.h"
-#include "ballast/inputs/engine_inputs.h"
+#include "ballast/setup/translate.h"
 
 #include "tests/support/fixtures.h"
 #include "tests/support/tiny_config.h"
@@ -41,9 +41,9 @@ bool reads_folder(const std::filesystem::path& example) {
 model::Architecture example_model(const std::filesystem::path& example) {
   const std::vector<std::string> shorter = {"model.num_layers=4"};
   try {
-    return inputs::model_of(config::load(example, shorter, 0));
+    return setup::model_of(config::load(example, shorter, 0));
   } catch (const Error&) {
-    return inputs::model_of(config::load(example, {}, 0));
+    return setup::model_of(config::load(example, {}, 0));
   }
 }
 
@@ -52,7 +52,7 @@ std::optional<ConfiguredModel> configure_or_refuse(const std::string& section,
                                                    std::uint64_t ranks) {
   try {
     const config::Config config = test::tiny_config(section, false, "/unused", overrides, ranks);
-    return ConfiguredModel{config, inputs::model_of(config)};
+    return ConfiguredModel{config, setup::model_of(config)};
   } catch (const Error& error) {
     if (error.category() != ErrorCategory::config) throw;
     return std::nullopt;
@@ -126,7 +126,7 @@ std::optional<RecordedModel> vary(const SmallModel& model, const Variation& how)
                         .whole = std::move(configured->model),
                         .own = {},
                         .type = how.bf16 ? DType::bf16 : DType::f32,
-                        .shape = {.micro_batch = inputs::shape_of(configured->config, 2)},
+                        .shape = {.micro_batch = setup::shape_of(configured->config, 2)},
                         .mlp = {.joins_gate_and_up = how.joins},
                         .later = how.later};
   if (how.ranks == "experts" && made.whole.split.experts == 1) return std::nullopt;

@@ -8,8 +8,8 @@
 
 #include "ballast/core/error.h"
 #include "ballast/plan/lane_times.h"
-#include "ballast/planner/planner.h"
-#include "ballast/planner/run_plan.h"
+#include "ballast/setup/run_plan.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/random_run.h"
 #include "tests/support/tags.h"
@@ -109,23 +109,27 @@ PlanRequest request_for(const std::vector<std::string>& overrides, Bytes host_by
     "zero_optimization": {"offload_optimizer": {"device": "nvme"},
                           "offload_param": {"device": "cpu"}},
     "ballast": {"device": "host", "compute_threads": 1}})";
-  PlanRequest request = {.config = config::parse(text, "/", "test", overrides),
-                         .budgets = {12 * kMiB, host_bytes},
-                         .rates = test::quick_machine()};
+  PlanRequest request = setup::plan_request(config::parse(text, "/", "test", overrides));
+  request.budgets = {12 * kMiB, host_bytes};
+  request.rates = test::quick_machine();
   // The drives bound the step.
   request.rates.forward = request.rates.backward = request.rates.head = {{64.0, 10e12}};
   request.rates.device_memory_per_second = 1e12;
-  request.model = model::build_architecture(request.config.model);
-  if (request.config.model.vocabulary_tiles > 1) return request;  // they need further sizes
+  if (request.run.model.config.vocabulary_tiles > 1) return request;  // they need further sizes
   request.kernels = [](model::MicroBatchShape shape) {
     return model::KernelSizes{.workspace = shape.tokens() * 4096};
   };
   return request;
 }
 
+std::vector<Improvement> improvements_of(const PlanRequest& request) {
+  const Decision now = decide(request);
+  return find_improvements(now.blueprint, now.prediction, request);
+}
+
 std::vector<std::string> changes_with(const PlanRequest& request, const std::string& words) {
   std::vector<std::string> found;
-  for (const Improvement& variant : find_improvements(decide(request), request)) {
+  for (const Improvement& variant : improvements_of(request)) {
     if (says(variant.change, words)) found.push_back(variant.change);
   }
   return found;
@@ -133,7 +137,7 @@ std::vector<std::string> changes_with(const PlanRequest& request, const std::str
 
 TEST(Advice, MoreMemoryGoesWithOpenTiersWhereTheConfigNamesThem) {
   const PlanRequest named = request_for({"ballast.order=layer_major"}, 16 * kMiB);
-  ASSERT_FALSE(leaves_choices(named.config));
+  ASSERT_FALSE(leaves_choices(named.run));
   const std::string more = "25% more host memory (ballast.host_bytes)";
   const auto changes = changes_with(named, more);
   ASSERT_EQ(changes.size(), 1U);
@@ -150,8 +154,7 @@ TEST(Advice, MoreMemoryGoesWithOpenTiersWhereTheConfigNamesThem) {
 TEST(Advice, StatesInEightBitsAreOfferedWhereTheySpareTheDrives) {
   const std::string eight = "ballast.optimizer_states 8bit";
   const PlanRequest swapped = request_for({}, 16 * kMiB);
-  const Decision now = decide(swapped);
-  const std::vector<Improvement> variants = find_improvements(now, swapped);
+  const std::vector<Improvement> variants = improvements_of(swapped);
   const auto found =
       std::find_if(variants.begin(), variants.end(),
                    [&](const Improvement& variant) { return says(variant.change, eight); });
@@ -222,11 +225,11 @@ TEST(Advice, TilesOfALargeVocabularyAreNamedAndTaken) {
       on_host({large[0], fmt::format("model.vocabulary_tiles={}", tiles)}, asked.budgets).refusal(),
       "");
   // Only a number that the config leaves open is raised.
-  EXPECT_EQ(with_fitting_tiles(asked.request()).model.vocabulary_tiles, 1U);
+  EXPECT_EQ(fitting_tiles(asked.request()).vocabulary_tiles, 1U);
   const test::Asked open = on_host(large, asked.budgets);
-  EXPECT_EQ(with_fitting_tiles(open.request()).model.vocabulary_tiles, tiles);
+  EXPECT_EQ(fitting_tiles(open.request()).vocabulary_tiles, tiles);
   const test::Asked roomy = on_host(large, {512 * kMiB, 512 * kMiB});
-  EXPECT_EQ(with_fitting_tiles(roomy.request()).model.vocabulary_tiles, 1U);
+  EXPECT_EQ(fitting_tiles(roomy.request()).vocabulary_tiles, 1U);
 }
 
 TEST(Advice, DrivesThatAreTooSmallAreNotAdvised) {
@@ -248,7 +251,7 @@ TEST(Advice, MoreMemoryThatAddsNothingToOpenTiersIsNotAdvised) {
 TEST(Advice, BatchChangesAreCompleteAndReachTheirPredictedSpeed) {
   const PlanRequest request = request_for({}, 16 * kMiB);
   const std::string keys = "train_batch_size 32, gradient_accumulation_steps 8";
-  const auto variants = find_improvements(decide(request), request);
+  const std::vector<Improvement> variants = improvements_of(request);
   const auto found =
       std::find_if(variants.begin(), variants.end(),
                    [&](const Improvement& variant) { return says(variant.change, keys); });

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/random_run.h"
 
@@ -42,7 +42,9 @@ struct Asked {
         budgets(given) {}
 
   [[nodiscard]] PlanRequest request() const {
-    PlanRequest request = {config, model, budgets, rates, mesh};
+    PlanRequest request = setup::plan_request(config, mesh.ranks());
+    request.budgets = budgets;
+    request.rates = rates;
     // Tiles need further sizes, for which the real kernels are asked.
     if (model.config.vocabulary_tiles > 1 || model.config.layer_tiles > 1) return request;
     request.kernels = [model = model](model::MicroBatchShape shape) {
@@ -51,6 +53,10 @@ struct Asked {
     return request;
   }
   [[nodiscard]] Decision decide() const { return planner::decide(request()); }
+  /// The config with the choices of `decision`.
+  [[nodiscard]] config::Config settled(const Decision& decision) const {
+    return setup::settle(config, decision.blueprint);
+  }
   /// The message of the refusal; "" when it fits.
   [[nodiscard]] std::string refusal() const {
     try {

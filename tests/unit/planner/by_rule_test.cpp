@@ -3,9 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/calibrate/calibrate.h"
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/unit/planner/asked.h"
 
@@ -40,12 +38,11 @@ TEST(ByRule, DefaultsPlaceWhatAutoPlaces) {
     EXPECT_NE(Asked(named, one.budgets).refusal(), "");
     const Asked open(one.run, one.budgets);
     EXPECT_EQ(open.refusal(), "");
-    if (leaves_choices(open.config)) continue;
+    if (leaves_choices(open.request().run)) continue;
     // A run that names its tiers has the plan that was predicted, without rates.
     const Decision decision = open.decide();
-    const engine::Blueprint drawn =
-        draw_blueprint(open.config, open.model, one.budgets,
-                       kernels(open.model, {open.config.batch.micro_batch, 64}));
+    const engine::Blueprint drawn = draw_blueprint(
+        open.request().run, one.budgets, kernels(open.model, {open.config.batch.micro_batch, 64}));
     EXPECT_EQ(drawn.placement.blocks, decision.blueprint.placement.blocks);
     EXPECT_EQ(drawn.options, decision.blueprint.options);
   }
@@ -68,7 +65,7 @@ TEST(ByRule, ActivationsWithoutRatesFillTheDeviceFirst) {
   const Decision roomy = Asked(run, kRoomy).decide();
   const std::vector<Tier> all(12, Tier::device);
   EXPECT_EQ(tiers(kRoomy), all);
-  EXPECT_FALSE(inputs::may_swap(Asked(run, kRoomy).config));
+  EXPECT_FALSE(Asked(run, kRoomy).request().run.constraints.may_swap());
   // With a page less on the device, the first layer's activation goes to the host.
   const Bytes device = roomy.blueprint.ledger.total(Tier::device);
   std::vector<Tier> first_on_host = all;
@@ -79,14 +76,14 @@ TEST(ByRule, ActivationsWithoutRatesFillTheDeviceFirst) {
 TEST(ByRule, MeasuresDrivesOnlyForRunsThatMayNeedThem) {
   const std::vector<std::string> on_host = {"zero_optimization.offload_optimizer.device=cpu",
                                             "zero_optimization.offload_param.device=cpu"};
-  EXPECT_FALSE(inputs::may_swap(measured_config(Asked(on_host, kRoomy).request())));
-  EXPECT_TRUE(inputs::may_swap(measured_config(Asked({}, kRoomy).request())));
+  EXPECT_FALSE(measured_run(Asked(on_host, kRoomy).request()).constraints.may_swap());
+  EXPECT_TRUE(measured_run(Asked({}, kRoomy).request()).constraints.may_swap());
   // Weights and states fit on the host, gradients do not.
   const Asked full(on_host, kRoomy);
   const Bytes needed = full.decide().blueprint.ledger.total(Tier::host);
   const Asked tight(on_host, {kRoomy.device, needed - needed / 16});
   EXPECT_EQ(tight.refusal(), "");
-  EXPECT_TRUE(inputs::must_swap(measured_config(tight.request())));
+  EXPECT_TRUE(measured_run(tight.request()).constraints.must_swap());
 }
 
 }  // namespace

@@ -7,13 +7,13 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 
-namespace ballast::planner::draw_blueprint_test {
+namespace ballast::setup::draw_blueprint_test {
 namespace {
 
 const std::string kModel = R"("family": "llama", "vocab_size": 131, "hidden_size": 64,
@@ -73,8 +73,7 @@ TEST_F(DrawBlueprint, AutomaticPlacementFillsTheFastestTierThatFits) {
 TEST_F(DrawBlueprint, ASubGroupTakesASmallPartOfTheHostBudget) {
   const auto size = [&](Bytes host, const std::string& named) {
     const config::Config config = this->config({"zero_optimization.sub_group_size=" + named});
-    const model::Architecture model = model::build_architecture(config.model);
-    return inputs::outline(config, model, {.host = host}, {}, {}).sub_group_size;
+    return engine::outline(translate(config), {.host = host}, {}, {}).sub_group_size;
   };
   constexpr Elems kMi = Elems{1} << 20U;
   EXPECT_EQ(size(kMiB, "auto"), 4 * kMi);
@@ -190,4 +189,4 @@ TEST_F(DrawBlueprint, CompressedMomentsAreReportedInOneLine) {
 }
 
 }  // namespace
-}  // namespace ballast::planner::draw_blueprint_test
+}  // namespace ballast::setup::draw_blueprint_test

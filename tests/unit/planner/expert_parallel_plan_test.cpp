@@ -5,8 +5,7 @@
 
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/random_run.h"
 
@@ -25,10 +24,8 @@ PlanRequest request_with(const std::string& expert_parallel) {
     "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "auto"},
                           "offload_param": {"device": "auto"}},
     "ballast": {"device": "host", "activations": "auto"}})";
-  PlanRequest request;
   const std::vector<std::string> overrides = {"ballast.expert_parallel=" + expert_parallel};
-  request.config = config::parse(text, "/base", "test", overrides);
-  request.model = inputs::model_of(request.config);
+  PlanRequest request = setup::plan_request(config::parse(text, "/base", "test", overrides));
   request.budgets = {42 * kMiB, 512 * kMiB};
   request.rates = test::quick_machine();
   request.rates.fabric_per_second = 1e9;
@@ -44,10 +41,9 @@ double speed(const Decision& decision) {
 
 TEST(ExpertParallelPlan, LetsTokensTravelToExpertsIfThatIsFasterThanWeights) {
   const Decision chosen = decide(request_with("\"auto\""));
-  EXPECT_EQ(chosen.config.ballast.expert_parallel, 4U);
-  EXPECT_FALSE(leaves_choices(chosen.config));
+  EXPECT_EQ(chosen.blueprint.model.split.experts, 4U);
   const Decision whole = decide(request_with("1"));
-  EXPECT_EQ(whole.config.ballast.expert_parallel, 1U);
+  EXPECT_EQ(whole.blueprint.model.split.experts, 1U);
   EXPECT_GT(speed(chosen), speed(whole));
 }
 

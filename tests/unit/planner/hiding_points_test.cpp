@@ -6,12 +6,16 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "ballast/planner/forecast.h"
+#include "ballast/setup/forecast.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/random_run.h"
 
-namespace ballast::planner::hiding_points_test {
+namespace ballast::setup::hiding_points_test {
 namespace {
+
+using planner::Decision;
+using planner::PlanRequest;
 
 /// One micro-batch of `sequences` sequences of 64 tokens, optimizer states on the host.
 Decision decide_for(std::uint64_t sequences, const std::vector<std::string>& overrides,
@@ -24,12 +28,11 @@ Decision decide_for(std::uint64_t sequences, const std::vector<std::string>& ove
     "zero_optimization": {{"offload_optimizer": {{"device": "cpu"}}}},
     "ballast": {{"device": "host", "recompute": true, "compute_threads": 1}}}})",
                                        sequences);
-  PlanRequest request = {.config = config::parse(text, "/", "test", overrides),
-                         .budgets = {kGiB, kGiB},
-                         .rates = rates};
-  request.model = model::build_architecture(request.config.model);
+  PlanRequest request = plan_request(config::parse(text, "/", "test", overrides));
+  request.budgets = {kGiB, kGiB};
+  request.rates = rates;
   request.kernels = [](model::MicroBatchShape) { return model::KernelSizes{.workspace = 4096}; };
-  return decide(request);
+  return planner::decide(request);
 }
 
 plan::Rates slow_updates() {
@@ -77,4 +80,4 @@ TEST(HidingPoints, UpdatesAreHiddenFromTheirTokensOnAndNotBefore) {
 }
 
 }  // namespace
-}  // namespace ballast::planner::hiding_points_test
+}  // namespace ballast::setup::hiding_points_test

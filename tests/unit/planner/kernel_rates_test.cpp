@@ -16,13 +16,13 @@
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/config/config.h"
 #include "ballast/plan/simulator.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/fixtures.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 
-namespace ballast::planner::kernel_rates_test {
+namespace ballast::setup::kernel_rates_test {
 namespace {
 
 using Classes = std::set<AttentionClass>;
@@ -232,4 +232,4 @@ TEST(KernelRates, AdaptersCountTheirTraffic) {
 }
 
 }  // namespace
-}  // namespace ballast::planner::kernel_rates_test
+}  // namespace ballast::setup::kernel_rates_test

@@ -10,7 +10,7 @@
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/config/config.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/expect_error.h"
 
@@ -20,12 +20,12 @@ namespace {
 /// Qwen2.5 14B with 512 x 1024 tokens on an RTX 4090, with 240 GiB of host memory.
 PlanRequest request_for(const std::vector<std::string>& overrides = {}) {
   const std::string configs = BALLAST_CONFIGS;
-  PlanRequest request = {.config = config::load(configs + "/workstation-14b.json", overrides),
-                         .budgets = {23 * kGiB, 240 * kGiB},
-                         .rates = calibrate::load_rates(configs + "/rates/rtx4090-1nvme.json")};
-  request.model = model::build_architecture(request.config.model);
+  PlanRequest request =
+      setup::plan_request(config::load(configs + "/workstation-14b.json", overrides));
+  request.budgets = {23 * kGiB, 240 * kGiB};
+  request.rates = calibrate::load_rates(configs + "/rates/rtx4090-1nvme.json");
   // Sizes on a GPU, per sequence of a micro-batch.
-  request.kernels = [blocks = request.model.blocks.size()](model::MicroBatchShape shape) {
+  request.kernels = [blocks = request.run.model.blocks.size()](model::MicroBatchShape shape) {
     const Bytes tokens = shape.tokens();
     return model::KernelSizes{.workspace = tokens * 160 * kKiB + 600 * kMiB,
                               .intermediates = std::vector<Bytes>(blocks, tokens * 150 * kKiB),
@@ -38,7 +38,7 @@ PlanRequest request_for(const std::vector<std::string>& overrides = {}) {
 
 TEST(LargeSteps, FitWithGradientSumsInHostMemory) {
   const Decision decision = decide(request_for());
-  EXPECT_EQ(decision.config.ballast.order, step::Order::micro_batch_major_offload);
+  EXPECT_EQ(decision.blueprint.options.order, step::Order::micro_batch_major_offload);
   EXPECT_EQ(engine::describe_placement(decision.blueprint).back(),
             "gradient sums     on host between two micro-batches");
   const memory::Ledger& ledger = decision.blueprint.ledger;

@@ -10,7 +10,7 @@
 
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/config/config.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 namespace ballast::planner::long_sequences_test {
 namespace {
@@ -24,7 +24,7 @@ plan::Rates h100() {
   return rates;
 }
 
-PlanRequest request_for(plan::Rates rates, std::vector<std::string> overrides) {
+config::Config config_for(const std::vector<std::string>& overrides) {
   const std::string text = R"({
     "model": {"family": "llama", "vocab_size": 128256, "hidden_size": 4096, "num_layers": 32,
               "num_heads": 32, "num_kv_heads": 8, "intermediate_size": 14336,
@@ -33,12 +33,15 @@ PlanRequest request_for(plan::Rates rates, std::vector<std::string> overrides) {
     "train_batch_size": 4, "train_micro_batch_size_per_gpu": 4,
     "zero_optimization": {"offload_optimizer": {"device": "auto", "nvme_path": "/swap"},
                           "offload_param": {"device": "auto"}}})";
-  PlanRequest request = {.config = config::parse(text, "/", "test", overrides),
-                         .budgets = {78 * kGiB, 240 * kGiB},
-                         .rates = std::move(rates)};
-  request.model = model::build_architecture(request.config.model);
+  return config::parse(text, "/", "test", overrides);
+}
+
+PlanRequest request_for(plan::Rates rates, const std::vector<std::string>& overrides) {
+  PlanRequest request = setup::plan_request(config_for(overrides));
+  request.budgets = {78 * kGiB, 240 * kGiB};
+  request.rates = std::move(rates);
   // Sizes on a GPU, for a micro-batch.
-  request.kernels = [blocks = request.model.blocks.size()](model::MicroBatchShape) {
+  request.kernels = [blocks = request.run.model.blocks.size()](model::MicroBatchShape) {
     return model::KernelSizes{.workspace = 1800 * kMiB,
                               .intermediates = std::vector<Bytes>(blocks, 4300 * kMiB),
                               .attention = std::vector<Bytes>(blocks, 516 * kMiB),
@@ -73,9 +76,10 @@ TEST(LongSequences, ResultsOfAttentionAreKeptWhereThatIsFaster) {
   });
   EXPECT_GT(kept, 16);
   // The printed config draws the same placement.
-  const config::Config printed = config::parse(config::print(open.config), "/", "printed", {});
-  EXPECT_EQ(printed.ballast.kept, open.config.ballast.kept);
-  EXPECT_EQ(printed.ballast.placement.size(), open.config.ballast.placement.size());
+  const config::Config settled = setup::settle(config_for({}), open.blueprint);
+  const config::Config printed = config::parse(config::print(settled), "/", "printed", {});
+  EXPECT_EQ(printed.ballast.kept, settled.ballast.kept);
+  EXPECT_EQ(printed.ballast.placement.size(), settled.ballast.placement.size());
 }
 
 }  // namespace

@@ -1,4 +1,3 @@
-#include "ballast/planner/plan_choices.h"
 
 #include <string>
 #include <vector>
@@ -8,8 +7,9 @@
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
-#include "ballast/planner/planner.h"
-#include "ballast/planner/run_plan.h"
+#include "ballast/setup/run_plan.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 #include "ballast/text/json.h"
 
 #include "tests/support/random_run.h"
@@ -17,7 +17,7 @@
 #include "tests/support/thread_ranks.h"
 #include "tests/support/tiny_config.h"
 
-namespace ballast::planner::plan_choices_test {
+namespace ballast::setup::plan_choices_test {
 namespace {
 
 /// Mixed tiers, so that exchanged members of the message would be noticed.
@@ -87,29 +87,28 @@ TEST(PlanChoices, DrawTheBlueprintOfTheDecision) {
   test::as_ranks(2, [&](comm::Ranks& ranks) {
     plans[ranks.rank()] = plan_run(asked, &ranks, nullptr, {.rates = rates, .plan = {}});
   });
-  const Decision& decided = plans[0].decision;
-  const Decision& drawn = plans[1].decision;
+  const RunPlan& decided = plans[0];
+  const engine::Blueprint& blueprint = decided.decision.blueprint;
+  const engine::Blueprint& drawn = plans[1].decision.blueprint;
   EXPECT_TRUE(plans[0].request.has_value());
   EXPECT_FALSE(plans[1].request.has_value());
   EXPECT_FALSE(leaves_choices(decided.config));
-  EXPECT_EQ(config::print(drawn.config), config::print(decided.config));
-  EXPECT_EQ(drawn.blueprint.mesh.rank, 1U);
-  EXPECT_EQ(drawn.blueprint.options, decided.blueprint.options);
-  EXPECT_EQ(drawn.blueprint.placement.blocks, decided.blueprint.placement.blocks);
-  EXPECT_EQ(drawn.blueprint.schedule.steady.operations.size(),
-            decided.blueprint.schedule.steady.operations.size());
+  EXPECT_EQ(config::print(plans[1].config), config::print(decided.config));
+  EXPECT_EQ(drawn.mesh.rank, 1U);
+  EXPECT_EQ(drawn.options, blueprint.options);
+  EXPECT_EQ(drawn.placement.blocks, blueprint.placement.blocks);
+  EXPECT_EQ(drawn.schedule.steady.operations.size(), blueprint.schedule.steady.operations.size());
   for (const Tier tier : kTiers) {
-    EXPECT_EQ(drawn.blueprint.ledger.total(tier), decided.blueprint.ledger.total(tier));
+    EXPECT_EQ(drawn.ledger.total(tier), blueprint.ledger.total(tier));
   }
   // The config alone reproduces both.
-  const engine::Blueprint again =
-      draw_blueprint(decided.config, decided.blueprint.model, decided.blueprint.budgets,
-                     model::kernel_memory(decided.blueprint.model, decided.config.type,
-                                          decided.blueprint.shape, "host", 1),
-                     {.data = 2, .rank = 1});
-  EXPECT_EQ(again.options, drawn.blueprint.options);
-  EXPECT_EQ(again.placement.blocks, drawn.blueprint.placement.blocks);
+  const engine::Blueprint again = planner::draw_blueprint(
+      translate(decided.config), blueprint.budgets,
+      model::kernel_memory(blueprint.model, decided.config.type, blueprint.shape, "host", 1),
+      {.data = 2, .rank = 1});
+  EXPECT_EQ(again.options, drawn.options);
+  EXPECT_EQ(again.placement.blocks, drawn.placement.blocks);
 }
 
 }  // namespace
-}  // namespace ballast::planner::plan_choices_test
+}  // namespace ballast::setup::plan_choices_test

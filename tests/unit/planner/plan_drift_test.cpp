@@ -7,12 +7,12 @@
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 
-namespace ballast::planner::plan_drift_test {
+namespace ballast::setup::plan_drift_test {
 namespace {
 
 using Line = std::tuple<Tier, std::string, Bytes>;
@@ -44,14 +44,14 @@ plan::Rates some_rates() {
 void expect_no_drift(const std::string& model, const std::vector<std::string>& overrides) {
   const test::TempDir directory;
   const config::Config config = test::tiny_config(model, true, directory.path(), overrides);
-  const memory::Budgets budgets = {config.ballast.device_bytes, config.ballast.host_bytes};
-  const Decision decision = decide({.config = config,
-                                    .model = model::build_architecture(config.model),
-                                    .budgets = budgets,
-                                    .rates = some_rates()});
-  engine::Engine engine(decision.blueprint, engine_options(decision.config));
+  planner::PlanRequest request = plan_request(config);
+  request.budgets = request.run.budgets;
+  request.rates = some_rates();
+  const planner::Decision decision = planner::decide(request);
+  const config::Config settled = settle(config, decision.blueprint);
+  engine::Engine engine(decision.blueprint, engine_options(settled));
   // The blueprint that the ranks of a run draw from the decided config.
-  const engine::Blueprint drawn = draw_blueprint(decision.config);
+  const engine::Blueprint drawn = draw_blueprint(settled);
   EXPECT_EQ(lines(drawn.ledger), lines(decision.blueprint.ledger));
   EXPECT_EQ(drawn.placement.blocks, decision.blueprint.placement.blocks);
   EXPECT_EQ(drawn.options, decision.blueprint.options);
@@ -113,4 +113,4 @@ INSTANTIATE_TEST_SUITE_P(
                                 "ballast.update=eager"})));
 
 }  // namespace
-}  // namespace ballast::planner::plan_drift_test
+}  // namespace ballast::setup::plan_drift_test

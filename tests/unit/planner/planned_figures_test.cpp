@@ -9,11 +9,11 @@
 
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/config/config.h"
-#include "ballast/planner/forecast.h"
+#include "ballast/setup/forecast.h"
 
 #include "tests/support/temp_dir.h"
 
-namespace ballast::planner::planned_figures_test {
+namespace ballast::setup::planned_figures_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -170,4 +170,4 @@ TEST(PlannedFigures, OfOldRatesFilesAreNoFasterAndSaySo) {
 }
 
 }  // namespace
-}  // namespace ballast::planner::planned_figures_test
+}  // namespace ballast::setup::planned_figures_test

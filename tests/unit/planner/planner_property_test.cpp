@@ -16,8 +16,8 @@
 #include <gtest/gtest.h>
 
 #include "ballast/core/error.h"
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 
 #include "src/planner/filling.h"
 #include "src/planner/search.h"
@@ -47,14 +47,14 @@ PlanRequest request_for(const config::Config& config, memory::Budgets budgets,
                         std::uint32_t world) {
   if (config.ballast.device_bytes > 0) budgets.device = config.ballast.device_bytes;
   if (config.ballast.host_bytes > 0) budgets.host = config.ballast.host_bytes;
-  model::Architecture model = inputs::model_of(config);
-  return {.config = config,
-          .model = model,
-          .budgets = budgets,
-          .rates = test::quick_machine(),
-          .mesh = {.data = world},
-          .kernels = [model](model::MicroBatchShape shape) { return kernels(model, shape); },
-          .work_limit = 20'000};
+  PlanRequest request = setup::plan_request(config, world);
+  request.budgets = budgets;
+  request.rates = test::quick_machine();
+  request.kernels = [model = request.run.model](model::MicroBatchShape shape) {
+    return kernels(model, shape);
+  };
+  request.work_limit = 20'000;
+  return request;
 }
 
 struct Outcome {
@@ -73,10 +73,8 @@ Outcome ask(const PlanRequest& request) {
 
 /// The blueprint that a rank draws from a config without choices.
 std::optional<engine::Blueprint> draw(const PlanRequest& request) {
-  const model::MicroBatchShape shape = {request.config.batch.micro_batch,
-                                        request.config.data.sequence_length};
   try {
-    return draw_blueprint(request.config, request.model, request.budgets, request.kernels(shape),
+    return draw_blueprint(request.run, request.budgets, request.kernels(request.run.batch.shape),
                           request.mesh);
   } catch (const Error& error) {
     EXPECT_EQ(error.category(), ErrorCategory::memory) << error.what();
@@ -88,9 +86,9 @@ std::optional<engine::Blueprint> draw(const PlanRequest& request) {
 class OpenPlacements {
  public:
   explicit OpenPlacements(const PlanRequest& request)
-      : constraints_(read_constraints(request.config, request.model.blocks.size())) {
+      : constraints_(read_constraints(request.run)) {
     for (std::size_t b = 0; b < constraints_.size(); ++b) {
-      const bool layer = model::is_layer(request.model.config, b);
+      const bool layer = model::is_layer(request.run.model.config, b);
       add(b, &BlockPlacement::weights, constraints_[b].weights);
       add(b, &BlockPlacement::optimizer, constraints_[b].optimizer);
       if (layer) add(b, &BlockPlacement::activations, constraints_[b].activations);
@@ -129,7 +127,7 @@ class OpenPlacements {
   using Kind = Tier BlockPlacement::*;
   static constexpr std::uint64_t kVeryMany = std::uint64_t{1} << 60;
 
-  void add(std::size_t block, Kind kind, config::TierChoice named) {
+  void add(std::size_t block, Kind kind, std::optional<Tier> named) {
     start_.blocks.resize(constraints_.size());
     if (named) start_.blocks[block].*kind = *named;
     if (!named) open_.emplace_back(block, kind);
@@ -140,17 +138,17 @@ class OpenPlacements {
   std::vector<std::pair<std::size_t, Kind>> open_;
 };
 
-std::vector<step::Order> open_orders(const config::Config& config) {
+std::vector<step::Order> open_orders(const engine::RunInputs& run) {
   using enum step::Order;
-  if (config.devices() > 1) return {layer_major};
-  if (config.ballast.order) return {*config.ballast.order};
+  if (run.devices.count > 1) return {layer_major};
+  if (run.constraints.order) return {*run.constraints.order};
   return {layer_major, micro_batch_major, micro_batch_major_offload};
 }
 
 engine::Blueprint sized(const PlanRequest& request, std::uint64_t size, step::Order order) {
-  engine::Blueprint blueprint = inputs::outline(
-      with_micro_batches(request.config, size, request.mesh.data), request.model, request.budgets,
-      request.kernels({size, request.config.data.sequence_length}), request.mesh);
+  const engine::BatchRule batch = request.run.batch.with_samples(size, request.mesh.data);
+  engine::Blueprint blueprint = engine::outline(request.run, batch, request.budgets,
+                                                request.kernels(batch.shape), request.mesh);
   blueprint.options.order = order;
   return blueprint;
 }
@@ -163,9 +161,9 @@ memory::Ledger ledger_of(const engine::Blueprint& sizes, const Placement& placem
 std::string find_by_trying_all(const PlanRequest& request) {
   const OpenPlacements placements(request);
   for (const std::uint64_t size : micro_batch_sizes(request)) {
-    for (const step::Order order : open_orders(request.config)) {
+    for (const step::Order order : open_orders(request.run)) {
       engine::Blueprint sizes = sized(request, size, order);
-      sizes.options = with_buffers(request.config, sizes.options, BufferLevel::fewest);
+      sizes.options = with_buffers(request.run, sizes.options, BufferLevel::fewest);
       for (std::uint64_t i = 0; i < placements.count(); ++i) {
         sizes.placement = placements.at(i);
         if (!ledger_of(sizes, sizes.placement).fits(request.budgets)) continue;
@@ -220,10 +218,10 @@ void add_devices(test::RandomRun& run, std::uint64_t seed) {
 
 memory::Ledger draw_plan(test::Dice& dice, const PlanRequest& request) {
   engine::Blueprint sizes =
-      sized(request, dice.pick(micro_batch_sizes(request)), dice.pick(open_orders(request.config)));
+      sized(request, dice.pick(micro_batch_sizes(request)), dice.pick(open_orders(request.run)));
   // Sometimes with more buffers: memory must not shrink with them.
   if (dice.chance(60))
-    sizes.options = with_buffers(request.config, sizes.options, BufferLevel::fewest);
+    sizes.options = with_buffers(request.run, sizes.options, BufferLevel::fewest);
   return ledger_of(sizes, OpenPlacements(request).draw(dice));
 }
 
@@ -256,12 +254,14 @@ void expect_same_totals(const memory::Ledger& ledger, const memory::Ledger& expe
 }
 
 /// The decision's config, printed and read back, is a run without choices with the same memory.
-void check_decision(const PlanRequest& request, const Decision& decision) {
+void check_decision(const config::Config& asked, const PlanRequest& request,
+                    const Decision& decision) {
   const memory::Ledger& ledger = decision.blueprint.ledger;
   EXPECT_TRUE(ledger.fits(request.budgets));
   const config::Config settled =
-      config::parse(config::print(decision.config), "/", "settled", {}, request.mesh.data);
-  EXPECT_FALSE(leaves_choices(settled));
+      config::parse(config::print(setup::settle(asked, decision.blueprint)), "/", "settled", {},
+                    request.mesh.data);
+  EXPECT_FALSE(setup::leaves_choices(settled));
   EXPECT_EQ(settled.ballast.device_bytes, request.budgets.device);
   EXPECT_EQ(settled.ballast.host_bytes, request.budgets.host);
   const PlanRequest fixed = request_for(settled, {}, request.mesh.data);
@@ -335,7 +335,8 @@ void check_refusal(const Case& drawn, const PlanRequest& request, const std::str
     if (cuts) changed.kernels = nullptr;
     const Outcome followed = ask(changed);
     EXPECT_EQ(followed.refusal, "") << fmt::format("followed {}", fmt::join(way.overrides, " "));
-    if (followed.decision && !cuts) check_decision(changed, *followed.decision);
+    if (followed.decision && !cuts)
+      check_decision(drawn.run.config(way.overrides), changed, *followed.decision);
   }
 }
 
@@ -355,12 +356,12 @@ TEST(PlannerProperty, DecisionsSuggestionsAndRefusalsAreCorrect) {
     }
     if (outcome.decision) {
       EXPECT_NO_THROW(require_fit(request));
-      check_decision(request, *outcome.decision);
+      check_decision(drawn.run.config(), request, *outcome.decision);
     } else {
       ++refused;
       check_refusal(drawn, request, outcome.refusal);
     }
-    if (!leaves_choices(request.config)) {
+    if (!leaves_choices(request.run)) {
       EXPECT_EQ(draw(request).has_value(), outcome.decision.has_value());
     }
   }

@@ -1,5 +1,3 @@
-#include "ballast/planner/planner.h"
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -14,8 +12,9 @@
 #include "ballast/core/error.h"
 #include "ballast/core/random.h"
 #include "ballast/cpu_adam/optimizer.h"
-#include "ballast/inputs/engine_inputs.h"
 #include "ballast/memory/ledger.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 
 #include "src/planner/search.h"
 #include "tests/support/tags.h"
@@ -50,13 +49,14 @@ TEST(Planner, KeepsEverythingOnAFastDeviceWithRoom) {
 TEST(Planner, LeavesNothingToChoose) {
   for (const memory::Budgets& budgets : {kRoomy, kTight, memory::Budgets{20 * kMiB, 6 * kMiB}}) {
     const Asked asked({}, budgets);
-    EXPECT_TRUE(leaves_choices(asked.config));
+    EXPECT_TRUE(leaves_choices(asked.request().run));
     const Decision decision = asked.decide();
-    EXPECT_FALSE(leaves_choices(decision.config));
+    const config::Config settled = asked.settled(decision);
+    EXPECT_FALSE(setup::leaves_choices(settled));
     EXPECT_TRUE(decision.blueprint.ledger.fits(budgets));
-    EXPECT_EQ(decision.config.batch.micro_batch * decision.config.batch.accumulation, 16U);
-    EXPECT_EQ(decision.config.ballast.device_bytes, budgets.device);
-    EXPECT_EQ(decision.config.ballast.host_bytes, budgets.host);
+    EXPECT_EQ(settled.batch.micro_batch * settled.batch.accumulation, 16U);
+    EXPECT_EQ(settled.ballast.device_bytes, budgets.device);
+    EXPECT_EQ(settled.ballast.host_bytes, budgets.host);
   }
 }
 
@@ -81,24 +81,25 @@ TEST(Planner, ChoosesTheOrderThatLeavesRoomForIntermediates) {
   const Decision by_micro_batch = decide("micro_batch_major", 256 * kMiB);
   const Bytes enough = by_micro_batch.blueprint.ledger.total(Tier::device);
   ASSERT_EQ(kept(by_micro_batch),
-            static_cast<std::ptrdiff_t>(by_micro_batch.config.model.num_layers));
+            static_cast<std::ptrdiff_t>(by_micro_batch.blueprint.model.config.num_layers));
   ASSERT_LT(kept(decide("layer_major", enough)), kept(by_micro_batch));
   const Decision open = decide("auto", enough);
-  EXPECT_EQ(open.config.ballast.order, step::Order::micro_batch_major);
   EXPECT_EQ(open.blueprint.options.order, step::Order::micro_batch_major);
   EXPECT_GE(speed(open), 0.999 * speed(decide("layer_major", enough)));
-  EXPECT_FALSE(leaves_choices(open.config));
-  EXPECT_EQ(open.config.ballast.kept, step::Kept::all);
+  const config::Config settled = setup::settle(make_config(fixed), open.blueprint);
+  EXPECT_FALSE(setup::leaves_choices(settled));
+  EXPECT_EQ(settled.ballast.order, step::Order::micro_batch_major);
+  EXPECT_EQ(settled.ballast.kept, step::Kept::all);
 }
 
 TEST(Planner, ItsConfigDrawsItsBlueprintEvenWhenPrintedAndReadBack) {
   const Asked asked({}, kTight);
   const Decision decision = asked.decide();
   const config::Config again =
-      config::parse(config::print(decision.config), "/elsewhere", "printed", {});
-  const engine::Blueprint drawn =
-      draw_blueprint(again, asked.model, {again.ballast.device_bytes, again.ballast.host_bytes},
-                     kernels(asked.model, {again.batch.micro_batch, again.data.sequence_length}));
+      config::parse(config::print(asked.settled(decision)), "/elsewhere", "printed", {});
+  const engine::Blueprint drawn = draw_blueprint(
+      setup::translate(again), {again.ballast.device_bytes, again.ballast.host_bytes},
+      kernels(asked.model, {again.batch.micro_batch, again.data.sequence_length}));
   EXPECT_EQ(drawn.placement.blocks, decision.blueprint.placement.blocks);
   EXPECT_EQ(drawn.options, decision.blueprint.options);
   EXPECT_EQ(drawn.micro_batches, decision.blueprint.micro_batches);
@@ -131,8 +132,8 @@ TEST(Planner, KeepsWhatTheConfigNames) {
        R"(ballast.placement=[{"blocks": "3-4", "weights": "host"}])"},
       kRoomy);
   const Decision decision = asked.decide();
-  EXPECT_EQ(decision.config.batch.micro_batch, 2U);
-  EXPECT_EQ(decision.config.batch.accumulation, 8U);
+  EXPECT_EQ(decision.blueprint.shape.sequences, 2U);
+  EXPECT_EQ(decision.blueprint.micro_batches, 8U);
   EXPECT_EQ(decision.blueprint.options.buffers.state_staging, 4U);
   const auto& blocks = decision.blueprint.placement.blocks;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
@@ -147,13 +148,14 @@ TEST(Planner, IsAtLeastAsFastAsTheDefaultProgramAndEverythingInOnePlace) {
     const Asked asked({}, budgets);
     const double chosen = speed(asked.decide());
     for (const std::uint64_t size : {1U, 2U, 4U, 8U, 16U}) {
-      config::Config config = with_micro_batches(asked.config, size, 1);
-      for (const config::TierChoice tier :
-           {config::TierChoice(), config::TierChoice(Tier::nvme), config::TierChoice(Tier::host)}) {
-        config.zero.optimizer.tier = tier;
+      engine::RunInputs run = asked.request().run;
+      run.batch = run.batch.with_samples(size, 1);
+      for (const std::optional<Tier> tier :
+           {std::optional<Tier>(), std::optional(Tier::nvme), std::optional(Tier::host)}) {
+        run.constraints.placement.optimizer = tier;
         try {
           const engine::Blueprint other =
-              draw_blueprint(config, asked.model, budgets, kernels(asked.model, {size, 64}));
+              draw_blueprint(run, budgets, kernels(asked.model, {size, 64}));
           const double seconds = plan::simulate(other.schedule, asked.rates).step_seconds;
           const auto tokens = static_cast<double>(other.problem.tokens_per_step());
           EXPECT_GE(chosen, 0.995 * tokens / seconds) << size;
@@ -171,8 +173,9 @@ bool draw_at_random(const Asked& asked, std::uint64_t seed, double& tokens_per_s
   const auto below = [&](std::uint64_t n) { return random_u64(seed, drawn++, 0) % n; };
   const auto tier = [&] { return kTiers.at(below(3)); };
   const std::uint64_t size = std::uint64_t{1} << below(5);
-  engine::Blueprint other = inputs::outline(with_micro_batches(asked.config, size, 1), asked.model,
-                                            asked.budgets, kernels(asked.model, {size, 64}), {});
+  const engine::RunInputs run = asked.request().run;
+  engine::Blueprint other = engine::outline(run, run.batch.with_samples(size, 1), asked.budgets,
+                                            kernels(asked.model, {size, 64}), {});
   other.options.buffers.state_staging = static_cast<std::uint32_t>(1 + below(6));
   other.options.buffers.weight_staging = static_cast<std::uint32_t>(1 + below(6));
   const step::BlockPlacement most = {tier(), tier(), tier()};
@@ -217,7 +220,7 @@ TEST(Planner, GivesTheSameAnswerWithAnyNumberOfThreads) {
     for (const std::size_t threads : {2, 5}) {
       request.threads = threads;
       const Decision shared = decide(request);
-      EXPECT_EQ(config::print(shared.config), config::print(alone.config));
+      EXPECT_EQ(config::print(asked.settled(shared)), config::print(asked.settled(alone)));
       EXPECT_EQ(shared.prediction.step_seconds, alone.prediction.step_seconds);
       EXPECT_EQ(shared.simulated, alone.simulated);
     }
@@ -229,11 +232,11 @@ TEST(Planner, PredictsANamedConfigAsItIs) {
                      "zero_optimization.offload_param.device=cpu", "ballast.activations=device",
                      "train_micro_batch_size_per_gpu=4"},
                     kRoomy);
-  EXPECT_FALSE(leaves_choices(asked.config));
+  EXPECT_FALSE(leaves_choices(asked.request().run));
   const Decision decision = asked.decide();
   EXPECT_EQ(decision.simulated, 1U);
   EXPECT_EQ(decision.blueprint.options, step::Options());
-  EXPECT_EQ(decision.config.buffers.state_staging, 0U);
+  EXPECT_EQ(asked.settled(decision).buffers.state_staging, 0U);
 }
 
 TEST(Planner, DoesWithoutDrivesWhereThereAreNone) {
@@ -252,16 +255,17 @@ TEST(Planner, DoesWithoutDrivesWhereThereAreNone) {
 
 TEST(Planner, PutsGradientsOnNvmeOnlyWhereNothingElseFits) {
   const std::vector<std::string> open = {"ballast.gradients=auto"};
-  EXPECT_EQ(config::print(Asked(open, kTight).decide().config),
-            config::print(Asked({}, kTight).decide().config));
+  const auto settled = [](const Asked& asked) { return asked.settled(asked.decide()); };
+  EXPECT_EQ(config::print(settled(Asked(open, kTight))), config::print(settled(Asked({}, kTight))));
   constexpr memory::Budgets kSmall = {14 * kMiB, 4 * kMiB};
   const Asked on_host({"ballast.gradients=host"}, kSmall);
   EXPECT_NE(on_host.refusal().find("ballast.gradients=auto"), std::string::npos);
   const Decision decision = Asked(open, kSmall).decide();
   EXPECT_GT(decision.blueprint.ledger.total(Tier::nvme), 0U);
   EXPECT_TRUE(decision.blueprint.ledger.fits(kSmall));
-  EXPECT_FALSE(leaves_choices(decision.config));
-  const std::string text = config::print(decision.config);
+  const config::Config small = Asked(open, kSmall).settled(decision);
+  EXPECT_FALSE(setup::leaves_choices(small));
+  const std::string text = config::print(small);
   EXPECT_NE(text.find("\"gradients\": \"nvme\""), std::string::npos) << text;
 }
 
@@ -282,7 +286,8 @@ TEST(Planner, NamesHelpfulChanges) {
                      "train_micro_batch_size_per_gpu=1", "train_batch_size=1"},
                     kTight);
   const Decision decision = asked.decide();
-  const std::vector<Improvement> variants = find_improvements(decision, asked.request());
+  const std::vector<Improvement> variants =
+      find_improvements(decision.blueprint, decision.prediction, asked.request());
   ASSERT_FALSE(variants.empty());
   EXPECT_TRUE(std::is_sorted(
       variants.begin(), variants.end(),
@@ -307,7 +312,7 @@ TEST(Planner, SplitsTheBatchOverRanks) {
   asked.rates.fabric_per_second = 2e9;
   asked.rates.ranks_per_node = 4;
   const Decision decision = asked.decide();
-  EXPECT_EQ(decision.config.batch.micro_batch * decision.config.batch.accumulation, 4U);
+  EXPECT_EQ(decision.blueprint.shape.sequences * decision.blueprint.micro_batches, 4U);
   EXPECT_EQ(decision.blueprint.problem.tokens_per_step(), 16U * 64U);
   EXPECT_EQ(decision.blueprint.problem.sharers, 4U);
   EXPECT_EQ(decision.blueprint.problem.stage, 3U);
@@ -330,7 +335,7 @@ step::StateBytes ledger_of_rank(std::uint32_t world, int stage, double& paramete
   const model::Architecture model = model::build_architecture(config.model);
   parameters = static_cast<double>(model.parameters());
   const engine::Blueprint drawn =
-      inputs::outline(config, model, {.host = 1024 * kGiB}, {}, {.data = world});
+      engine::outline(setup::translate(config), {.host = 1024 * kGiB}, {}, {.data = world});
   const step::Placement placement = {std::vector<step::BlockPlacement>(model.blocks.size())};
   const memory::Ledger ledger =
       engine::make_ledger(step::list_buffers(drawn.problem, placement, drawn.options));
@@ -439,9 +444,9 @@ TEST(PlannerRefusal, FindsTheLargestSmallerMicroBatch) {
   ASSERT_EQ(ways.front().front().rfind(key, 0), 0U) << message;
   const std::uint64_t size = std::stoull(ways.front().front().substr(key.size()));
   Asked smaller = asked;
-  smaller.config = with_micro_batches(asked.config, size, 1);
+  smaller.config = make_config({key + std::to_string(size)});
   EXPECT_EQ(smaller.refusal(), "");
-  smaller.config = with_micro_batches(asked.config, 2 * size, 1);
+  smaller.config = make_config({key + std::to_string(2 * size)});
   EXPECT_NE(smaller.refusal(), "");
 }
 

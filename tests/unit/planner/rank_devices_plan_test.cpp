@@ -7,9 +7,9 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/planner/forecast.h"
-#include "ballast/planner/plan_choices.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/forecast.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 #include "ballast/text/json.h"
 
 #include "tests/unit/planner/asked.h"
@@ -34,7 +34,7 @@ PlanRequest request_with(const std::string& setting, memory::Budgets budgets,
   PlanRequest request = Asked(settings, budgets).request();
   request.devices = 4;
   // A head in tiles also needs rows.
-  request.kernels = [model = request.model](model::MicroBatchShape shape) {
+  request.kernels = [model = request.run.model](model::MicroBatchShape shape) {
     model::KernelSizes sizes = test::kernels(model, shape);
     sizes.rows = shape.tokens() * 128;
     return sizes;
@@ -64,7 +64,6 @@ TEST(RankDevicesPlan, AutoFindsTheDevicesThatARunNeeds) {
   request.devices = 2;
   EXPECT_NO_THROW(require_fit(request));
   const Decision decision = decide(request);
-  EXPECT_EQ(decision.config.pipeline.stages, 2U);
   EXPECT_EQ(decision.blueprint.problem.devices, 2U);
   EXPECT_TRUE(decision.blueprint.ledger.fits(request.budgets));
   request.devices = 1;
@@ -82,7 +81,7 @@ TEST(RankDevicesPlan, AutoTakesTheFastestNumber) {
     if (seconds < least) fastest = devices;
     least = std::min(least, seconds);
   }
-  EXPECT_EQ(chosen.config.pipeline.stages, fastest);
+  EXPECT_EQ(chosen.blueprint.problem.devices, fastest);
   EXPECT_EQ(chosen.prediction.step_seconds, least);
   EXPECT_GT(fastest, 1U);
 }
@@ -103,16 +102,17 @@ TEST(RankDevicesPlan, ARefusalNamesTheDeviceAndUnusedOnes) {
 
 TEST(RankDevicesPlan, ChoicesAndTheDecidedConfigGiveTheSamePlan) {
   std::vector<std::string> settings = {"model.vocabulary_tiles=4"};
-  const PlanRequest request =
-      request_with("pipeline.stages=3", {8 * kMiB, 12 * kMiB}, std::move(settings));
+  const PlanRequest request = request_with("pipeline.stages=3", {8 * kMiB, 12 * kMiB}, settings);
   const Decision decision = decide(request);
-  const PlanChoices received =
-      read_choices(text::parse_json(choices_json(choices_of(decision.blueprint)).compact(), "it"));
+  const setup::PlanChoices received = setup::read_choices(
+      text::parse_json(setup::choices_json(setup::choices_of(decision.blueprint)).compact(), "it"));
   EXPECT_EQ(received.devices, 3U);
-  const config::Config settled = config::parse(config::print(decision.config), "/", "settled", {});
+  settings.emplace_back("pipeline.stages=3");
+  const std::string printed = config::print(Asked(settings).settled(decision));
+  const config::Config settled = config::parse(printed, "/", "settled", {});
   EXPECT_EQ(settled.pipeline.stages, 3U);
   const engine::Blueprint drawn =
-      draw_blueprint(settled, request.model, request.budgets,
+      draw_blueprint(setup::translate(settled), request.budgets,
                      request.kernels({settled.batch.micro_batch, settled.data.sequence_length}));
   EXPECT_EQ(drawn.placement.blocks, decision.blueprint.placement.blocks);
   for (std::uint8_t device = 0; device < 3; ++device) {
@@ -139,10 +139,13 @@ TEST(RankDevicesPlan, TooFewMicroBatchesCauseAWarning) {
 }
 
 TEST(RankDevicesPlan, ListedDevicesAreCutToTheChosenNumber) {
+  const auto devices_of = [](const config::Config& config, const plan::Rates& rates) {
+    return setup::request_for(config, rates, 1, nullptr).devices;
+  };
   const config::Config config =
       test::make_config({"ballast.devices=[3, 1, 1, 0]", "pipeline.stages=auto"});
   EXPECT_EQ(devices_of(config, {}), 4U);
-  const config::Config two = with_devices(config, 2);
+  const config::Config two = setup::with_sizes(config, {.micro_batch = 1, .devices = 2}, 1);
   EXPECT_EQ(two.ballast.devices, (std::vector<std::uint32_t>{3, 1}));
   EXPECT_EQ(two.pipeline.stages, 2U);
   plan::Rates rates;

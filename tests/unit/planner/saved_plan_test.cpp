@@ -6,8 +6,8 @@
 
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/core/error.h"
-#include "ballast/planner/forecast.h"
-#include "ballast/planner/run_plan.h"
+#include "ballast/setup/forecast.h"
+#include "ballast/setup/run_plan.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
@@ -15,7 +15,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 
-namespace ballast::planner::saved_plan_test {
+namespace ballast::setup::saved_plan_test {
 namespace {
 
 const char* const kModel =
@@ -38,7 +38,7 @@ plan::Rates some_rates() {
 class SavedPlan : public testing::Test {
  protected:
   SavedPlan() : file_(directory_.path() / "plan.json") {
-    save_plan(file_, plan_rule(true), config(), forecast_.decision, rates_);
+    save_plan(file_, plan_rule(true), config(), forecast_);
   }
 
   static config::Config config(std::vector<std::string> more = {}) {
@@ -74,7 +74,7 @@ TEST_F(SavedPlan, IsThePlanOfTheRun) {
   const test::CapturedLog log;
   const RunPlan run = plan_run(config(), nullptr, nullptr, {.rates = {}, .plan = file_});
   EXPECT_EQ(run.decision.blueprint.placement.blocks, forecast_.decision.blueprint.placement.blocks);
-  EXPECT_EQ(config::print(run.decision.config), config::print(forecast_.decision.config));
+  EXPECT_EQ(config::print(run.config), config::print(forecast_.config));
   EXPECT_EQ(run.given_rates, rates_);
   EXPECT_EQ(log.text().find("measuring"), std::string::npos);
 }
@@ -86,7 +86,7 @@ TEST_F(SavedPlan, OfAnEarlierVersionIsReadFromItsKeys) {
   const RunPlan run = plan_run(config(), nullptr, nullptr, {.rates = {}, .plan = file_});
   EXPECT_EQ(run.decision.blueprint.placement.blocks, forecast_.decision.blueprint.placement.blocks);
   EXPECT_EQ(run.decision.blueprint.options, forecast_.decision.blueprint.options);
-  EXPECT_EQ(config::print(run.decision.config), config::print(forecast_.decision.config));
+  EXPECT_EQ(config::print(run.config), config::print(forecast_.config));
 }
 
 TEST_F(SavedPlan, IsRefusedIfItsChoicesAreDamaged) {
@@ -140,17 +140,17 @@ TEST_F(SavedPlan, FitsEachKindOfDataWithOtherFiles) {
 }
 
 TEST_F(SavedPlan, IsRefusedForAnotherDevice) {
-  plan::Rates gpu = rates_;
-  gpu.shared_cores = 0;
-  save_plan(file_, plan_rule(true), config(), forecast_.decision, gpu);
+  Forecast gpu = forecast_;
+  gpu.rates.shared_cores = 0;
+  save_plan(file_, plan_rule(true), config(), gpu);
   EXPECT_NE(refusal(config()).find("device cuda, but this run computes on host"),
             std::string::npos);
 }
 
 TEST_F(SavedPlan, IsRefusedIfTheMachineLacksTheMemory) {
-  Decision large = forecast_.decision;
-  large.blueprint.ledger.add(Tier::host, "more", Bytes{1} << 50U);
-  save_plan(file_, plan_rule(true), config(), large, rates_);
+  Forecast large = forecast_;
+  large.decision.blueprint.ledger.add(Tier::host, "more", Bytes{1} << 50U);
+  save_plan(file_, plan_rule(true), config(), large);
   EXPECT_NE(refusal(config()).find("TiB of memory"), std::string::npos) << refusal(config());
 }
 
@@ -167,4 +167,4 @@ TEST_F(SavedPlan, IsNotAnotherKindOfFile) {
 }
 
 }  // namespace
-}  // namespace ballast::planner::saved_plan_test
+}  // namespace ballast::setup::saved_plan_test

@@ -5,9 +5,9 @@
 
 #include "ballast/config/config.h"
 #include "ballast/engine/blueprint.h"
-#include "ballast/inputs/engine_inputs.h"
 #include "ballast/model/compute.h"
 #include "ballast/plan/simulator.h"
+#include "ballast/setup/translate.h"
 
 #include "tests/support/random_run.h"
 
@@ -32,16 +32,16 @@ engine::Blueprint draw(std::uint32_t parts, step::Kept kept) {
     "ballast": {"device": "host"}})";
   const std::vector<std::string> overrides = {"sequence_parallel_size=" + std::to_string(parts)};
   const config::Config config = config::parse(text, "/base", "test", overrides, parts);
-  const model::Architecture model = inputs::model_of(config);
+  const engine::RunInputs run = setup::translate(config);
   const model::KernelSizes kernels =
-      model::kernel_memory(model, config.type, inputs::shape_of(config), "host", 1);
-  engine::Blueprint blueprint = inputs::outline(config, model, {Bytes{1} << 40U, Bytes{1} << 40U},
-                                                kernels, inputs::mesh_of(config, parts));
+      model::kernel_memory(run.model, run.type, run.batch.shape, "host", 1);
+  engine::Blueprint blueprint = engine::outline(run, {Bytes{1} << 40U, Bytes{1} << 40U}, kernels,
+                                                setup::mesh_of(config, parts));
   const step::BlockPlacement on_device = {.weights = Tier::device,
                                           .optimizer = Tier::device,
                                           .activations = Tier::device,
                                           .kept = kept};
-  engine::place(blueprint, {std::vector(model.blocks.size(), on_device)});
+  engine::place(blueprint, {std::vector(run.model.blocks.size(), on_device)});
   return blueprint;
 }
 

@@ -9,8 +9,9 @@
 
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/core/error.h"
-#include "ballast/planner/forecast.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/forecast.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 
 #include "src/planner/search.h"
 #include "tests/support/sanitizers.h"
@@ -20,8 +21,7 @@ namespace ballast::planner::speculation_test {
 namespace {
 
 /// A run whose layers keep their intermediates.
-PlanRequest request_for(const plan::Rates& rates, std::uint64_t sequences,
-                        const std::vector<std::string>& overrides) {
+config::Config config_for(std::uint64_t sequences, const std::vector<std::string>& overrides) {
   const std::string text = fmt::format(R"({{
     "model": {{"family": "llama", "vocab_size": 512, "hidden_size": 1024, "num_layers": 40,
               "num_heads": 8, "intermediate_size": 4096}},
@@ -30,14 +30,17 @@ PlanRequest request_for(const plan::Rates& rates, std::uint64_t sequences,
     "zero_optimization": {{"offload_param": {{"device": "auto"}}}},
     "ballast": {{"device": "host", "recompute": false, "compute_threads": 1}}}})",
                                        sequences);
-  PlanRequest request = {.config = config::parse(text, "/", "test", overrides),
-                         .budgets = {kGiB, 64 * kGiB},
-                         .rates = rates};
-  request.model = model::build_architecture(request.config.model);
-  request.kernels = [blocks = request.model.blocks.size()](model::MicroBatchShape) {
+  return config::parse(text, "/", "test", overrides);
+}
+
+PlanRequest request_for(const plan::Rates& rates, std::uint64_t sequences,
+                        const std::vector<std::string>& overrides) {
+  PlanRequest request = setup::plan_request(config_for(sequences, overrides));
+  request.budgets = {512 * kGiB, 64 * kGiB};
+  request.rates = rates;
+  request.kernels = [blocks = request.run.model.blocks.size()](model::MicroBatchShape) {
     return model::KernelSizes{.workspace = 4096, .intermediates = std::vector<Bytes>(blocks, 4096)};
   };
-  request.budgets.device = 512 * kGiB;
   return request;
 }
 
@@ -68,7 +71,8 @@ const std::string kOff = "ballast.speculative_updates=0";
 double sequences_to_hide(const plan::Rates& rates, const std::string& states,
                          const std::string& what) {
   const Decision gated = decide(request_for(rates, 64, {kStates + states, kOff}));
-  for (const HidingPoint& point : find_hiding_points(gated.blueprint, gated.prediction, rates)) {
+  for (const setup::HidingPoint& point :
+       setup::find_hiding_points(gated.blueprint, gated.prediction, rates)) {
     if (point.what == what) return point.tokens / 2048.0;
   }
   return 0.0;
@@ -97,10 +101,11 @@ TEST(PlannedSpeculation, ItsConfigDrawsItsBlueprint) {
   const PlanRequest request = request_for(rates, 20, {kStates + "cpu"});
   const Decision decision = decide(request);
   ASSERT_GT(speculating(decision), 0U);
-  EXPECT_EQ(decision.config.ballast.speculative_updates, speculating(decision));
-  const config::Config again =
-      config::parse(config::print(decision.config), "/elsewhere", "printed", {});
-  const engine::Blueprint drawn = draw_blueprint(again, request.model, request.budgets,
+  const config::Config settled =
+      setup::settle(config_for(20, {kStates + "cpu"}), decision.blueprint);
+  EXPECT_EQ(settled.ballast.speculative_updates, speculating(decision));
+  const config::Config again = config::parse(config::print(settled), "/elsewhere", "printed", {});
+  const engine::Blueprint drawn = draw_blueprint(setup::translate(again), request.budgets,
                                                  request.kernels({1, again.data.sequence_length}));
   EXPECT_EQ(drawn.placement.blocks, decision.blueprint.placement.blocks);
 }
@@ -110,7 +115,6 @@ TEST(PlannedSpeculation, IsLeftOutWhereUpdatesAreHiddenAnyway) {
   rates.update_per_second = 1e14;
   const Decision decision = decide(request_for(rates, 20, {kStates + "cpu"}));
   EXPECT_EQ(speculating(decision), 0U);
-  EXPECT_EQ(decision.config.ballast.speculative_updates, 0U);
 }
 
 TEST(PlannedSpeculation, TakesOnlyMemoryThatThePlacementLeaves) {

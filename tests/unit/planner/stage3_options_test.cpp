@@ -8,6 +8,7 @@
 #include "ballast/core/error.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/planner/planner.h"
+#include "ballast/setup/translate.h"
 #include "ballast/step/problem.h"
 
 #include "tests/support/tiny_config.h"
@@ -23,8 +24,8 @@ engine::Blueprint drawn(std::uint32_t world, const std::vector<std::string>& opt
   std::vector<std::string> overrides = {"zero_optimization.stage=3"};
   for (const std::string& option : options) overrides.push_back("zero_optimization." + option);
   const config::Config config = test::tiny_config(kModel, true, "/unused", overrides);
-  return draw_blueprint(config, model::build_architecture(config.model), {64 * kMiB, 64 * kMiB},
-                        {.workspace = kPage}, {.data = world, .rank = rank});
+  return draw_blueprint(setup::translate(config), {64 * kMiB, 64 * kMiB}, {.workspace = kPage},
+                        {.data = world, .rank = rank});
 }
 
 TEST(StageThreeOptions, BlocksWithFewParametersKeepTheirWeightsWhole) {

@@ -2,12 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/planner/forecast.h"
+#include "ballast/setup/forecast.h"
+#include "ballast/setup/translate.h"
 
 #include "tests/support/tiny_config.h"
 
-namespace ballast::planner::wear_test {
+namespace ballast::setup::wear_test {
 namespace {
 
 TEST(Wear, IsThePaceOfADayAndTheLifeOfTheBusiestDrive) {
@@ -59,7 +59,7 @@ TEST(Wear, CountsTheBytesOfAllRanksOfAMachine) {
     const config::Config config = test::tiny_config(
         R"("vocab_size": 131, "hidden_size": 32, "num_layers": 2, "num_heads": 2)", true, "/run",
         {"zero_optimization.offload_optimizer.nvme_path=" + paths});
-    return inputs::written_by_machine(config, ranks, own);
+    return written_by_machine(config, ranks, own);
   };
   using Written = std::vector<Bytes>;
   EXPECT_EQ(written("null", 1, {12}), (Written{12}));
@@ -73,4 +73,4 @@ TEST(Wear, CountsTheBytesOfAllRanksOfAMachine) {
 }
 
 }  // namespace
-}  // namespace ballast::planner::wear_test
+}  // namespace ballast::setup::wear_test

@@ -15,8 +15,8 @@
 
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
-#include "ballast/inputs/engine_inputs.h"
 #include "ballast/model/family.h"
+#include "ballast/setup/translate.h"
 #include "ballast/text/json.h"
 
 #include "tests/support/fixtures.h"
@@ -110,7 +110,7 @@ std::vector<std::string> bases() {
 std::string refusal(const std::string& base, const std::string& path, const std::string& value) {
   std::string message;
   try {
-    static_cast<void>(inputs::model_of(test::parse_text(base, {path + "=" + value})));
+    static_cast<void>(setup::model_of(test::parse_text(base, {path + "=" + value})));
   } catch (const Error& error) {
     message = error.what();
   }

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "ballast/checkpoint/checkpoints.h"
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "src/checkpoint/writer.h"
 #include "src/train/run_checkpoints.h"
@@ -164,7 +164,7 @@ std::uint64_t hash_of(const fs::path& folder) {
 }
 
 Trained resumed(const config::Config& config, const fs::path& from) {
-  engine::Engine engine = planner::make_engine(config);
+  engine::Engine engine = setup::make_engine(config);
   resume_run(engine, config, from, nullptr);
   return last_step(engine);
 }
@@ -180,7 +180,7 @@ void expect_resumes(const Kind& kind) {
   Trained expected;
   for (const char* out : {"run", "next"}) fs::create_directories(directory.path() / out);
   {
-    engine::Engine engine = planner::make_engine(config);
+    engine::Engine engine = setup::make_engine(config);
     engine.start();
     step(engine, 1);
     step(engine, 2);

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "src/train/initial_weights.h"
 #include "src/train/saved_weights.h"
@@ -22,14 +22,14 @@ const std::string kModel =
 std::string log_of_start(bool bf16) {
   const test::TempDir directory;
   const config::Config first = test::tiny_config(kModel, false, directory.path() / "first", {});
-  engine::Engine from = planner::make_engine(first);
+  engine::Engine from = setup::make_engine(first);
   from.start();
   save_weights(from, first, true, [](Bytes, Bytes) {});
   const std::string weights = (directory.path() / "first/weights").string();
   const config::Config config =
       test::tiny_config(kModel, bf16, directory.path() / "second",
                         {"model.weights=" + weights, R"(ballast.train=["model.norm.weight"])"});
-  engine::Engine engine = planner::make_engine(config);
+  engine::Engine engine = setup::make_engine(config);
   const test::CapturedLog log;
   start_from_weights(engine, config, [](Bytes, Bytes) {});
   return log.text();

@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ballast/planner/planner.h"
+#include "ballast/setup/setup.h"
 
 #include "tests/support/thread_channels.h"
 #include "tests/support/thread_ranks.h"
@@ -33,8 +33,8 @@ class TwoRanks : public test::TinyEngine {
         test::kTinyModel, false, directory.path() / std::to_string(ranks.rank()),
         {"fp16.enabled=true", "gradient_clipping=0", "zero_optimization.stage=1",
          test::kOptimizer + "cpu", test::kWeights + "cpu", "ballast.speculative_updates=9"});
-    return {planner::draw_blueprint(config, &ranks),
-            planner::engine_options(config, ranks.launch()), nullptr, &ranks};
+    return {setup::draw_blueprint(config, &ranks), setup::engine_options(config, ranks.launch()),
+            nullptr, &ranks};
   }
   /// The second step overflows, so its speculative updates are undone after it.
   void run_two_steps(RestartableEngine& engine) const {

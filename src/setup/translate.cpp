@@ -1,7 +1,6 @@
-#include "ballast/inputs/engine_inputs.h"
+#include "ballast/setup/translate.h"
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <limits>
 #include <numeric>
@@ -11,9 +10,11 @@
 
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
-#include "ballast/engine/blueprint.h"
+#include "ballast/engine/engine.h"
+#include "ballast/model/family.h"
+#include "ballast/planner/planner.h"
 
-namespace ballast::inputs {
+namespace ballast::setup {
 namespace {
 
 std::vector<std::filesystem::path> swap_directories(const config::Config& config) {
@@ -70,6 +71,46 @@ config::AioPath settings_of(const config::AioSection& aio, const std::filesystem
           .backend = aio.backend};
 }
 
+step::Options schedule_options(const config::Config& config) {
+  step::Options options;
+  options.update = config.ballast.update;
+  options.expert_updates = config.ballast.expert_updates;
+  if (config.ballast.writes_checkpoints()) {
+    options.kept_checkpoints = static_cast<std::uint32_t>(config.ballast.checkpoint_keep);
+  }
+  return options;
+}
+
+engine::Constraints constraints_of(const config::Config& config) {
+  const config::BallastSection& ballast = config.ballast;
+  return {.placement = {.weights = config.zero.parameters.tier,
+                        .optimizer = config.zero.optimizer.tier,
+                        .activations = ballast.activations,
+                        .kept = ballast.kept,
+                        .gradients = ballast.gradients},
+          .rules = ballast.placement,
+          .order = ballast.order,
+          .buffers = config.buffers,
+          .expert_prefetch = ballast.expert_prefetch,
+          .speculative_updates = ballast.speculative_updates,
+          .open_expert_ranks = ballast.expert_parallel == 0};
+}
+
+engine::ShardingRule sharding_of(const config::Config& config) {
+  return {.stage = static_cast<std::uint32_t>(config.zero.stage),
+          .hpz_partition_size = config.zero.hpz_partition_size,
+          .persistence_threshold = config.zero.persistence_threshold,
+          .sub_group_size = config.zero.sub_group_size,
+          .quantized_weights = config.zero.quantized_weights,
+          .partition_activations = config.partition_activations};
+}
+
+/// Returns whether the ranks that share the batch may also share the experts of a layer.
+bool may_share_experts(const config::Config& config) {
+  if (config.ballast.expert_parallel != 0) return config.ballast.expert_parallel > 1;
+  return model::has_experts(config.model);
+}
+
 }  // namespace
 
 model::Architecture model_of(const config::Config& config) {
@@ -124,10 +165,6 @@ Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank) 
   return least;
 }
 
-std::size_t named_speculation(const config::Config& config) {
-  return config.ballast.speculative_updates.value_or(0);
-}
-
 Mesh mesh_of(const config::Config& config, std::uint32_t ranks, std::uint32_t rank) {
   const auto sequence = static_cast<std::uint32_t>(config.sequence_parallel);
   const auto tensor = static_cast<std::uint32_t>(config.tensor_parallel);
@@ -139,10 +176,6 @@ Mesh mesh_of(const config::Config& config, std::uint32_t ranks, std::uint32_t ra
 model::MicroBatchShape shape_of(const config::Config& config, std::uint64_t sequences) {
   const std::uint64_t parts = config.sequence_parallel;
   return {sequences, config.data.sequence_length / parts, parts};
-}
-
-model::MicroBatchShape shape_of(const config::Config& config) {
-  return shape_of(config, config.micro_sequences());
 }
 
 state::SwapOptions swap_options(const config::Config& config, const comm::Launch& launch) {
@@ -234,26 +267,103 @@ void check_device(const config::Config& config, const comm::Launch& launch) {
           format_bytes(free - reserve)));
 }
 
-bool must_swap(const config::Config& config) {
-  const std::array tiers = {config.zero.parameters.tier, config.zero.optimizer.tier,
-                            config.ballast.activations, config.ballast.gradients};
-  if (std::find(tiers.begin(), tiers.end(), Tier::nvme) != tiers.end()) return true;
-  const auto& rules = config.ballast.placement;
-  return std::any_of(rules.begin(), rules.end(), [](const config::PlacementRule& rule) {
-    return rule.weights == Tier::nvme || rule.optimizer == Tier::nvme ||
-           rule.activations == Tier::nvme || rule.gradients == Tier::nvme;
-  });
-}
-
-bool may_swap(const config::Config& config) {
-  return must_swap(config) || !config.zero.parameters.tier || !config.zero.optimizer.tier;
-}
-
 void check_swap_paths(const config::Config& config, const comm::Launch& launch) {
-  if (!must_swap(config)) return;
+  if (!constraints_of(config).must_swap()) return;
   const state::SwapOptions options = swap_options(config, launch);
   if (options.paths.front().directory.empty()) return;
   state::check_paths(options);
 }
 
-}  // namespace ballast::inputs
+namespace {
+
+engine::DeviceRequest devices_of(const config::Config& config, std::uint32_t local_rank) {
+  engine::DeviceRequest request = {
+      .options = {},
+      .count = config.devices(),
+      .listed = static_cast<std::uint32_t>(config.ballast.devices.size()),
+      .open = config.pipeline.stages == 0,
+      .compute_threads = config.ballast.compute_threads,
+      .link_gbps = config.ballast.link_gbps};
+  device::DeviceOptions options = options_of_device(config, 0);
+  for (const std::uint32_t number : device_numbers(config, local_rank)) {
+    options.local_rank = number;
+    request.options.push_back(options);
+  }
+  return request;
+}
+
+/// Returns the inputs without the model and the swap paths.
+engine::RunInputs settings_of(const config::Config& config, std::uint32_t local_rank) {
+  const config::BallastSection& ballast = config.ballast;
+  engine::RunInputs run;
+  run.trained = config::trained_parts(config);
+  run.open_tiles = config.open_tiles;
+  run.type = config.type;
+  run.states = {config.optimizer.type, ballast.optimizer_states};
+  run.batch = {.shape = shape_of(config, config.micro_sequences()),
+               .accumulation = config.batch.accumulation,
+               .train_batch = config.batch.train_batch,
+               .automatic = config.batch.automatic,
+               .pairs = !config.data.pairs.empty(),
+               .packed = config.has_positions()};
+  run.eval_batches = ballast.eval_batches;
+  run.sharding = sharding_of(config);
+  run.budgets = {ballast.device_bytes, ballast.host_bytes};
+  run.constraints = constraints_of(config);
+  run.options = schedule_options(config);
+  run.devices = devices_of(config, local_rank);
+  run.kernels = kernel_request(config);
+  run.update = updater_options(config);
+  run.update_isa = config::name_of(ballast.update_isa);
+  run.state_type = config::name_of(ballast.optimizer_states);
+  run.delays = ballast.serial || ballast.delay_seed.has_value();
+  return run;
+}
+
+}  // namespace
+
+engine::KernelRequest kernel_request(const config::Config& config) {
+  const config::BallastSection& ballast = config.ballast;
+  using Timing = engine::KernelRequest::Timing;
+  engine::KernelRequest request = {
+      .set = ballast.kernels, .checks = ballast.gpu_checks, .attention = ballast.attention};
+  if (ballast.product_algorithms == config::ProductSearch::heuristic)
+    request.timing = Timing::never;
+  if (ballast.product_algorithms == config::ProductSearch::timed) request.timing = Timing::always;
+  request.names =
+      fmt::format("kernels {} checks {} attention {} products {}", config::name_of(ballast.kernels),
+                  config::name_of(ballast.gpu_checks), config::name_of(ballast.attention),
+                  config::name_of(ballast.product_algorithms));
+  return request;
+}
+
+cpu_adam::UpdaterOptions updater_options(const config::Config& config) {
+  return {.threads = config.ballast.update_threads,
+          .isa = config.ballast.update_isa,
+          .numa_node = config.ballast.update_numa_node};
+}
+
+std::uint32_t channels_per_device(const config::Config& config, std::uint32_t ranks) {
+  if (ranks == 1) return 0;
+  const Mesh mesh = mesh_of(config, ranks);
+  const std::uint32_t sharers = mesh.sharers();
+  const std::uint32_t group =
+      config.zero.stage >= 3 ? sharding_of(config).copy_sharers(sharers) : 0;
+  return engine::ChannelMembers(mesh, group > 0 ? group : sharers,
+                                sharers > 1 && may_share_experts(config))
+      .count();
+}
+
+engine::RunInputs translate(const config::Config& config, const comm::Launch& launch) {
+  engine::RunInputs run = settings_of(config, launch.local_rank);
+  run.model = model_of(config);
+  run.swap = swap_options(config, launch);
+  return run;
+}
+
+bool leaves_choices(const config::Config& config) {
+  return planner::leaves_choices(settings_of(config, 0),
+                                 model::count_blocks(config.model, config.rank_split()));
+}
+
+}  // namespace ballast::setup

@@ -1,4 +1,4 @@
-#include "ballast/planner/run_plan.h"
+#include "ballast/setup/run_plan.h"
 
 #include <algorithm>
 #include <chrono>
@@ -16,22 +16,21 @@
 #include "ballast/comm/agreement.h"
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
-#include "ballast/inputs/engine_inputs.h"
-#include "ballast/inputs/run_inputs.h"
-#include "ballast/planner/forecast.h"
-#include "ballast/planner/plan_choices.h"
 #include "ballast/planner/planner.h"
+#include "ballast/setup/forecast.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 
 #include "src/calibrate/machine_share.h"
 
-namespace ballast::planner {
+namespace ballast::setup {
 
 void apply_common_share(config::Config& config, const calibrate::MachineShare& share) {
   auto& ballast = config.ballast;
   const memory::Budgets budgets = memory::resolve_budgets(
       {ballast.device_bytes, ballast.host_bytes}, share.memory,
-      {.free = share.device_memory, .channels = inputs::channels_per_device(config, share.world)},
-      inputs::budgeted_devices(config));
+      {.free = share.device_memory, .channels = channels_per_device(config, share.world)},
+      budgeted_devices(config));
   ballast.device_bytes = budgets.device;
   ballast.host_bytes = budgets.host;
   // The ranks compute on devices of one kind: on GPUs if each rank has one.
@@ -53,8 +52,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 calibrate::MachineShare find_share(comm::Ranks& ranks, const config::Config& config) {
-  const calibrate::RankPlace mine = calibrate::read_place(
-      ranks.launch(), inputs::own_device_memory(config, ranks.launch().local_rank));
+  const calibrate::RankPlace mine =
+      calibrate::read_place(ranks.launch(), own_device_memory(config, ranks.launch().local_rank));
   std::vector<calibrate::RankPlace> all(ranks.world());
   ranks.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
   return calibrate::share_of(all, ranks.rank());
@@ -101,41 +100,36 @@ memory::Budgets budgets_here(const config::Config& config, const plan::Rates& ra
 /// `given` rates are for one rank.
 RunPlan decide_open(const config::Config& config, const calibrate::PeerRanks& peers,
                     const std::atomic<bool>* interrupted, const std::optional<plan::Rates>& given) {
-  PlanRequest request = {.config = config,
-                         .model = inputs::model_of(config),
-                         .mesh = inputs::mesh_of(config, peers.world),
-                         .devices = inputs::available_devices(config, peers.local_world),
-                         .interrupted = interrupted};
+  planner::PlanRequest request = plan_request(config, peers.world);
   request.budgets = budgets_here(config, given.value_or(plan::Rates{}), peers.world);
-  require_fit(request);
+  request.devices = engine::available_devices(request.run.devices, peers.local_world);
+  request.interrupted = interrupted;
+  planner::require_fit(request);
   if (given) {
     request.rates = *given;
     // Rates of a GPU would be mistaken for rates without shared cores.
-    request.kernels = [config, model = request.model](model::MicroBatchShape shape) {
-      const std::string_view kind = device::kind_of(inputs::device_options(config));
-      return model::kernel_memory(model, config.type, shape, kind, config.ballast.compute_threads);
-    };
+    request.kernels = kernels_here(request.run);
   } else {
-    request.rates = calibrate::machine_rates(inputs::translate(measured_config(request)), false,
-                                             interrupted, {.beside_ranks = peers.world > 1});
+    request.rates = calibrate::machine_rates(planner::measured_run(request), false, interrupted,
+                                             {.beside_ranks = peers.world > 1});
     if (peers.world > 1) calibrate::share_out(request.rates, peers);
   }
-  Decision decision = decide(request);
-  const config::BatchSection& batch = decision.config.batch;
+  planner::Decision decision = planner::decide(request);
+  config::Config decided = settle(config, decision.blueprint);
+  const config::BatchSection& batch = decided.batch;
   const step::Options& options = decision.blueprint.options;
   log(LogLevel::info,
       fmt::format(
           "planner: {} plans simulated; {}{} micro-batch{} of {}, {} buffer{} for weights and "
           "{} for optimizer states, {:.3g} s per step predicted",
           decision.simulated,
-          config.pipeline.stages == 0
-              ? fmt::format("pipeline.stages {}, ", decision.config.pipeline.stages)
-              : "",
+          config.pipeline.stages == 0 ? fmt::format("pipeline.stages {}, ", decided.pipeline.stages)
+                                      : "",
           batch.accumulation, batch.accumulation == 1 ? "" : "es", batch.micro_batch,
           options.buffers.weight_staging, options.buffers.weight_staging == 1 ? "" : "s",
           options.buffers.state_staging, decision.prediction.step_seconds));
   request.interrupted = nullptr;  // the advice at the end of the run is not part of planning
-  return {std::move(decision), std::move(request), given};
+  return {std::move(decided), std::move(decision), std::move(request), given};
 }
 
 /// The config of a run before its plan is drawn.
@@ -165,10 +159,11 @@ RunPlan plan_alone(const config::Config& config, const std::atomic<bool>* interr
   RunPlan plan;
   if (inputs.chosen) {
     Drawn drawn = draw_chosen(inputs.config, *inputs.chosen);
-    plan.decision = {.config = std::move(drawn.config), .blueprint = std::move(drawn.blueprint)};
+    plan.config = std::move(drawn.config);
+    plan.decision.blueprint = std::move(drawn.blueprint);
   } else {
     plan.decision.blueprint = draw_blueprint(inputs.config);
-    plan.decision.config = std::move(inputs.config);
+    plan.config = std::move(inputs.config);
   }
   plan.given_rates = std::move(inputs.rates);
   return plan;
@@ -194,7 +189,7 @@ class JointPlanning {
     if (inputs.chosen) {
       draw(own, *inputs.chosen, plan);
     } else {
-      draw_by_rule(own, plan.decision);
+      draw_by_rule(own, plan);
     }
     return plan;
   }
@@ -257,24 +252,26 @@ class JointPlanning {
   void draw(const config::Config& own, const PlanChoices& chosen, RunPlan& plan) {
     comm::collective_try(&ranks_, [&] {
       if (plan.request) {
-        plan.decision.config = settle(own, chosen, plan.decision.blueprint);
+        plan.config = settle(own, plan.decision.blueprint);
         return;
       }
       Drawn drawn = draw_chosen(own, chosen, &ranks_);
-      plan.decision = {.config = std::move(drawn.config), .blueprint = std::move(drawn.blueprint)};
+      plan.config = std::move(drawn.config);
+      plan.decision.blueprint = std::move(drawn.blueprint);
     });
   }
 
   /// Draws a config without choices. All ranks exchange data in the order of rank 0, whatever
   /// memory each of them has.
-  void draw_by_rule(config::Config own, Decision& decision) {
-    comm::collective_try(&ranks_, [&] { decision.blueprint = draw_blueprint(own, &ranks_); });
-    const step::Order drawn = decision.blueprint.options.order;
-    own.ballast.order = from_root([&] { return choices_of(decision.blueprint); }).order;
+  void draw_by_rule(config::Config own, RunPlan& plan) {
+    engine::Blueprint& blueprint = plan.decision.blueprint;
+    comm::collective_try(&ranks_, [&] { blueprint = draw_blueprint(own, &ranks_); });
+    const step::Order drawn = blueprint.options.order;
+    own.ballast.order = from_root([&] { return choices_of(blueprint); }).order;
     comm::collective_try(&ranks_, [&] {
-      if (own.ballast.order != drawn) decision.blueprint = draw_blueprint(own, &ranks_);
+      if (own.ballast.order != drawn) blueprint = draw_blueprint(own, &ranks_);
     });
-    decision.config = std::move(own);
+    plan.config = std::move(own);
   }
 
   /// Returns the choices of rank 0 on all ranks. `choices` is called on rank 0.
@@ -315,13 +312,13 @@ config::Config settle_tiles(const config::Config& config, comm::Ranks* ranks,
     if (!source.plan.empty()) return take_tiles(source.plan, settled);
     const plan::Rates rates =
         source.rates.empty() ? plan::Rates{} : calibrate::given_rates(source.rates);
-    const PlanRequest request = {.config = shared,
-                                 .model = inputs::model_of(shared),
-                                 .budgets = budgets_here(shared, rates, world),
-                                 .mesh = inputs::mesh_of(shared, world),
-                                 .devices = inputs::available_devices(shared, local_world),
-                                 .interrupted = interrupted};
-    settled.model = with_fitting_tiles(request).model;
+    planner::PlanRequest request = plan_request(shared, world);
+    request.budgets = budgets_here(shared, rates, world);
+    request.devices = engine::available_devices(request.run.devices, local_world);
+    request.interrupted = interrupted;
+    const model::ModelConfig fitting = planner::fitting_tiles(request);
+    settled.model.vocabulary_tiles = fitting.vocabulary_tiles;
+    settled.model.layer_tiles = fitting.layer_tiles;
   };
   if (ranks == nullptr) {
     find(config, 1, 1);
@@ -344,4 +341,4 @@ RunPlan plan_run(const config::Config& config, comm::Ranks* ranks,
              : JointPlanning(*ranks, interrupted).plan(config, source);
 }
 
-}  // namespace ballast::planner
+}  // namespace ballast::setup

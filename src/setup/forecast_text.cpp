@@ -7,11 +7,11 @@
 #include "ballast/calibrate/machine_rates.h"
 #include "ballast/core/units.h"
 #include "ballast/plan/lane_times.h"
-#include "ballast/planner/forecast.h"
-#include "ballast/planner/plan_choices.h"
+#include "ballast/setup/forecast.h"
+#include "ballast/setup/setup.h"
 #include "ballast/text/json.h"
 
-namespace ballast::planner {
+namespace ballast::setup {
 namespace {
 
 using plan::Lane;
@@ -123,7 +123,7 @@ void add_shares_json(const Forecast& forecast, Json& out) {
 /// Adds the host memory of a rank that no budget counts.
 void describe_unbudgeted(const Forecast& forecast, Lines& lines) {
   const engine::Blueprint& blueprint = forecast.decision.blueprint;
-  const config::BallastSection& ballast = forecast.decision.config.ballast;
+  const config::BallastSection& ballast = forecast.config.ballast;
   const Bytes program = kProgramMemory + (blueprint.mesh.ranks() > 1 ? kMpiMemory : 0);
   std::string text = fmt::format("about {} of host memory for the program", format_bytes(program));
   // Weights are saved block by block, as fp32 values.
@@ -288,7 +288,7 @@ void describe_speed(const Forecast& forecast, Lines& lines) {
   add_lane("bottleneck", bottleneck.lane);
   if (bottleneck.second) add_lane("second bottleneck", *bottleneck.second);
   add_wrapped(lines, fmt::format("  {:<17} {}", "the run is", describe(bottleneck)), 20);
-  if (const std::string idle = describe_idle_devices(forecast.decision.blueprint.problem);
+  if (const std::string idle = planner::describe_idle_devices(forecast.decision.blueprint.problem);
       !idle.empty()) {
     add_wrapped(lines, fmt::format("  {:<17} {}", "warning", idle), 20);
   }
@@ -331,7 +331,7 @@ void add_wear_json(const Forecast& forecast, Json& out) {
 }
 
 /// Returns the wear with a change that alters it, so that both effects of the change are shown.
-std::optional<Wear> wear_with(const Improvement& variant, const Forecast& forecast) {
+std::optional<Wear> wear_with(const planner::Improvement& variant, const Forecast& forecast) {
   constexpr double kWorthSaying = 0.1;
   if (!forecast.wear || std::abs(variant.wear - 1.0) < kWorthSaying) return std::nullopt;
   Wear wear = *forecast.wear;
@@ -345,7 +345,7 @@ void describe_improvements(const Forecast& forecast, Lines& lines) {
   constexpr std::size_t kMax = 5;
   if (!forecast.improvements.empty()) lines.emplace_back("speedup of single changes (simulated)");
   for (std::size_t i = 0; i < forecast.improvements.size(); ++i) {
-    const Improvement& variant = forecast.improvements[i];
+    const planner::Improvement& variant = forecast.improvements[i];
     if (i >= kMax && !variant.spares_drives()) continue;
     const auto wear = wear_with(variant, forecast);
     add_wrapped(lines,
@@ -378,7 +378,7 @@ std::string to_json(const Forecast& forecast) {
   add_wear_json(forecast, out);
   add_hiding_json(forecast, out);
   out["improvements"] = Json::array();
-  for (const Improvement& variant : forecast.improvements) {
+  for (const planner::Improvement& variant : forecast.improvements) {
     Json one = Json::object({{"change", variant.change},
                              {"tokens_per_second", variant.tokens_per_second},
                              {"speedup", variant.speedup}});
@@ -389,8 +389,8 @@ std::string to_json(const Forecast& forecast) {
     out["improvements"].push_back(std::move(one));
   }
   out["simulated"] = forecast.decision.simulated;
-  out["config"] = text::parse_json(config::print(forecast.decision.config), "config");
+  out["config"] = text::parse_json(config::print(forecast.config), "config");
   return out.pretty();
 }
 
-}  // namespace ballast::planner
+}  // namespace ballast::setup

@@ -10,10 +10,10 @@
 
 #include "ballast/comm/communicator.h"
 #include "ballast/config/config.h"
-#include "ballast/plan/executor.h"
 #include "ballast/plan/rates.h"
-#include "ballast/planner/plan_choices.h"
 #include "ballast/planner/planner.h"
+#include "ballast/setup/forecast.h"
+#include "ballast/setup/setup.h"
 #include "ballast/text/json.h"
 #include "ballast/text/output_file.h"
 
@@ -21,7 +21,7 @@ namespace ballast::calibrate {
 struct MachineShare;
 }  // namespace ballast::calibrate
 
-namespace ballast::planner {
+namespace ballast::setup {
 
 /// Sets the device, budgets and compute threads that `config` leaves open. Equal on every rank.
 void apply_common_share(config::Config& config, const calibrate::MachineShare& share);
@@ -39,7 +39,7 @@ text::OutputRule plan_rule(bool overwrite, std::vector<std::filesystem::path> in
 /// the keys that change with them (for readers), the number of ranks, the kind of device, memory in
 /// bytes, the rates, and the predicted step time. Throws like text::OutputFile.
 void save_plan(const std::filesystem::path& file, const text::OutputRule& rule,
-               const config::Config& asked, const Decision& decision, const plan::Rates& rates);
+               const config::Config& asked, const Forecast& forecast);
 
 /// A saved plan, applied to a config.
 struct AppliedPlan {
@@ -63,10 +63,11 @@ AppliedPlan read_plan(const std::filesystem::path& file, const config::Config& c
 
 /// This rank's part of a run.
 struct RunPlan {
-  /// Config and blueprint of this rank. Prediction and count are empty if the config left nothing
-  /// to the planner, and on ranks other than 0.
-  Decision decision;
-  std::optional<PlanRequest> request;  ///< input of the decision; empty in the same cases
+  config::Config config;  ///< with every choice made
+  /// With the blueprint of this rank. The rest is empty if the config left nothing to the planner,
+  /// and on ranks other than 0.
+  planner::Decision decision;
+  std::optional<planner::PlanRequest> request;  ///< input of the decision; empty in the same cases
   /// Rates from a file, which replace this machine's on rank 0.
   std::optional<plan::Rates> given_rates;
 };
@@ -77,8 +78,9 @@ struct PlanSource {
   std::filesystem::path plan;   ///< a saved plan (read_plan())
 };
 
-/// Returns `config` with the numbers of tiles for plan_run(): with_fitting_tiles() for the budgets
-/// of a rank, or those of a saved plan in `source`. Collective: all ranks get those of rank 0.
+/// Returns `config` with the numbers of tiles for plan_run(): planner::fitting_tiles() for the
+/// budgets of a rank, or those of a saved plan in `source`. Collective: all ranks get those of rank
+/// 0.
 config::Config settle_tiles(const config::Config& config, comm::Ranks* ranks,
                             const std::atomic<bool>* interrupted = nullptr,
                             const PlanSource& source = {});
@@ -96,15 +98,9 @@ config::Config with_tiles_of_root(const config::Config& config, comm::Ranks* ran
 /// without a timeout while it is alive. `interrupted` (may be null) stops measurements with
 /// Error(interrupted).
 ///
-/// Throws like decide() and machine_rates(); with ranks comm::JointError, or errors of Ranks.
+/// Throws like planner::decide() and machine_rates(); with ranks comm::JointError, or errors of
+/// Ranks.
 RunPlan plan_run(const config::Config& config, comm::Ranks* ranks,
                  const std::atomic<bool>* interrupted = nullptr, const PlanSource& source = {});
 
-/// Describes what bounds a run whose steps and evaluations took `seconds`, and which change would
-/// make it faster. `improvements` (find_improvements()) is called only for a run that is not bound
-/// by compute; empty if there are no rates to simulate with.
-std::string advise(const engine::Blueprint& blueprint, const plan::LaneTotals& lanes,
-                   double seconds,
-                   const std::function<std::vector<Improvement>()>& improvements = {});
-
-}  // namespace ballast::planner
+}  // namespace ballast::setup

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "ballast/inputs/engine_inputs.h"
+#include "ballast/setup/translate.h"
 
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 
-namespace ballast::inputs::swap_options_test {
+namespace ballast::setup::swap_options_test {
 namespace {
 
 const std::string kModel =
@@ -108,4 +108,4 @@ TEST(SwapOptions, AssignPathsRoundRobinToRanks) {
 }
 
 }  // namespace
-}  // namespace ballast::inputs::swap_options_test
+}  // namespace ballast::setup::swap_options_test

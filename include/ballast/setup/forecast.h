@@ -13,7 +13,7 @@
 #include "ballast/plan/rates.h"
 #include "ballast/planner/planner.h"
 
-namespace ballast::planner {
+namespace ballast::setup {
 
 /// Assumed endurance of a drive in bytes written, typical for 1 TB.
 inline constexpr double kRatedBytes = 600e12;
@@ -60,12 +60,13 @@ struct PassingShare {
 
 struct Forecast {
   plan::Rates rates;
-  Decision decision;
+  config::Config config;  ///< with every "auto" decided
+  planner::Decision decision;
   double tokens_per_second = 0.0;
   Bytes nvme_bytes_written = 0;     ///< per step and rank
   std::optional<Wear> wear;         ///< empty if nothing is written to NVMe
   std::vector<HidingPoint> hiding;  ///< for the resources in use, largest first
-  std::vector<Improvement> improvements;
+  std::vector<planner::Improvement> improvements;
   std::vector<PassingShare> passing;  ///< set by the caller, which knows the folder
 
   /// Returns whether anything but compute bounds the step (plan::find_bottleneck()).
@@ -85,9 +86,9 @@ Forecast make_forecast(const config::Config& config, const plan::Rates& rates,
 memory::Budgets budgets_of(const config::Config& config, const plan::Rates& rates,
                            std::uint32_t world);
 
-/// Returns the number of devices that a rank of `config` may use: those of ballast.devices,
-/// otherwise those of `rates`, otherwise this machine's.
-std::uint32_t devices_of(const config::Config& config, const plan::Rates& rates);
+/// Returns the request to plan `config` on a machine with `rates` (may be empty).
+planner::PlanRequest request_for(const config::Config& config, const plan::Rates& rates,
+                                 std::uint32_t world, const std::atomic<bool>* interrupted);
 
 /// Returns text for the console, in lines of at most 80 columns.
 std::vector<std::string> describe(const Forecast& forecast);
@@ -96,4 +97,4 @@ std::vector<std::string> describe(const Forecast& forecast);
 /// `bytes`.
 std::string to_json(const Forecast& forecast);
 
-}  // namespace ballast::planner
+}  // namespace ballast::setup

@@ -1,5 +1,3 @@
-#include "ballast/planner/plan_choices.h"
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -11,18 +9,10 @@
 
 #include "ballast/core/error.h"
 #include "ballast/plan/lane_times.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 
-#include "src/planner/filling.h"
-
-namespace ballast::planner {
-
-bool leaves_choices(const config::Config& config) {
-  if (config.batch.automatic || config.pipeline.stages == 0) return true;
-  const auto constraints = read_constraints(config);
-  return std::any_of(constraints.begin(), constraints.end(),
-                     [](const PlacementConstraint& one) { return !one.weights || !one.optimizer; });
-}
-
+namespace ballast::setup {
 namespace {
 
 using step::BlockPlacement;
@@ -77,7 +67,9 @@ void name_placement(config::Config& config, const step::Problem& problem,
   config.ballast.placement.clear();
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     if (blocks[b] == most) continue;
-    config::PlacementRule rule = {.first_block = b, .last_block = b};
+    step::PlacementRule rule;
+    rule.first_block = b;
+    rule.last_block = b;
     while (rule.last_block + 1 < blocks.size() && blocks[rule.last_block + 1] == blocks[b]) {
       ++rule.last_block;
     }
@@ -178,46 +170,34 @@ PlanChoices choices_of(const engine::Blueprint& blueprint) {
           .placement = blueprint.placement};
 }
 
-config::Config with_micro_batches(const config::Config& config, std::uint64_t size,
-                                  std::uint32_t data_ranks) {
-  config::Config changed = config;
-  changed.batch.micro_batch = size;
-  changed.batch.accumulation = config.batch.train_batch / data_ranks / size;
-  changed.batch.automatic = false;
-  return changed;
-}
-
-config::Config with_devices(const config::Config& config, std::uint32_t count) {
-  config::Config changed = config;
-  changed.pipeline.stages = count;
-  auto& listed = changed.ballast.devices;
-  if (listed.size() > count) listed.resize(count);
-  return changed;
-}
-
 config::Config with_sizes(const config::Config& config, const PlanChoices& chosen,
                           std::uint32_t data_ranks) {
   config::Config sized = config;
   if (leaves_choices(config)) {
-    sized = with_micro_batches(config, chosen.micro_batch, data_ranks);
+    sized.batch.micro_batch = chosen.micro_batch;
+    sized.batch.accumulation = config.batch.train_batch / data_ranks / chosen.micro_batch;
+    sized.batch.automatic = false;
     sized.ballast.expert_parallel = chosen.expert_ranks;
   }
-  sized = with_devices(sized, chosen.devices);
+  sized.pipeline.stages = chosen.devices;
+  auto& listed = sized.ballast.devices;
+  if (listed.size() > chosen.devices) listed.resize(chosen.devices);
   sized.ballast.device_bytes = chosen.budgets.device;
   sized.ballast.host_bytes = chosen.budgets.host;
   sized.zero.sub_group_size = chosen.sub_group_size;
   return sized;
 }
 
-config::Config settle(const config::Config& config, const PlanChoices& chosen,
-                      const engine::Blueprint& blueprint) {
-  const step::Problem& problem = blueprint.problem;
-  config::Config settled = with_sizes(config, chosen, blueprint.mesh.data);
+config::Config settle(const config::Config& config, const engine::Blueprint& blueprint) {
+  const PlanChoices chosen = choices_of(blueprint);
+  config::Config asked = config;
+  asked.pipeline.stages = chosen.devices;
+  config::Config settled = with_sizes(asked, chosen, blueprint.mesh.data);
   const auto& blocks = chosen.placement.blocks;
-  name_placement(settled, problem, blocks);
+  name_placement(settled, blueprint.problem, blocks);
   settled.ballast.order = chosen.order;
   // A rule makes the other choices again, because they follow from the keys that are set.
-  if (!leaves_choices(config)) return settled;
+  if (!leaves_choices(asked)) return settled;
   settled.buffers = chosen.buffers;
   settled.ballast.expert_prefetch = chosen.prefetches_experts;
   settled.ballast.speculative_updates = static_cast<std::uint64_t>(std::count_if(
@@ -238,7 +218,7 @@ Json block_json(const BlockPlacement& block) {
 
 Json choices_json(const PlanChoices& choices) {
   Json buffers = Json::object();
-  for (const config::BufferKind& kind : config::kBufferKinds) {
+  for (const step::BufferKind& kind : step::kBufferKinds) {
     buffers.add(std::string(kind.key), choices.buffers.*(kind.count));
   }
   return Json::object({{"micro_batch", choices.micro_batch},
@@ -265,7 +245,7 @@ PlanChoices read_choices(const Json& json) {
   if (!order || !*order) throw Error(ErrorCategory::config, "\"order\" is not an order");
   choices.order = **order;
   const Json& buffers = member(json, "buffers");
-  for (const config::BufferKind& kind : config::kBufferKinds) {
+  for (const step::BufferKind& kind : step::kBufferKinds) {
     choices.buffers.*(kind.count) = static_cast<std::uint32_t>(whole(buffers, kind.key));
   }
   return choices;
@@ -358,4 +338,4 @@ Json plan_json(const engine::Blueprint& blueprint, const plan::Prediction* predi
   return out;
 }
 
-}  // namespace ballast::planner
+}  // namespace ballast::setup

@@ -9,13 +9,24 @@
 #include "ballast/config/config.h"
 #include "ballast/core/places.h"
 #include "ballast/device/device.h"
-#include "ballast/engine/blueprint.h"
-#include "ballast/engine/engine.h"
+#include "ballast/engine/run_inputs.h"
 #include "ballast/memory/machine.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/compute.h"
 
-namespace ballast::inputs {
+namespace ballast::setup {
+
+/// Translates `config` for the rank of `launch`. Throws Error(config) for a model that cannot be
+/// trained as configured.
+engine::RunInputs translate(const config::Config& config, const comm::Launch& launch = {});
+
+/// The kernels, and the threads of updates, of a run. For callers that need no model, which
+/// translate() builds.
+engine::KernelRequest kernel_request(const config::Config& config);
+cpu_adam::UpdaterOptions updater_options(const config::Config& config);
+
+/// Returns planner::leaves_choices() of the run of `config`.
+bool leaves_choices(const config::Config& config);
 
 /// Returns `requested` with each 0 replaced by a share of the `available` bytes of this machine's
 /// memory, or of the memory of the device in `config` if that is separate
@@ -38,14 +49,6 @@ model::Architecture model_of(const config::Config& config);
 /// budgets are computed, because they are guessed without the GPU.
 void check_device(const config::Config& config, const comm::Launch& launch = {});
 
-/// Returns whether `config` places anything on NVMe or lets the planner do so. Open activations and
-/// gradients alone do not count, because they go there only if nothing else fits
-/// (measured_config()).
-bool may_swap(const config::Config& config);
-
-/// Returns whether `config` places anything on NVMe.
-bool must_swap(const config::Config& config);
-
 /// Checks this rank's swap paths if `config` places anything on NVMe and the paths are known: only
 /// rank 0 knows a run directory without a name. Throws like state::check_paths().
 void check_swap_paths(const config::Config& config, const comm::Launch& launch = {});
@@ -56,22 +59,11 @@ void check_swap_paths(const config::Config& config, const comm::Launch& launch =
 std::vector<Bytes> written_by_machine(const config::Config& config, std::uint32_t ranks,
                                       std::span<const Bytes> own);
 
-/// Returns the number of speculating blocks in `config`; 0 for "auto", which only a search decides.
-std::size_t named_speculation(const config::Config& config);
-
 /// Returns the mesh of a run of `config` with `ranks` processes, of which this is `rank`.
 Mesh mesh_of(const config::Config& config, std::uint32_t ranks, std::uint32_t rank = 0);
 
-/// Returns the shape of a micro-batch on one rank, with the number of sequences of `config` or
-/// another.
-model::MicroBatchShape shape_of(const config::Config& config);
+/// Returns the shape of a micro-batch of `sequences` sequences on one rank.
 model::MicroBatchShape shape_of(const config::Config& config, std::uint64_t sequences);
-
-/// Returns the blueprint of `config` before anything is placed: everything but placement, schedule
-/// and ledger.
-engine::Blueprint outline(const config::Config& config, const model::Architecture& model,
-                          const memory::Budgets& budgets, const model::KernelSizes& kernels,
-                          const Mesh& mesh);
 
 /// Returns the distinct paths of both offload sections in order, or the run directory, each with
 /// the settings of its entry in aio.paths or, without one, those of aio. Paths are assigned
@@ -86,11 +78,6 @@ std::vector<std::uint32_t> device_numbers(const config::Config& config, std::uin
 /// devices of a rank are of one kind.
 device::DeviceOptions device_options(const config::Config& config, std::uint32_t local_rank = 0);
 
-/// Returns the largest number of devices that "auto" of pipeline.stages may choose on this machine:
-/// the number of ballast.devices, else that of GPUs for each of `local_world` ranks, or 1 host
-/// device.
-std::uint32_t available_devices(const config::Config& config, std::uint32_t local_world = 1);
-
 /// Returns the number of devices between which automatic budgets of the host device are divided.
 std::uint32_t budgeted_devices(const config::Config& config);
 
@@ -98,4 +85,4 @@ std::uint32_t budgeted_devices(const config::Config& config);
 /// its machine. Devices with the same number share its memory. 0 if the devices use host memory.
 Bytes own_device_memory(const config::Config& config, std::uint32_t local_rank);
 
-}  // namespace ballast::inputs
+}  // namespace ballast::setup

@@ -1,4 +1,4 @@
-#include "ballast/planner/forecast.h"
+#include "ballast/setup/forecast.h"
 
 #include <algorithm>
 #include <array>
@@ -9,11 +9,12 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
-#include "ballast/inputs/engine_inputs.h"
 #include "ballast/plan/lane_times.h"
 #include "ballast/plan/simulator.h"
+#include "ballast/setup/setup.h"
+#include "ballast/setup/translate.h"
 
-namespace ballast::planner {
+namespace ballast::setup {
 namespace {
 
 using plan::Lane;
@@ -148,8 +149,7 @@ std::optional<Wear> find_wear(const config::Config& config, const plan::Rates& r
   if (rates.drive_writes_bytes > 0.0) {
     return estimate_wear(std::vector<Bytes>(ranks, written), seconds, rates.drive_writes_bytes);
   }
-  return estimate_wear(inputs::written_by_machine(config, ranks, std::vector<Bytes>{written}),
-                       seconds);
+  return estimate_wear(written_by_machine(config, ranks, std::vector<Bytes>{written}), seconds);
 }
 
 }  // namespace
@@ -186,41 +186,44 @@ memory::Budgets budgets_of(const config::Config& config, const plan::Rates& rate
   const auto first = [](Bytes named, Bytes rated) { return named > 0 ? named : rated; };
   Bytes rated = rates.device_bytes;
   if (rates.shared_cores == 0) {
-    rated -= memory::channel_reserve(rated, inputs::channels_per_device(config, world));
+    rated -= memory::channel_reserve(rated, channels_per_device(config, world));
   }
   const memory::Budgets requested = {first(config.ballast.device_bytes, rated),
                                      first(config.ballast.host_bytes, rates.host_bytes)};
-  return inputs::resolve_budgets(config, requested, memory::available_memory(), world);
+  return resolve_budgets(config, requested, memory::available_memory(), world);
 }
 
-std::uint32_t devices_of(const config::Config& config, const plan::Rates& rates) {
-  const bool rated = config.ballast.devices.empty() && rates.devices > 0;
-  return rated ? std::min<std::uint32_t>(rates.devices, config::kMaxStages)
-               : inputs::available_devices(config);
+planner::PlanRequest request_for(const config::Config& config, const plan::Rates& rates,
+                                 std::uint32_t world, const std::atomic<bool>* interrupted) {
+  planner::PlanRequest request = plan_request(config, world);
+  request.budgets = budgets_of(config, rates, world);
+  request.rates = rates;
+  const engine::DeviceRequest& devices = request.run.devices;
+  const bool rated = devices.listed == 0 && rates.devices > 0;
+  request.devices = rated ? std::min<std::uint32_t>(rates.devices, plan::kMaxDevices)
+                          : engine::available_devices(devices);
+  request.interrupted = interrupted;
+  return request;
 }
 
 Forecast make_forecast(const config::Config& config, const plan::Rates& rates, std::uint32_t world,
                        const std::atomic<bool>* interrupted) {
   plan::require_exchange_rates(rates, world);
-  const PlanRequest request = {.config = config,
-                               .model = inputs::model_of(config),
-                               .budgets = budgets_of(config, rates, world),
-                               .rates = rates,
-                               .mesh = inputs::mesh_of(config, world),
-                               .devices = devices_of(config, rates),
-                               .interrupted = interrupted};
+  const planner::PlanRequest request = request_for(config, rates, world, interrupted);
   Forecast forecast;
   forecast.rates = rates;
-  forecast.decision = decide(request);
-  const Decision& decision = forecast.decision;
+  forecast.decision = planner::decide(request);
+  forecast.config = settle(config, forecast.decision.blueprint);
+  const planner::Decision& decision = forecast.decision;
   const double seconds = decision.prediction.step_seconds;
   forecast.tokens_per_second =
       static_cast<double>(decision.blueprint.problem.tokens_per_step()) / seconds;
   forecast.nvme_bytes_written = decision.blueprint.schedule.steady.bytes_on(Lane::writeback);
-  forecast.wear = find_wear(decision.config, rates, world, forecast.nvme_bytes_written, seconds);
+  forecast.wear = find_wear(forecast.config, rates, world, forecast.nvme_bytes_written, seconds);
   forecast.hiding = find_hiding_points(decision.blueprint, decision.prediction, rates);
-  forecast.improvements = find_improvements(decision, request);
+  forecast.improvements =
+      planner::find_improvements(decision.blueprint, decision.prediction, request);
   return forecast;
 }
 
-}  // namespace ballast::planner
+}  // namespace ballast::setup

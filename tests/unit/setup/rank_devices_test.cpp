@@ -1,10 +1,10 @@
 #include <gtest/gtest.h>
 
-#include "ballast/inputs/engine_inputs.h"
+#include "ballast/setup/translate.h"
 
 #include "tests/support/tiny_config.h"
 
-namespace ballast::inputs::rank_devices_test {
+namespace ballast::setup::rank_devices_test {
 namespace {
 
 using Numbers = std::vector<std::uint32_t>;
@@ -25,9 +25,12 @@ TEST(RankDeviceInputs, GpusAreConsecutiveUnlessListed) {
 }
 
 TEST(RankDeviceInputs, AutoIsOneHostDeviceUnlessMoreAreListed) {
-  EXPECT_EQ(available_devices(config_with({"pipeline.stages=auto"})), 1U);
+  const auto available = [](const config::Config& config) {
+    return engine::available_devices(translate(config).devices);
+  };
+  EXPECT_EQ(available(config_with({"pipeline.stages=auto"})), 1U);
   const config::Config listed = config_with({"pipeline.stages=auto", "ballast.devices=[0, 0, 0]"});
-  EXPECT_EQ(available_devices(listed), 3U);
+  EXPECT_EQ(available(listed), 3U);
   EXPECT_EQ(listed.devices(), 1U) << "nothing is chosen yet";
   EXPECT_EQ(resolve_budgets(listed, {}, 300).device, 40U) << "enough for all of them";
   EXPECT_EQ(resolve_budgets(config_with({"pipeline.stages=2"}), {}, 300).device, 60U);
@@ -36,9 +39,9 @@ TEST(RankDeviceInputs, AutoIsOneHostDeviceUnlessMoreAreListed) {
 TEST(RankDeviceInputs, TheProblemHasTheDevicesOfTheConfig) {
   const config::Config config = config_with({"pipeline.stages=2"});
   const engine::Blueprint blueprint =
-      outline(config, model_of(config), {64 * kMiB, 64 * kMiB}, {}, {});
+      engine::outline(translate(config), {64 * kMiB, 64 * kMiB}, {}, {});
   EXPECT_EQ(blueprint.problem.devices, 2U);
 }
 
 }  // namespace
-}  // namespace ballast::inputs::rank_devices_test
+}  // namespace ballast::setup::rank_devices_test

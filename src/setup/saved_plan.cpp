@@ -13,12 +13,13 @@
 #include "ballast/core/error.h"
 #include "ballast/core/units.h"
 #include "ballast/device/device.h"
-#include "ballast/inputs/engine_inputs.h"
 #include "ballast/memory/machine.h"
-#include "ballast/planner/run_plan.h"
+#include "ballast/setup/forecast.h"
+#include "ballast/setup/run_plan.h"
+#include "ballast/setup/translate.h"
 #include "ballast/text/files.h"
 
-namespace ballast::planner {
+namespace ballast::setup {
 namespace {
 
 using text::Json;
@@ -28,7 +29,7 @@ constexpr std::string_view kMark = "ballast_plan";
 constexpr std::uint64_t kForm = 1;
 
 std::string device_of(const config::Config& config) {
-  return std::string(device::kind_of(inputs::device_options(config)));
+  return std::string(device::kind_of(device_options(config)));
 }
 
 /// Returns the bytes of host memory that a run of `blueprint` allocates.
@@ -138,19 +139,21 @@ text::OutputRule plan_rule(bool overwrite, std::vector<std::filesystem::path> in
 }
 
 void save_plan(const std::filesystem::path& file, const text::OutputRule& rule,
-               const config::Config& asked, const Decision& decision, const plan::Rates& rates) {
-  const engine::Blueprint& blueprint = decision.blueprint;
+               const config::Config& asked, const Forecast& forecast) {
+  const engine::Blueprint& blueprint = forecast.decision.blueprint;
+  const plan::Rates& rates = forecast.rates;
   const std::string device = rates.shared_cores > 0 ? "host" : "cuda";
-  const Json plan = Json::object({{std::string(kMark), kForm},
-                                  {"predicted_step_seconds", decision.prediction.step_seconds},
-                                  {"world", blueprint.mesh.ranks()},
-                                  {"device", device},
-                                  {"documents", asked.has_positions()},
-                                  {"host_bytes", host_memory(blueprint, device)},
-                                  {"choices", choices_json(choices_of(blueprint))},
-                                  {"chosen", chosen_keys(asked, decision.config)},
-                                  {"rates", calibrate::rates_json(rates)},
-                                  {"config", text::parse_json(config::print(asked), "config")}});
+  const Json plan =
+      Json::object({{std::string(kMark), kForm},
+                    {"predicted_step_seconds", forecast.decision.prediction.step_seconds},
+                    {"world", blueprint.mesh.ranks()},
+                    {"device", device},
+                    {"documents", asked.has_positions()},
+                    {"host_bytes", host_memory(blueprint, device)},
+                    {"choices", choices_json(choices_of(blueprint))},
+                    {"chosen", chosen_keys(asked, forecast.config)},
+                    {"rates", calibrate::rates_json(rates)},
+                    {"config", text::parse_json(config::print(asked), "config")}});
   text::write_output(file, rule, plan.pretty(2) + "\n");
 }
 
@@ -205,4 +208,4 @@ AppliedPlan read_plan(const std::filesystem::path& file, const config::Config& c
   return applied;
 }
 
-}  // namespace ballast::planner
+}  // namespace ballast::setup
