@@ -206,7 +206,7 @@ bool has_adapters(const Sample& sample) {
 Sample without_adapters(const Sample& sample) {
   Sample plain = sample;
   plain.computed = sample.blueprint.model;
-  const std::string norm = plain.computed.outer.norm + ".*";
+  const std::string norm = plain.computed.outer.norm.name + ".*";
   model::freeze(plain.computed, {&norm, 1}, [&](std::size_t /*pattern*/, const std::string& rule) {
     throw Error(ErrorCategory::state, rule);
   });

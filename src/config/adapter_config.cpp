@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
+#include "ballast/model/family.h"
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
@@ -16,14 +17,18 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-/// Types of models with an entry "qwen2_moe" in PEFT's table of conversions, those that Ballast
-/// trains.
-constexpr std::string_view kConverted =
-    "deepseek_v3 deepseek_v32 glm4_moe glm4_moe_lite glm_moe_dsa olmoe qwen3_moe qwen3_next";
 /// Names that PEFT replaces.
 constexpr std::string_view kMapsOfExperts = "gate_proj up_proj down_proj";
 constexpr const char* kModelConfig = "config.json";
 constexpr std::string_view kWeight = ".weight";
+
+/// Returns whether PEFT converts the names of maps in models of this type.
+bool is_converted(std::string_view type) {
+  return std::ranges::any_of(model::family_names(), [&](const std::string& name) {
+    const model::Family& family = model::family(name);
+    return family.checkpoint_type() == type && family.checkpoint_rules().peft_converts;
+  });
+}
 
 bool is_of_expert(std::string_view module) {
   return module.find(".experts.") != std::string_view::npos;
@@ -52,7 +57,7 @@ bool is_named_like_expert(std::string_view module) {
 }
 
 bool needs_parameters(std::string_view type, const std::vector<std::string>& modules) {
-  return text::has_word(kConverted, type) && std::ranges::any_of(modules, is_named_like_expert) &&
+  return is_converted(type) && std::ranges::any_of(modules, is_named_like_expert) &&
          std::ranges::none_of(modules, is_of_expert);
 }
 

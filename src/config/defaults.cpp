@@ -13,6 +13,7 @@
 
 #include "src/config/config_tree.h"
 #include "src/config/key_table.h"
+#include "src/model/description/layer_rules.h"
 
 namespace ballast::config {
 namespace {
@@ -385,8 +386,7 @@ void check_update(const Config& c, const Document& document) {
 
 bool Config::has_positions() const {
   if (!data.documents.empty()) return true;
-  return !data.pairs.empty() &&
-         model::family(model.family).depends_on_documents(model, data.sequence_length);
+  return !data.pairs.empty() && model::depends_on_documents(model, data.sequence_length);
 }
 
 model::TrainedParts trained_parts(const Config& config) {

@@ -8,7 +8,7 @@
 
 #include "src/config/config_tree.h"
 #include "src/config/key_table.h"
-#include "src/model/description/families/families.h"
+#include "src/model/description/layer_rules.h"
 
 namespace ballast::config {
 
@@ -110,8 +110,9 @@ void check_sequence_parallel(const Config& c, const Document& document, std::uin
   if (size == 1) return;
   const auto fail = [&](const std::string& rule) { document.fail(std::string(kSequence), rule); };
   std::uint64_t heads = 0;
-  for (std::uint64_t layer = 0; layer < c.model.num_layers; ++layer) {
-    heads = std::gcd(heads, model::family(c.model.family).heads(c.model, layer).kv_heads);
+  const std::vector<model::LayerSpec> layers = model::layers_of(c.model);
+  for (const model::LayerSpec& layer : layers) {
+    heads = std::gcd(heads, model::heads_of(layer, c.model).kv_heads);
   }
   const std::uint64_t length = c.data.sequence_length;
   const auto check = [&](std::uint64_t number, const std::string& what) {
@@ -139,19 +140,19 @@ void check_sequence_parallel(const Config& c, const Document& document, std::uin
                     "one of them to 1",
                     c.model.layer_tiles));
   }
-  if (model::has_delta_nets(c.model)) {
+  if (model::any_has<model::DeltaSpec>(layers)) {
     fail(
         fmt::format("gated delta nets of this {} model need whole sequences on one rank; set it "
                     "to 1",
                     c.model.family));
   }
-  if (model::links_layers(c.model)) {
+  if (model::links_layers(layers)) {
     fail(
         fmt::format("layers of this {} model share keys and values or have embeddings, for which "
                     "ranks need whole sequences; set it to 1",
                     c.model.family));
   }
-  if (model::family(c.model.family).depends_on_documents(c.model, length)) {
+  if (model::depends_on_documents(c.model, length)) {
     fail(
         "the rope_scaling of this model depends on the length of each document, of which a rank "
         "has only a part; set it to 1, or data.sequence_length to at most the length that the "
@@ -167,7 +168,7 @@ void refuse_model(const Config& c, const Document& document, std::string_view ke
   if (!tiles || c.tensor_parallel == 1 || (given != nullptr && *given != "auto")) {
     document.fail(path, rule);
   }
-  if (model::has_experts(c.model)) {
+  if (model::any_has<model::ExpertsSpec>(model::layers_of(c.model))) {
     document.fail(
         std::string(kTensor),
         "layers with experts are not cut into tiles; set it to 1. Ranks can share experts "

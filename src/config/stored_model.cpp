@@ -120,54 +120,14 @@ constexpr const char* kText = "text_config";
 constexpr const char* kTied = "tie_word_embeddings";
 constexpr const char* kQuantized = "quantization_config";
 
-/// Types of models that compute text alone exactly like the model of their text_config.
-constexpr std::string_view kWrappers =
-    "gemma3 gemma4 gemma4_unified idefics3 internvl kimi_k25 llava llava_next llava_onevision "
-    "mistral3 qwen2_5_vl qwen2_audio qwen2_vl qwen3_5 qwen3_5_moe qwen3_vl smolvlm voxtral";
-/// Types whose earlier folders have the keys of the text model outside text_config.
-constexpr std::string_view kFlat = "qwen2_5_vl qwen2_vl";
-/// Types whose class calls the text model text_model instead of language_model.
-constexpr std::string_view kOfTextModel = "idefics3 smolvlm";
-/// Keys of these folders that concern images.
+/// Keys of folders with images that concern these.
 constexpr std::string_view kOfImages =
     "image_token_id video_token_id vision_config vision_end_token_id vision_start_token_id "
     "vision_token_id";
 
-/// A type of text_config that computes like a text model with another name. Rotary positions in
-/// three axes (mrope) are ordinary ones for text, whose three positions are equal.
-struct Equal {
-  std::string_view type;
-  std::string_view as;
-};
-constexpr std::array<Equal, 4> kEquals = {{{"gemma4_unified_text", "gemma4_text"},
-                                           {"qwen2_5_vl_text", "qwen2"},
-                                           {"qwen2_vl_text", "qwen2"},
-                                           {"qwen3_vl_text", "qwen3"}}};
-
-/// A default of transformers' class that differs from that of the text model alone.
-struct Standard {
-  std::string_view type;  ///< the model_type of text_config
-  const char* key;
-  double value;
-};
-constexpr std::array<Standard, 12> kStandards = {
-    {{"gemma4_unified_text", "hidden_size_per_layer_input", 0},
-     {"gemma4_unified_text", "max_position_embeddings", 262144},
-     {"gemma4_unified_text", "sliding_window", 1024},
-     {"gemma3_text", "vocab_size", 262208},
-     {"gemma3_text", "num_attention_heads", 8},
-     {"qwen2_vl_text", "rms_norm_eps", 1e-5},
-     {"qwen2_vl_text", "num_key_value_heads", 8},
-     {"qwen2_vl_text", "intermediate_size", 29568},
-     {"qwen2_vl_text", "max_window_layers", 80},
-     {"qwen2_vl_text", "rope_theta", 1e6},
-     {"qwen3_vl_text", "max_position_embeddings", 128000},
-     {"qwen3_vl_text", "rope_theta", 5e5}}};
-
 void fill_in_standards(Json& json, std::string_view type) {
-  if (type == "qwen2_5_vl_text") type = "qwen2_vl_text";  // has the same defaults
-  for (const Standard& standard : kStandards) {
-    if (standard.type != type || json.find(standard.key) != nullptr) continue;
+  for (const model::TextModelStandard& standard : model::standards_of_text_models()) {
+    if (!text::has_word(standard.types, type) || json.find(standard.key) != nullptr) continue;
     const bool whole = standard.value >= 1.0;
     json.add(standard.key,
              whole ? Json(static_cast<std::uint64_t>(standard.value)) : Json(standard.value));
@@ -207,13 +167,16 @@ Json without_images(Json json) {
 
 std::optional<TextPart> find_text_part(const Json& json, const fs::path& file) {
   const Json* const type = find_given(json, kModelType);
-  if (type == nullptr || !type->is_string() || !text::has_word(kWrappers, type->text())) return {};
+  if (type == nullptr || !type->is_string() ||
+      !text::has_word(model::text_wrappers().all, type->text()))
+    return {};
   const Json* const nested = find_given(json, kText);
-  const bool flat = nested == nullptr && text::has_word(kFlat, type->text());
+  const bool flat = nested == nullptr && text::has_word(model::text_wrappers().flat, type->text());
   if (!flat && (nested == nullptr || !nested->is_object())) return {};
-  TextPart part = {
-      flat ? without_images(json) : *nested, file.string(),
-      text::has_word(kOfTextModel, type->text()) ? "model.text_model." : "model.language_model."};
+  TextPart part = {flat ? without_images(json) : *nested, file.string(),
+                   text::has_word(model::text_wrappers().with_text_model, type->text())
+                       ? "model.text_model."
+                       : "model.language_model."};
   if (flat) {
     part.json[kModelType] = Json(type->text() + "_text");
   } else {
@@ -227,10 +190,9 @@ std::optional<TextPart> find_text_part(const Json& json, const fs::path& file) {
   }
   const std::string given = own->text();
   fill_in_standards(part.json, given);
-  const auto equal = std::ranges::find(kEquals, std::string_view(given), &Equal::type);
-  if (equal != kEquals.end()) {
+  if (const std::string_view equal = model::equal_text_model(given); !equal.empty()) {
     drop_axes(part.json);
-    part.json[kModelType] = Json(equal->as);
+    part.json[kModelType] = Json(equal);
   }
   fill_in_tying(part.json, json, file);
   const Json* const quantized = json.find(kQuantized);
@@ -240,7 +202,8 @@ std::optional<TextPart> find_text_part(const Json& json, const fs::path& file) {
 
 std::string wrapper_types() {
   std::vector<std::string> types;
-  for (const std::string_view type : text::words_of(kWrappers)) types.emplace_back(type);
+  for (const std::string_view type : text::words_of(model::text_wrappers().all))
+    types.emplace_back(type);
   return listed(types);
 }
 
@@ -305,7 +268,7 @@ class UnknownKeys {
       : class_(family.checkpoint_class()),
         keys_(family.checkpoint_keys()),
         rules_(family.checkpoint_rules()),
-        read_(read_attributes(family.checkpoint_type())),
+        read_(model::read_attributes(family.checkpoint_type())),
         file_(file),
         notes_(notes) {}
 
@@ -352,7 +315,7 @@ class UnknownKeys {
   }
   void add_quantization(const Json& object) {
     const Json* const method = object.find("quant_method");
-    const auto read = read_attributes(method == nullptr ? "" : method->text());
+    const auto read = model::read_attributes(method == nullptr ? "" : method->text());
     for (const auto& [member, value, at] : object.members()) {
       const std::string name = fmt::format("{}.{}", kQuantization, member);
       const bool usual = member == "expert_dtype" && value == "fp8";

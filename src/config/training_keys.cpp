@@ -8,10 +8,10 @@
 #include <fmt/ranges.h>
 
 #include "ballast/core/error.h"
-#include "ballast/model/family.h"
 #include "ballast/text/json.h"
 
 #include "src/config/key_table.h"
+#include "src/model/description/layer_rules.h"
 
 namespace ballast::config {
 
@@ -374,7 +374,7 @@ void check_pairs(Config& config, const model::Architecture& model, const Documen
     document.fail("data.pairs",
                   "models with experts cannot be trained on pairs; use data.documents");
   }
-  if (model::links_layers(config.model)) {
+  if (model::links_layers(*model.layers)) {
     document.fail("data.pairs",
                   "models whose layers share keys and values or have embeddings (Gemma 4 E2B, E4B) "
                   "cannot be trained on pairs; use data.documents");

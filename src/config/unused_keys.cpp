@@ -14,7 +14,7 @@
 
 #include "src/config/config_tree.h"
 #include "src/config/key_table.h"
-#include "src/model/description/families/families.h"
+#include "src/model/description/layer_rules.h"
 
 namespace ballast::config {
 namespace {
@@ -48,7 +48,7 @@ std::vector<Rule> rules_of_training(const Config& c, const Document& document) {
   const bool half = c.type == DType::f16;
   const bool never_fails = half && c.fp16.loss_scale == 0.0;
   const bool eager = b.update == step::Update::eager;
-  const bool dense = !model::has_experts(c.model);
+  const bool dense = !model::any_has<model::ExpertsSpec>(model::layers_of(c.model));
   using Action = SpikeSection::Action;
   return {{is_left_off(document, "fp16", half),
            "fp16.loss_scale fp16.initial_scale_power fp16.loss_scale_window fp16.hysteresis "

@@ -103,14 +103,15 @@ void MergedAdapters::find_ends(const Json& whole) {
   const Json description =
       config::text_model_of(whole, base_.path().parent_path() / config::kCheckpointConfig);
   tokens_ = "model.embed_tokens.weight";
-  output_ = model::OuterTensors().output;
+  output_ = model::OuterSpec().output;
   const Json* const type = description.find("model_type");
   std::optional<bool> standard;
   for (const std::string& name : model::family_names()) {
     const model::Family& family = model::family(name);
     if (type == nullptr || !(*type == family.checkpoint_type())) continue;
-    tokens_ = family.outer().tokens;
-    output_ = family.outer().output;
+    const model::OuterSpec outer = family.outer(model::default_config(name));
+    tokens_ = outer.tokens;
+    output_ = outer.output;
     standard = family.ties_embeddings();
   }
   if (const WeightPlace* const found = base_.find(tokens_)) tokens_ = found->tensor->name;

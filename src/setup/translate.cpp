@@ -11,8 +11,9 @@
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 #include "ballast/engine/engine.h"
-#include "ballast/model/family.h"
 #include "ballast/planner/planner.h"
+
+#include "src/model/description/layer_rules.h"
 
 namespace ballast::setup {
 namespace {
@@ -108,7 +109,7 @@ engine::ShardingRule sharding_of(const config::Config& config) {
 /// Returns whether the ranks that share the batch may also share the experts of a layer.
 bool may_share_experts(const config::Config& config) {
   if (config.ballast.expert_parallel != 0) return config.ballast.expert_parallel > 1;
-  return model::has_experts(config.model);
+  return model::any_has<model::ExpertsSpec>(model::layers_of(config.model));
 }
 
 }  // namespace

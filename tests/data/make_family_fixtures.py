@@ -66,7 +66,7 @@ SHAPE = {"vocab_size": VOCAB, "hidden_size": 24, "num_hidden_layers": 2, "num_at
          "max_position_embeddings": 48, "rms_norm_eps": 1e-6}
 OWN_NAMES = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
              "num_key_value_heads": "num_kv_heads", "max_position_embeddings": "max_sequence",
-             "rms_norm_eps": "norm_epsilon", "layer_norm_eps": "norm_epsilon",
+             "rms_norm_eps": "norm_epsilon", "layer_norm_eps": "norm_epsilon", "norm_eps": "norm_epsilon",
              "tie_word_embeddings": "tie_embeddings"}
 
 # Keys of transformers' config besides SHAPE; `rope` is its rope_parameters.
@@ -90,6 +90,7 @@ NEOX = {"type": "gpt_neox", "hidden_size": 48, "num_attention_heads": 3, "layer_
         "without": ["num_key_value_heads", "head_dim", "rms_norm_eps"]}
 YARN = {"rope_type": "yarn", "rope_theta": 1500.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
         "truncate": False, "original_max_position_embeddings": 12}
+YARN_OF_ARCEE = {**YARN, "truncate": True}
 PLAIN_LOCAL = {"rope_type": "default", "rope_theta": 100.0}
 # transformers reads `truncate` outside of the types of layers.
 YARN_GLOBAL = {key: value for key, value in YARN.items() if key != "truncate"}
@@ -130,6 +131,14 @@ OF_CASES = ("type", "without", "rope", "own_rope", "seed", "routing", "length", 
 CASES = {
     "llama": {"hidden_size": 56, "attention_bias": True, "mlp_bias": True, "rope": LLAMA3},
     "mistral": {"sliding_window": 11, "rope": PLAIN},
+    "granite": {"without": ["head_dim"], "num_attention_heads": 3, "attention_multiplier": 0.23,
+                "residual_multiplier": 0.35, "embedding_multiplier": 3.0, "logits_scaling": 1.7,
+                "tie_word_embeddings": True, "rope": PLAIN},
+    "arcee": {"hidden_size": 56, "attention_bias": True, "mlp_bias": True, "rope": YARN_OF_ARCEE},
+    "lfm2": {"without": ["head_dim", "rms_norm_eps"], "num_hidden_layers": 3, "num_attention_heads": 3,
+             "norm_eps": 1e-5, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3,
+             "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.1, "block_multiple_of": 8,
+             "tie_word_embeddings": True, "rope": PLAIN},
     "qwen2": {"tie_word_embeddings": True, "rope": {"rope_type": "default", "rope_theta": 1000.0}},
     "qwen3": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1, "rope": PLAIN},
     "smollm3": {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "use_sliding_window": True,
@@ -489,10 +498,10 @@ def project(gradient, numbers):
 
 def forward_documents(model, inputs, lengths):
     """Logits and router logits of one sequence; transformers finds its documents by their positions,
-    except for GPT-OSS and gated delta nets. It scales the rotary positions of all documents together by the longest, so
+    except for GPT-OSS, gated delta nets and short convolutions. It scales the rotary positions of all documents together by the longest, so
     where the length of a document counts, each is computed alone."""
     by_length = (model.config.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
-    mixes = hasattr(model.config, "linear_num_key_heads")
+    mixes = hasattr(model.config, "linear_num_key_heads") or hasattr(model.config, "conv_L_cache")
     if by_length or mixes or model.config.model_type == "gpt_oss":
         outputs = [run_model(model, input_ids=document)
                    for document in inputs.split(lengths, dim=1)]

@@ -15,6 +15,7 @@
 #include "ballast/model/family.h"
 #include "ballast/model/packed_values.h"
 
+#include "src/model/description/layer_rules.h"
 #include "tests/support/stored_values.h"
 #include "tests/unit/model/fixture.h"
 
@@ -101,20 +102,20 @@ class FirstStep {
     std::vector<float> gain(width);
     std::vector<float> bias(width);
     std::vector<float> output(model.config.vocab_size * width);
-    weights.read(model.outer.norm + ".weight", gain);
-    if (model.outer.norm_has_bias) weights.read(model.outer.norm + ".bias", bias);
+    weights.read(model.outer.norm.name + ".weight", gain);
+    if (model.outer.norm.layer_norm) weights.read(model.outer.norm.name + ".bias", bias);
     weights.read(model.config.tie_embeddings ? model.outer.tokens : model.outer.output, output);
     for (std::vector<float>* values : {&gain, &bias, &output}) {
       for (float& one : *values) one = bench_.type == DType::bf16 ? to_float(to_bf16(one)) : one;
     }
-    for (float& one : gain) one += model.outer.norm_offset;
-    const double cap = model::family(model.config.family).logit_cap(model.config);
+    for (float& one : gain) one += model.outer.norm.offset;
+    const double cap = model.outer.logit_cap;
     std::vector<double> found;
     for (std::size_t token = 0; token < tokens_; ++token) {
       const double* const x = last_.data() + token * width;
       double mean = 0.0;
       double squares = 0.0;
-      for (std::size_t i = 0; i < width && model.outer.norm_has_bias; ++i) {
+      for (std::size_t i = 0; i < width && model.outer.norm.layer_norm; ++i) {
         mean += x[i] / static_cast<double>(width);
       }
       for (std::size_t i = 0; i < width; ++i) squares += (x[i] - mean) * (x[i] - mean);
@@ -243,10 +244,10 @@ class FirstStep {
   test::SharedValues shared_by(std::size_t i) {
     auto& b = bench_;
     const model::ModelConfig& config = b.architecture.config;
-    const model::Family& family = model::family(config.family);
+    const std::vector<model::LayerSpec>& layers = *b.architecture.layers;
     const std::uint64_t layer = b.architecture.blocks[i].layer;
-    const std::uint64_t source = family.keys_of(config, layer);
-    const std::uint64_t width = config.num_layers * family.layer_input_width(config);
+    const std::uint64_t source = model::keys_of(layers, layer);
+    const std::uint64_t width = config.num_layers * model::layer_input_width(layers);
     if (width > 0 && layer_inputs_.inputs.empty()) {
       layer_inputs_ = {.inputs = b.upload(std::vector<float>(tokens_ * width)),
                        .inputs_gradient = b.upload(std::vector<float>(tokens_ * width))};
@@ -256,10 +257,10 @@ class FirstStep {
       values.table_rows = rows->second.rows;
       values.table_rows_gradient = rows->second.gradient;
     }
-    if (model::last_reader_of_keys(config, source) == source) return values;
+    if (model::last_reader_of_keys(layers, source) == source) return values;
     auto& own = keys_values_[source];
     if (own.keys_values.empty()) {
-      const model::HeadExtents heads = family.heads(config, source);
+      const model::HeadExtents heads = model::heads_of(layers[source], config);
       const std::vector<float> zeros(tokens_ * 2 * heads.kv_heads * heads.head_dim);
       own.keys_values = b.upload(zeros);
       own.keys_values_gradient = b.device->allocate(zeros.size() * sizeof(float), "gradient");

@@ -1,8 +1,7 @@
 // A model family that only this test knows, with everything that a program needs to add one.
 #include <gtest/gtest.h>
 
-#include "src/model/compute/layer_makers.h"
-#include "src/model/ops/device_ops.h"
+#include "src/model/description/layer_spec.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_config.h"
 #include "tests/support/tiny_training.h"
@@ -10,73 +9,34 @@
 namespace ballast::model::own_family_test {
 namespace {
 
-/// out = in + attention(norm(in)) + mlp(norm(in)).
-template <class Ops>
-struct ParallelLayer final : Layer<Ops> {
-  using T = typename Ops::Value;
-  using Base = Layer<Ops>;
-  using Base::ops_, Base::rows_, Base::wide_, Base::width_;
-  const BlockSpec& b;  // every layer has the same tensors at the same offsets
-  NormAt norm = find_norm(b, "norm");
-  LinearAt qkv = find_linear(b, "qkv"), mix = find_linear(b, "mix");
-  LinearAt up = find_linear(b, "up"), down = find_linear(b, "down");
-  LayerMemory<T>& m = Base::memory_;
-  ParallelLayer(const Architecture& model, const AttentionShape& shape, Ops& ops)
-      : Base(model, shape, ops, {}), b(model.blocks[1]) {}
-  void compute(const BlockWeights<T>& block, const T* in) override {
-    ops_.norms->norm(block[norm], in, m.norm1, rows_);
-    ops_.products->linear(block[qkv], m.norm1, m.qkv, qkv.out, rows_);
-    Base::attend();
-    ops_.products->linear_onto(block[mix], m.attention, in, m.middle, rows_);
-    ops_.products->linear(block[up], m.norm1, m.hidden, wide_, rows_);
-    ops_.elementwise->activate(Activation::gelu_tanh, m.hidden, m.activated, rows_ * wide_);
-  }
-  void project(const BlockWeights<T>& block, const T* /*in*/, T* out) override {
-    ops_.products->linear_onto(block[down], m.activated, m.middle, out, rows_);
-  }
-  void differentiate(const BlockWeights<T>& block, const T* in, T* dy) override {
-    ops_.products->linear_weight(block[down], m.activated, dy, width_, rows_);
-    ops_.products->linear_input(block[down], dy, width_, m.activated, rows_);
-    ops_.elementwise->activate_backward(Activation::gelu_tanh, m.hidden, m.activated,
-                                        block[up].bias_gradient, rows_, wide_);
-    ops_.products->linear_weight(block[up], m.norm1, m.activated, wide_, rows_);
-    ops_.products->linear_input(block[up], m.activated, wide_, m.middle, rows_);
-    ops_.products->linear_weight(block[mix], m.attention, dy, width_, rows_);
-    ops_.products->linear_input(block[mix], dy, width_, m.gradient, rows_);
-    Base::attend_backward();
-    ops_.products->linear_weight(block[qkv], m.norm1, m.dqkv, qkv.out, rows_);
-    ops_.products->linear_input(block[qkv], m.dqkv, qkv.out, m.middle, rows_, true);
-    ops_.norms->norm_backward(block[norm], in, m.middle, dy, dy, rows_);
-  }
-};
-
-/// RMSNorm, learned positions, GELU, and heads whose width is independent of hidden_size.
+/// RMSNorm, learned positions, GELU, and heads whose width is independent of hidden_size. Attention
+/// and MLP read the result of one norm: out = in + attention(norm(in)) + mlp(norm(in)).
 struct Parallel final : Family {
-  template <class Ops>
-  using LayerOf = ParallelLayer<Ops>;
   std::string_view name() const override { return "parallel"; }
   std::vector<DetailKey> details() const override { return {{"mlp_ratio", 3.0}}; }
   void complete(ModelConfig& c, const Refuse& /*refuse*/) const override {
     c.intermediate_size = static_cast<std::uint64_t>(c.number("mlp_ratio")) * c.hidden_size;
   }
-  OuterTensors outer() const override { return {"tokens", "positions", "norm", false}; }
-  BlockSpec layer(const ModelConfig& c, std::uint64_t index) const override {
-    const auto h = c.hidden_size;
-    const auto a = c.num_heads * c.head_dim;
-    return BlockBuilder(BlockKind::layer, "layer", fmt::format("{}.", index))
-        .add("norm.weight", {h}, Init::ones)
-        .add("qkv.weight", {a + 2 * c.num_kv_heads * c.head_dim, h}, Init::normal, c.init_stddev)
-        .attend(a)
-        .add("mix.weight", {h, a}, Init::normal, c.init_stddev)
-        .add("up.weight", {c.intermediate_size, h}, Init::normal, c.init_stddev)
-        .add("up.bias", {c.intermediate_size}, Init::zeros)
-        .add_last_product("down.weight", {h, c.intermediate_size}, c.init_stddev)
-        .finish();
+  OuterSpec outer(const ModelConfig& /*config*/) const override {
+    return {.tokens = "tokens", .positions = "positions", .norm = NormSpec{"norm"}};
+  }
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    AttentionSpec attention = {.heads = {c.num_heads, c.num_kv_heads, c.head_dim},
+                               .maps = HeadMaps{.maps = {{"qkv"}}},
+                               .out = {"mix"}};
+    MlpSpec mlp = {.in = {{"up", true}},
+                   .out = {"down"},
+                   .width = c.intermediate_size,
+                   .gated = false,
+                   .activation = Activation::gelu_tanh};
+    return {.prefix = fmt::format("{}.", index),
+            .sublayers = {{.before = NormSpec{"norm"}, .body = std::move(attention)},
+                          {.body = std::move(mlp), .reads = Reads::same_norm}}};
   }
 };
 
 const bool kRegistered = [] {
-  register_family<Parallel, DeviceOps<float>, DeviceOps<Bf16>>();
+  add_family(std::make_unique<const Parallel>());
   return true;
 }();
 

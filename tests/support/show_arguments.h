@@ -5,7 +5,7 @@
 // All headers of the kernels that tests with recorded calls need.
 #include "src/model/compute/formulas.h"
 #include "src/model/compute/kernel_arguments.h"
-#include "src/model/compute/layer.h"
+#include "src/model/compute/layer_arguments.h"
 #include "src/model/compute/routing.h"
 #include "tests/support/call_log.h"
 

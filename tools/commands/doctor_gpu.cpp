@@ -14,7 +14,7 @@
 #include "ballast/model/compute.h"
 #include "ballast/setup/translate.h"
 
-#include "src/model/compute/layer_memory.h"
+#include "src/model/compute/layer_shapes.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/link_copies.h"
 #include "tools/commands/doctor.h"

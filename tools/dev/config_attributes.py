@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Lists the attributes of a config that transformers' classes read, for src/config/read_attributes.cpp.
+"""Lists the attributes of a config that transformers' classes read, for src/model/description/families/read_attributes.cpp.
 
-    python tools/dev/config_attributes.py > src/config/read_attributes.cpp
+    python tools/dev/config_attributes.py > src/model/description/families/read_attributes.cpp
 
 Needs transformers; the build and the tests do not. For each family it follows the names that the
 class of the language model uses through its module, and through the modules of transformers that
@@ -152,12 +152,12 @@ def row(name, keys):
 
 HEAD = """// Made by tools/dev/config_attributes.py from transformers {version}. Do not edit.
 
-#include "ballast/config/stored_model.h"
+#include "ballast/model/family.h"
 
 #include <array>
 #include <utility>
 
-namespace ballast::config {{
+namespace ballast::model {{
 namespace {{
 
 using Row = std::pair<std::string_view, std::string_view>;
@@ -174,7 +174,7 @@ std::optional<std::string_view> read_attributes(std::string_view model_type) {
   return {};
 }
 
-}  // namespace ballast::config
+}  // namespace ballast::model
 """
 
 

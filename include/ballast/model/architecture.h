@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -16,10 +17,13 @@
 
 namespace ballast::model {
 
+/// Returns the name of the first registered family.
+std::string default_family();
+
 /// The `model` section of a config. Keys have Hugging Face's names, or similar ones. complete()
 /// replaces each 0 by its default.
 struct ModelConfig {
-  std::string family = "gpt2";  ///< a registered family (family.h)
+  std::string family = default_family();  ///< a registered family (family.h)
   std::uint64_t vocab_size = 256;
   std::uint64_t hidden_size = 0;
   std::uint64_t num_layers = 0;
@@ -218,16 +222,31 @@ struct BlockSpec {
   [[nodiscard]] const TensorSpec& tensor(std::string_view tensor_name) const;
 };
 
-/// Names of the tensors outside the layers.
-struct OuterTensors {
+/// RMSNorm, or LayerNorm. Values are multiplied by `offset` + NAME.weight.
+struct NormSpec {
+  std::string name;         ///< "": no weights, values are multiplied by `offset`
+  float offset = 0.0F;      ///< if it is not 0, the first weights are zeros
+  bool layer_norm = false;  ///< subtracts the mean, and adds NAME.bias
+  double epsilon = 0.0;     ///< added to the mean squares; 0: norm_epsilon
+
+  friend bool operator==(const NormSpec&, const NormSpec&) = default;
+};
+
+/// The embedding, the final norm and the output matrix.
+struct OuterSpec {
   std::string tokens;          ///< embedding [vocab_size, hidden_size]
   std::string positions;       ///< learned positions [max_sequence, hidden_size]; "": none
-  std::string norm;            ///< final norm: NORM.weight and optionally NORM.bias
-  bool norm_has_bias = true;   ///< a LayerNorm; false: an RMSNorm
-  float norm_offset = 0.0F;    ///< for an RMSNorm: it multiplies by this offset plus its weight
-  bool scales_tokens = false;  ///< whether the embedding is multiplied by sqrt(hidden_size)
+  double token_factor = 1.0;   ///< multiplies the embedding
+  bool rounds_factor = false;  ///< the factor is rounded to the training type before
+  NormSpec norm;               ///< the final norm
   std::string output = "lm_head.weight";  ///< output matrix [vocab_size, hidden_size], unless tied
+  double logit_factor = 1.0;              ///< multiplies the logits, before the cap
+  double logit_cap = 0.0;  ///< soft cap of the logits, see AttentionShape::cap; 0: none
+
+  friend bool operator==(const OuterSpec&, const OuterSpec&) = default;
 };
+
+struct LayerSpec;
 
 /// A range of rows of the vocabulary, and the block that holds these rows of the output matrix.
 struct VocabularyTile {
@@ -247,8 +266,9 @@ struct VocabularyTile {
 /// the consecutive tiles [p T / t, (p + 1) T / t) of T.
 struct Architecture {
   ModelConfig config;  ///< after complete()
-  OuterTensors outer;
+  OuterSpec outer;
   std::vector<BlockSpec> blocks;
+  std::shared_ptr<const std::vector<LayerSpec>> layers;     ///< shared by copies
   std::optional<AdapterConfig> adapters = std::nullopt;     ///< set by adapt()
   std::optional<Quantization> quantization = std::nullopt;  ///< set by quantize()
   RankSplit split;
@@ -256,6 +276,8 @@ struct Architecture {
   /// tiles of all places.
   std::uint64_t tensor_place = 0;
 
+  /// Returns the description of layer `index`.
+  [[nodiscard]] const LayerSpec& layer(std::uint64_t index) const;
   /// Number of vocabulary tiles of a tensor place: blocks of the embedding and, unless it is tied,
   /// of the output matrix.
   [[nodiscard]] std::size_t own_vocabulary_tiles() const {

@@ -34,10 +34,9 @@ std::uint64_t tiles_of_heads(std::uint64_t heads, std::uint64_t most);
 /// the number of tensor places.
 void complete_tiles(ModelConfig& config, const RankSplit& split, const Refuse& refuse);
 
-/// Returns the blocks of layer `index`, with one piece per rank in a block. Throws Error(config) if
-/// the ranks cannot share the experts.
-std::vector<BlockSpec> layer_blocks(const ModelConfig& config, std::uint64_t index,
-                                    const RankSplit& split);
+/// Returns whether layers of a complete config can be cut into tiles that `places` tensor places
+/// share.
+bool cuts_layers(const ModelConfig& config, std::uint64_t places = 1);
 
 /// Pads the tiles of a matrix or of half a layer to the size of the largest, and joins tiles i, i +
 /// k, i + 2 k, ... to one block for each i below k: the number of tiles divided by the number of

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -27,6 +28,8 @@ class BlockBuilder {
   /// Adds a list of `size` fp32 values that are never trained and must be exact (see
   /// StoredRows::addends). `init`: zeros or ones.
   BlockBuilder& add_buffer(std::string_view name, std::uint64_t size, Init init = Init::zeros);
+  /// Adds the weights and biases of a norm of rows of `width` values.
+  BlockBuilder& add_norm(const NormSpec& norm, std::uint64_t width);
   /// Counts elements that each token is multiplied by, for tensors that are not matrices. The
   /// backward pass always recomputes their products.
   BlockBuilder& add_repeated_products(Elems elements);
@@ -110,6 +113,8 @@ struct CheckpointRules {
   std::vector<std::pair<std::string, std::string>> aliases = {};
   std::vector<std::string> without_effect = {};  ///< keys that the class ignores
   std::vector<std::string> other_types = {};     ///< other values of model_type for the family
+  /// Whether PEFT converts the names of the maps of experts (its conversion for stacked experts).
+  bool peft_converts = false;
   /// Members that per_layer_config may have for layers without a window, with the keys that give
   /// their values for all of these layers. Empty: the class does not read per_layer_config.
   std::vector<std::pair<std::string, std::string>> of_full_layers = {};
@@ -124,6 +129,8 @@ struct HeadExtents {
 
   friend bool operator==(const HeadExtents&, const HeadExtents&) = default;
 };
+
+struct Rotary;
 
 /// A family of models: its keys, its rules in addition to those of all models, and its tensors. The
 /// forward and backward passes of its layer are templates over a device's operations
@@ -143,80 +150,22 @@ class Family {
   /// least intermediate_size.
   virtual void complete(ModelConfig& config, const Refuse& refuse) const = 0;
 
-  [[nodiscard]] virtual OuterTensors outer() const = 0;
-  /// Returns layer `index`, counted from 0, of a complete config as one block.
-  [[nodiscard]] virtual BlockSpec layer(const ModelConfig& config, std::uint64_t index) const = 0;
-  /// Returns the reason why layers of such models cannot be cut into tiles, as a sentence about
-  /// "they", the layers; "" if they can be cut. `places`: tensor places that share the tiles.
-  [[nodiscard]] virtual std::string obstacle_to_tiles(const ModelConfig& /*config*/,
-                                                      std::uint64_t /*places*/) const {
-    return "the family does not describe their tiles";
-  }
-  [[nodiscard]] bool cuts_layers(const ModelConfig& config, std::uint64_t places = 1) const {
-    return obstacle_to_tiles(config, places).empty();
-  }
-  /// Returns the blocks of layer `index` of a complete config with layer_tiles above 1: two norms,
-  /// each followed by its tiles (see Architecture). Called only if cuts_layers().
-  [[nodiscard]] virtual std::vector<BlockSpec> layer_tiles(const ModelConfig& /*config*/,
-                                                           std::uint64_t /*index*/) const {
-    return {};
-  }
-  /// Returns the blocks of layer `index` of a complete config: a whole layer, tiles, or experts.
-  [[nodiscard]] virtual std::vector<BlockSpec> blocks_of_layer(const ModelConfig& config,
-                                                               std::uint64_t index) const {
-    if (config.layer_tiles > 1) return layer_tiles(config, index);
-    return {layer(config, index)};
-  }
-  /// Returns the size of blocks_of_layer().
-  [[nodiscard]] virtual std::size_t count_blocks_of_layer(const ModelConfig& config,
-                                                          std::uint64_t index) const;
-  /// Number of experts of layer `index`; 0 for a dense layer.
-  [[nodiscard]] virtual std::uint64_t experts_of_layer(const ModelConfig& /*config*/,
-                                                       std::uint64_t /*index*/) const {
-    return 0;
-  }
+  [[nodiscard]] virtual OuterSpec outer(const ModelConfig& config) const = 0;
+  /// Describes layer `index`, counted from 0, of a complete config.
+  [[nodiscard]] virtual LayerSpec layer(const ModelConfig& config, std::uint64_t index) const = 0;
   /// Returns the reason why such models cannot have sequences of `length` tokens, as a rule of
   /// data.sequence_length; "" if they can.
   [[nodiscard]] virtual std::string obstacle_to_length(const ModelConfig& /*config*/,
                                                        std::uint64_t /*length*/) const {
     return "";
   }
-  /// Returns the extents of attention in layer `index` of a complete config, or of its tiles
-  /// (config_of_tile()).
-  [[nodiscard]] virtual HeadExtents heads(const ModelConfig& config,
-                                          std::uint64_t /*index*/) const {
-    return {config.num_heads, config.num_kv_heads, config.head_dim};
-  }
-  /// Returns the number of heads of keys in layer `index`, which its tiles share equally.
-  [[nodiscard]] virtual std::uint64_t heads_of_keys(const ModelConfig& config,
-                                                    std::uint64_t /*index*/) const {
-    return config.num_kv_heads;
-  }
+  /// Width of a head of queries and keys, if the family's own keys give it; 0: head_dim.
+  [[nodiscard]] virtual std::uint64_t head_width(const ModelConfig& /*config*/) const { return 0; }
+  /// Rotary positions of the layers (see RotarySpec); empty if no layer rotates.
+  [[nodiscard]] virtual std::vector<Rotary> rotaries(const ModelConfig& config,
+                                                     const Refuse& refuse) const;
   /// Turns the numbers of heads of a complete config into those of one tile.
   virtual void cut_heads(ModelConfig& config) const;
-  /// Returns the number of the layer whose keys and values layer `index` attends to: `index`, or an
-  /// earlier layer with the same heads.
-  [[nodiscard]] virtual std::uint64_t keys_of(const ModelConfig& /*config*/,
-                                              std::uint64_t index) const {
-    return index;
-  }
-  /// Values per token that each layer reads besides the residual stream (LayerEmbeddingSpec); 0:
-  /// none.
-  [[nodiscard]] virtual std::uint64_t layer_input_width(const ModelConfig& /*config*/) const {
-    return 0;
-  }
-  /// Factor of attention scores; 0: 1 / sqrt(head_dim).
-  [[nodiscard]] virtual double score_scale(const ModelConfig& /*config*/) const { return 0.0; }
-  /// Soft cap of attention scores, see AttentionShape::cap; 0: none.
-  [[nodiscard]] virtual double score_cap(const ModelConfig& /*config*/) const { return 0.0; }
-  /// Soft cap of the logits, like that of scores; 0: none.
-  [[nodiscard]] virtual double logit_cap(const ModelConfig& /*config*/) const { return 0.0; }
-  /// Returns whether a token's result depends on the length of its document, for documents of up to
-  /// `length` tokens. Some scalings of rotary positions differ for long documents.
-  [[nodiscard]] virtual bool depends_on_documents(const ModelConfig& /*config*/,
-                                                  std::uint64_t /*length*/) const {
-    return false;
-  }
   /// The value of model_type in Hugging Face's config.json.
   [[nodiscard]] virtual std::string_view checkpoint_type() const { return name(); }
   /// The class in Hugging Face's transformers, which other programs select by; "": none.
@@ -238,14 +187,45 @@ const Family& family(std::string_view name);
 /// Names of all families, in order of registration.
 std::vector<std::string> family_names();
 
-/// Returns the last layer that attends to the keys of layer `index` of a complete config: `index`
-/// if no other layer does.
-std::uint64_t last_reader_of_keys(const ModelConfig& config, std::uint64_t index);
-/// Returns whether layers of a complete config read values of earlier ones besides the residual
-/// stream: keys and values, or layer inputs.
-bool links_layers(const ModelConfig& config);
-/// Returns whether a layer of a complete config has experts.
-bool has_experts(const ModelConfig& config);
+/// Names of the families that have the key of the model section, in order of registration.
+std::vector<std::string> families_with_key(std::string_view key);
+
+/// Returns those of `keys`, keys of the model section, whose values change nothing that the model
+/// computes and no limit that it sets, whatever they are, because other keys switch them off.
+/// `given`: a valid config before complete(). A key is tried with other values; it has an effect if
+/// one of them makes another model, or if none of them is valid.
+std::vector<std::string> unused_keys(const ModelConfig& given, std::span<const std::string> keys);
+
+/// Documentation of a key of the model section. Marks in braces stand for lists of families.
+struct KeyText {
+  std::string_view meaning;
+  std::string_view standard;  ///< its default
+  std::string_view range;
+};
+/// Returns the documentation of a key that differs between families; empty for others.
+KeyText text_of_key(std::string_view name);
+
+/// The keys of config.json that transformers' class for this model_type reads, separated by spaces,
+/// without those that all classes share. For a quant_method: the keys of quantization_config.
+/// Nothing for a type that transformers does not have.
+std::optional<std::string_view> read_attributes(std::string_view model_type);
+
+/// Values of model_type whose models have a text_config and other parts, separated by spaces.
+struct TextWrappers {
+  std::string_view all;   ///< they compute text alone exactly like the model of their text_config
+  std::string_view flat;  ///< earlier folders have the keys of the text model outside text_config
+  std::string_view with_text_model;  ///< the class calls its part text_model, not language_model
+};
+TextWrappers text_wrappers();
+/// Returns the type that computes like a model_type of text_config, "" if it has its own name.
+std::string_view equal_text_model(std::string_view type);
+/// A default of transformers' class for a text_config, other than that of the text model alone.
+struct TextModelStandard {
+  std::string_view types;  ///< values of model_type in text_config, separated by spaces
+  const char* key = nullptr;
+  double value = 0.0;
+};
+std::span<const TextModelStandard> standards_of_text_models();
 
 /// Config with the family's defaults. Throws like family().
 ModelConfig default_config(std::string_view family_name);

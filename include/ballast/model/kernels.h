@@ -97,8 +97,8 @@ struct PairResult {
   double correct = 0.0;  ///< 1 if the chosen completion has the larger reward
 };
 
-/// Activation functions of MLPs.
-enum class Activation { gelu_tanh, gelu, silu };
+/// Activation functions of MLPs, with or without a gate. Their formulas are in compute/formulas.h.
+enum class Activation { gelu_tanh, gelu, silu, last = silu };
 
 /// Rows of a sequence that the recurrence of a gated delta net computes together.
 inline constexpr std::size_t kDeltaChunk = 64;

@@ -10,7 +10,7 @@
 #include "ballast/model/architecture.h"
 
 #include "src/model/compute/kernel_arguments.h"
-#include "src/model/compute/layer.h"
+#include "src/model/compute/layer_arguments.h"
 
 namespace ballast::model {
 

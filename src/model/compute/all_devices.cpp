@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <numbers>
 #include <span>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -15,10 +16,9 @@
 #include "ballast/model/compute.h"
 #include "ballast/model/cuda_libraries.h"
 
-#include "src/model/compute/delta_net.h"
 #include "src/model/compute/factories.h"
-#include "src/model/compute/layer_memory.h"
-#include "src/model/description/families/families.h"
+#include "src/model/compute/layer_shapes.h"
+#include "src/model/description/layer_rules.h"
 #include "src/model/host/kernel_tables.h"
 #include "src/model/host/products.h"
 #include "src/model/ops/device_ops.h"
@@ -51,6 +51,7 @@ void require_shape(const Architecture& model, MicroBatchShape shape) {
 
 KernelExtents kernel_extents(const Architecture& model, MicroBatchShape shape) {
   const ModelConfig config = config_of_tile(model.config);
+  const std::vector<LayerSpec> layers = widest_tiles(model);
   KernelExtents extents = {.shape = shape,
                            .hidden = config.hidden_size,
                            .vocabulary = config.vocab_size,
@@ -59,8 +60,8 @@ KernelExtents kernel_extents(const Architecture& model, MicroBatchShape shape) {
   extents.delta = delta_shape(config, extents.heads.front());
   extents.widest_sum = std::max({widest_row(extents.heads), extents.hidden,
                                  static_cast<std::size_t>(config.intermediate_size),
-                                 static_cast<std::size_t>(widest_of_specs(config))});
-  extents.has_layer_inputs = family(config.family).layer_input_width(config) > 0;
+                                 static_cast<std::size_t>(widest_sum(layers))});
+  extents.has_layer_inputs = layer_input_width(layers) > 0;
   return extents;
 }
 

@@ -17,7 +17,7 @@
 #include "src/model/compute/expert_exchange.h"
 #include "src/model/compute/experts.h"
 #include "src/model/compute/factories.h"
-#include "src/model/compute/layer_makers.h"
+#include "src/model/compute/model_layers.h"
 #include "src/model/compute/output_head.h"
 #include "src/model/compute/pass_rules.h"
 #include "src/model/compute/pass_views.h"
@@ -40,12 +40,12 @@ class DeviceCompute final : public Compute {
         tile_sums_(model_, shape.tokens(), ops_),
         head_(model_, shape, ops_, tile_sums_),
         experts_(model_, shape.tokens(), ops_),
-        layer_(make_layer(model_, attention_shape(config_of_tile(model_.config), shape), ops_)) {
+        layers_(model_, attention_shape(config_of_tile(model_.config), shape), ops_) {
     sizes_.rows = std::max<Bytes>({head_.rows_bytes(), experts_.rows_bytes(),
                                    model_.config.layer_tiles > 1 ? activation_bytes() : 0,
-                                   layer_->head_norms().rows() * sizeof(T)});
+                                   layers_.head_norms().rows() * sizeof(T)});
     sizes_.sums =
-        std::max<Bytes>(shape_.tokens() * model_.config.hidden_size, layer_->head_norms().sums()) *
+        std::max<Bytes>(shape_.tokens() * model_.config.hidden_size, layers_.head_norms().sums()) *
         sizeof(float);
     sizes_.experts = experts_.experts();
     sizes_.router_totals = experts_.empty() ? 0 : RouterTotals::values(sizes_.experts);
@@ -58,8 +58,8 @@ class DeviceCompute final : public Compute {
       largest_block_ = std::max<std::size_t>(largest_block_, block.own_elements());
       if (!is_layer_in_one_piece(block)) continue;
       const std::size_t layer = b - model_.first_layer();
-      sizes_.intermediates[b] = round_up(layer_->intermediate_bytes(block.content, layer), kPage);
-      sizes_.attention[b] = round_up(layer_->attention_bytes(block.content, layer), kPage);
+      sizes_.intermediates[b] = round_up(layers_.intermediate_bytes(layer), kPage);
+      sizes_.attention[b] = round_up(layers_.attention_bytes(layer), kPage);
     }
     sizes_.workspace = lay_out(nullptr);
   }
@@ -211,7 +211,7 @@ class DeviceCompute final : public Compute {
     T* const out = as<T>(args[Port::output]);
     const KeptValues kept = kept_of(args);
     enqueue(stream, [=, this, &stream, links = views_.links_of(args)] {
-      layer_->forward(stream, about, sequences, in, out, kept, links);
+      layers_.forward(stream, about, sequences, in, out, kept, links);
     });
   }
   void layer_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
@@ -221,7 +221,7 @@ class DeviceCompute final : public Compute {
     T* const dy = as<T>(args[Port::activation_gradient]);
     enqueue(stream, [=, this, &stream, kept = kept_of(args), sequences = views_.sequences_of(args),
                      links = views_.links_of(args)] {
-      layer_->backward(stream, about, sequences, in, dy, kept, links);
+      layers_.backward(stream, about, sequences, in, dy, kept, links);
     });
   }
 
@@ -232,7 +232,7 @@ class DeviceCompute final : public Compute {
     const auto sums = view_as<float>(args[Port::partial_sums]);
     enqueue(stream, [=, this, block = pass.block, all = weights_of<T>(args)] {
       ops_.norms->norm(own, in, normed, shape_.tokens());
-      if (has_head_norms(block)) layer_->append_head_norms(of_layer(block, all), normed);
+      if (has_head_norms(block)) layers_.append_head_norms(of_layer(block, all), normed);
       if (!sums.empty())
         ops_.elementwise->widen(in, sums.raw(), shape_.tokens() * model_.config.hidden_size);
     });
@@ -245,7 +245,7 @@ class DeviceCompute final : public Compute {
     const T* const given = as<const T>(args[Port::normed_gradient]);
     enqueue(stream, [=, this, block = pass.block, all = weights_of<T>(args)] {
       tile_sums_.norm_backward(own, in, given, sums, dy, dy);
-      if (has_head_norms(block)) layer_->add_head_norm_gradients(of_layer(block, all), sums);
+      if (has_head_norms(block)) layers_.add_head_norm_gradients(of_layer(block, all), sums);
     });
   }
 
@@ -256,7 +256,7 @@ class DeviceCompute final : public Compute {
     float* const sums = tile_sums_.part_of(as<float>(args[Port::partial_sums]), pass.number);
     enqueue(stream, [=, this] {
       tile_sums_.add_part(
-          sums, false, [&](float* part) { layer_->forward_tile(about, sequences, normed, part); });
+          sums, false, [&](float* part) { layers_.forward_tile(about, sequences, normed, part); });
     });
     round_sums(stream, args);
   }
@@ -269,10 +269,10 @@ class DeviceCompute final : public Compute {
     const bool begins = begins_backward(pass.block);
     const std::size_t norm = norm_of_tile(pass.block);
     float* const slice =
-        has_head_norms(norm) ? layer_->head_norms().slice(sums, pass.block - norm - 1) : nullptr;
+        has_head_norms(norm) ? layers_.head_norms().slice(sums, pass.block - norm - 1) : nullptr;
     enqueue(stream, [=, this] {
       tile_sums_.add_part(sums, begins, [&](float* part) {
-        layer_->backward_tile(about, sequences, normed, dy, part, slice);
+        layers_.backward_tile(about, sequences, normed, dy, part, slice);
       });
     });
   }
@@ -414,7 +414,7 @@ class DeviceCompute final : public Compute {
   }
   /// Returns whether `block` is a norm before tiles of attention with norms of heads.
   [[nodiscard]] bool has_head_norms(std::size_t block) const {
-    return !layer_->head_norms().empty() && model_.blocks[block].content == BlockContent::norm &&
+    return !layers_.head_norms().empty() && model_.blocks[block].content == BlockContent::norm &&
            model_.blocks[block + 1].content == BlockContent::attention;
   }
   [[nodiscard]] BlockWeights<T> of_layer(std::size_t block, BlockWeights<T> weights) const {
@@ -424,18 +424,18 @@ class DeviceCompute final : public Compute {
   /// Returns the norm that precedes the tiles of `block`.
   [[nodiscard]] NormAt norm_before_tiles(std::size_t block) const {
     if (block == model_.head()) return head_kernels_.norm();
-    return layer_->norm_of(block - model_.first_layer());
+    return layers_.norm_of(block - model_.first_layer());
   }
   /// Lays out the workspace from `base` on (null: only counts) and returns its size. Layers, the
   /// head, packing and embeddings share memory, except for the lasting memory of layers.
   std::size_t lay_out(std::byte* base) {
     Bump shared(base);
     ops_.queue->take_memory(shared);
-    layer_->take_lasting_memory(shared);
+    layers_.take_lasting_memory(shared);
     const std::size_t before = round_up(shared.used(), kPage);
     std::byte* const rest = base == nullptr ? nullptr : base + before;
     Bump layer(rest);
-    layer_->take_memory(layer);
+    layers_.take_memory(layer);
     tile_sums_.take_part(layer);
     Bump head(rest);
     tile_sums_.take_memory(head);
@@ -459,7 +459,7 @@ class DeviceCompute final : public Compute {
   Head<T> head_;
   HeadKernels<T> head_kernels_{model_, shape_, ops_, head_, tile_sums_};
   Experts<T> experts_;
-  std::unique_ptr<Layer<DeviceOps<T>>> layer_;
+  ModelLayers<T> layers_;
   std::size_t largest_block_ = 0;
   std::vector<std::vector<ElementRange>> cleared_;  ///< by block, in ascending order
   KernelSizes sizes_;

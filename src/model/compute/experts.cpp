@@ -7,20 +7,19 @@
 
 #include "src/model/compute/matrix.h"
 #include "src/model/compute/tensor_offsets.h"
-#include "src/model/description/families/decoder.h"
+#include "src/model/description/layer_spec.h"
 
 namespace ballast::model {
 
 template <class T>
 Experts<T>::Experts(const Architecture& model, std::size_t tokens, DeviceOps<T>& ops)
     : width_(model.config.hidden_size), ops_(ops) {
-  const auto* const described = dynamic_cast<const DecoderFamily*>(&family(model.config.family));
-  for (std::size_t b = 0; described != nullptr && b < model.blocks.size(); ++b) {
+  for (std::size_t b = 0; b < model.blocks.size(); ++b) {
     const BlockSpec& block = model.blocks[b];
     const bool routes = block.content == BlockContent::router;
     const bool shared = block.content == BlockContent::shared_expert;
     if (!routes && !shared && block.content != BlockContent::expert) continue;
-    const ExpertsSpec spec = described->decoder(model.config, block.layer).experts;
+    const ExpertsSpec& spec = *model.layer(block.layer).find<ExpertsSpec>();
     bound_.resize(model.blocks.size());
     if (routes) {
       routers_.push_back(b);
@@ -38,8 +37,9 @@ Experts<T>::Experts(const Architecture& model, std::size_t tokens, DeviceOps<T>&
     sharers_ = std::max<std::size_t>(sharers_, block.pieces);
   }
   if (routers_.empty()) return;
-  const DecoderSpec spec = described->decoder(model.config, model.blocks[routers_.front()].layer);
-  gating_ = {spec.activation, spec.experts.limit, spec.experts.slope};
+  const std::uint64_t layer = model.blocks[routers_.front()].layer;
+  const ExpertsSpec& spec = *model.layer(layer).find<ExpertsSpec>();
+  gating_ = {spec.activation, spec.limit, spec.slope};
   const std::size_t row = (2 * width_ + 4 * wide_) * sizeof(T) + width_ * sizeof(float);
   chunk_ = std::max(round_up(chunk_rows(tokens, row, ops_.traits.mlp.bytes), kRowStep),
                     sharers_ > 1 ? sharers_ * kRowStep : 0);

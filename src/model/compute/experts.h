@@ -11,9 +11,9 @@
 #include "ballast/model/compute.h"
 
 #include "src/model/compute/formulas.h"
-#include "src/model/compute/layer.h"
+#include "src/model/compute/layer_arguments.h"
 #include "src/model/compute/routing.h"
-#include "src/model/description/families/families.h"
+#include "src/model/description/layer_rules.h"
 
 namespace ballast::model {
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "ballast/model/kernels.h"
 
@@ -86,6 +87,39 @@ constexpr T silu(const T& x) {
 template <class T>
 constexpr T silu_derivative(const T& x, const T& s) {
   return s * (T(1.0) + x * (T(1.0) - s));
+}
+
+/// The activation `f` at x, and its derivative there. The only list of formulas by activation.
+template <Activation f, class T>
+constexpr T activation(const T& x) {
+  if constexpr (f == Activation::gelu_tanh) {
+    return gelu(x);
+  } else if constexpr (f == Activation::gelu) {
+    return exact_gelu(x);
+  } else {
+    static_assert(f == Activation::silu);
+    return silu(x);
+  }
+}
+template <Activation f, class T>
+constexpr T activation_derivative(const T& x) {
+  if constexpr (f == Activation::gelu_tanh) {
+    return gelu_derivative(x);
+  } else if constexpr (f == Activation::gelu) {
+    return exact_gelu_derivative(x);
+  } else {
+    static_assert(f == Activation::silu);
+    return silu_derivative(x, sigmoid(x));
+  }
+}
+
+/// Calls work(constant) with std::integral_constant of the activation.
+template <Activation first = Activation(0), class Work>
+constexpr auto with_activation(Activation f, const Work& work) {
+  if constexpr (first != Activation::last) {
+    if (f != first) return with_activation<Activation(static_cast<int>(first) + 1)>(f, work);
+  }
+  return work(std::integral_constant<Activation, first>());
 }
 
 /// The coordinates of (a, b) rotated by the angle with this cosine and sine. Rotary positions
@@ -194,7 +228,8 @@ struct LogitTile {
   std::size_t stride = 0;  ///< floats between rows, a multiple of 4
   std::size_t first = 0;   ///< token of the first column
   std::size_t width = 0;   ///< number of tokens
-  float cap = 0.0F;        ///< soft cap of the logits, see Family::logit_cap(); 0: none
+  float cap = 0.0F;        ///< soft cap of the logits, see OuterSpec; 0: none
+  float factor = 1.0F;     ///< multiplies the logits before the cap
 };
 
 /// The rows of a micro-batch of preference pairs.

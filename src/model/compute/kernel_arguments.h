@@ -132,8 +132,8 @@ constexpr float added_square(const Row& b, const float* cross, const float* gram
   return scale * (2.0F * mixed + scale * square);
 }
 
-/// y = residual + x * scales + bias by column, for arrays [rows, width]. Null scales are 1; a null
-/// bias or residual is 0. y may be x.
+/// y = residual + x * scales + bias by column, for arrays [rows, width]. Null scales are `factor`;
+/// a null bias or residual is 0. y may be x.
 template <class T>
 struct ScaledColumns {
   const float* scales = nullptr;
@@ -145,6 +145,7 @@ struct ScaledColumns {
   std::size_t width = 0;
   const T* bias = nullptr;
   const T* residual = nullptr;
+  float factor = 1.0F;
 };
 
 /// gradient[c] += factors[c] * sum over the rows r of x[r, c] y[r, c].

@@ -16,7 +16,8 @@ Head<T>::Head(const Architecture& model, const MicroBatchShape& shape, DeviceOps
       length_(shape.length),
       width_(model.config.hidden_size),
       in_tiles_(model.config.vocabulary_tiles > 1),
-      cap_(static_cast<float>(family(model.config.family).logit_cap(model.config))),
+      cap_(static_cast<float>(model.outer.logit_cap)),
+      factor_(static_cast<float>(model.outer.logit_factor)),
       ops_(ops),
       tile_sums_(tile_sums) {
   for (std::size_t t = 0; t < model.own_vocabulary_tiles(); ++t) tiles_.push_back(model.tile(t));
@@ -123,7 +124,7 @@ void Head<T>::project(const OutputRows<T>& tile, const HeadRows<T>& rows, std::s
   ops_.products->multiply({count, tiles_[tile.number].rows, width_},
                           matrix(rows.normed + first * width_, width_),
                           transposed(tile.weights, width_), matrix(logits, logit_row_));
-  if (cap_ > 0.0F) ops_.losses->cap_logits(logits_of(tile, count, logits));
+  if (cap_ > 0.0F || factor_ != 1.0F) ops_.losses->cap_logits(logits_of(tile, count, logits));
 }
 
 template <class T>
@@ -146,7 +147,7 @@ void Head<T>::differentiate_chunk(const OutputRows<T>& tile, Accumulation accumu
   const std::size_t tokens = tiles_[tile.number].rows;
   const std::size_t at = first * width_;
   ops_.losses->logit_gradients(
-      logits_of(tile, count, logits), row_targets.targets + first, scale,
+      logits_of(tile, count, logits), row_targets.targets + first, scale * factor_,
       row_targets.weights == nullptr ? nullptr : row_targets.weights + first, rows.sums + first);
   if (!sums_in_fp32_ || rows.dnormed != nullptr) {
     const bool adds = !tile_sums_.apart() && tile.number + 1 < tiles_.size();

@@ -9,7 +9,7 @@
 #include "ballast/core/memory.h"
 #include "ballast/model/compute.h"
 
-#include "src/model/compute/layer.h"
+#include "src/model/compute/layer_arguments.h"
 
 namespace ballast::model {
 
@@ -224,7 +224,7 @@ class Head {
   [[nodiscard]] LogitTile logits_of(const OutputRows<T>& tile, std::size_t rows,
                                     float* logits) const {
     const VocabularyTile& about = tiles_[tile.number];
-    return {logits, rows, logit_row_, about.first, about.rows, cap_};
+    return {logits, rows, logit_row_, about.first, about.rows, cap_, factor_};
   }
   /// Computes the logits of rows [first, first + count).
   void project(const OutputRows<T>& tile, const HeadRows<T>& rows, std::size_t first,
@@ -240,6 +240,7 @@ class Head {
   std::size_t width_;
   bool in_tiles_;
   float cap_;                          ///< see LogitTile
+  float factor_;                       ///< see LogitTile
   std::vector<VocabularyTile> tiles_;  ///< tiles of this tensor place
   std::size_t logit_row_ = 0;          ///< stride of a tile's logits, in floats
   std::size_t chunk_ = 0;              ///< rows per chunk

@@ -7,8 +7,9 @@
 
 #include "ballast/core/error.h"
 #include "ballast/model/block_layout.h"
-#include "ballast/model/family.h"
 #include "ballast/model/kernels.h"
+
+#include "src/model/description/layer_rules.h"
 
 namespace ballast::model {
 
@@ -50,16 +51,15 @@ Bytes given(const PassArguments& arguments, Port port, std::size_t place) {
 }
 
 /// Returns the bytes per token of a value that `layer` shares with others.
-Bytes bytes_of_links(const ModelConfig& config, std::uint64_t layer, Port port, DType type) {
-  const Family& own = family(config.family);
-  const HeadExtents heads = own.heads(config, layer);
+Bytes bytes_of_links(const Architecture& model, std::uint64_t layer, Port port, DType type) {
+  const HeadExtents heads = heads_of(model.layer(layer), model.config);
   const std::uint64_t keys_and_values = 2 * heads.kv_heads * heads.head_dim;
   if (port == Port::keys_values) return keys_and_values * size_of(type);
   if (port == Port::keys_values_gradient) return keys_and_values * sizeof(float);
-  const std::uint64_t width = own.layer_input_width(config);
+  const std::uint64_t width = layer_input_width(*model.layers);
   if (port == Port::table_rows_gradient) return width * sizeof(float);
   const Bytes row = width * size_of(type);
-  return port == Port::table_rows ? row : config.num_layers * row;
+  return port == Port::table_rows ? row : model.config.num_layers * row;
 }
 
 bool is_head_kernel(Kernel kernel) {
@@ -174,7 +174,7 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
     case Port::layer_inputs_gradient:
     case Port::table_rows:
     case Port::table_rows_gradient:
-      return tokens * bytes_of_links(model_.config, block.layer, port, type_);
+      return tokens * bytes_of_links(model_, block.layer, port, type_);
     case Port::gradient:
       return elements_of_sum(model_, block, tokens) * sizeof(float);
     case Port::output_gradient:

@@ -8,7 +8,7 @@
 #include "ballast/model/compute.h"
 #include "ballast/model/kernels.h"
 
-#include "src/model/compute/layer.h"
+#include "src/model/compute/layer_arguments.h"
 #include "src/model/compute/output_head.h"
 #include "src/model/compute/routing.h"
 

@@ -25,10 +25,10 @@ template <class T>
 class EmbeddingTables {
  public:
   EmbeddingTables(const Architecture& model, DeviceOps<T>& ops) : model_(model), ops_(ops) {
-    if (!model.outer.scales_tokens) return;
+    if (model.outer.token_factor == 1.0) return;
     expects(model.outer.positions.empty(), "an embedding with positions is not scaled");
-    const double scale = std::sqrt(static_cast<double>(model.config.hidden_size));
-    token_scale_ = static_cast<float>(to_float(from_float<T>(static_cast<float>(scale))));
+    const auto factor = static_cast<float>(model.outer.token_factor);
+    token_scale_ = model.outer.rounds_factor ? to_float(from_float<T>(factor)) : factor;
   }
 
   static Ids ids_of(const BatchViews& batch) {
@@ -101,7 +101,7 @@ class EmbeddingTables {
  private:
   const Architecture& model_;
   DeviceOps<T>& ops_;
-  float token_scale_ = 1.0F;  ///< a value of the training type
+  float token_scale_ = 1.0F;
 };
 
 /// Passes of the head. Each function returns the work of a pass, a function without arguments that
@@ -114,7 +114,8 @@ class HeadKernels {
       : model_(model),
         tokens_(shape.tokens()),
         views_(model, shape),
-        norm_(find_norm(model.blocks[model.head()], model.outer.norm, model.outer.norm_offset)),
+        norm_(
+            find_norm(model.blocks[model.head()], model.outer.norm.name, model.outer.norm.offset)),
         ops_(ops),
         head_(head),
         tile_sums_(tile_sums) {}

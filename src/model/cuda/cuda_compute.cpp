@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -15,6 +16,7 @@
 #include "src/model/cuda/attention/attention.h"
 #include "src/model/cuda/mixers/mixers.h"
 #include "src/model/cuda/ops.h"
+#include "src/model/description/layer_rules.h"
 
 namespace ballast::model::cuda {
 
@@ -31,7 +33,7 @@ struct Heads {
   std::uint64_t width = 0;
 };
 Heads heads_of(const ModelConfig& config, std::uint64_t layer) {
-  const std::uint64_t width = family(config.family).heads(config, layer).head_dim;
+  const std::uint64_t width = heads_of(family(config.family).layer(config, layer), config).head_dim;
   return {width == config.head_dim ? "model.head_dim" : "model.global_head_dim", width};
 }
 
@@ -62,8 +64,7 @@ void require_heads(const ModelConfig& config) {
 }
 
 void require_numbers(const ModelConfig& config) {
-  require_packs("model.hidden_size_per_layer_input",
-                family(config.family).layer_input_width(config));
+  require_packs("model.hidden_size_per_layer_input", layer_input_width(layers_of(config)));
   require_packs("model.hidden_size", config.hidden_size);
   require_packs("model.intermediate_size", config.intermediate_size);
   for (const char* const key :
@@ -81,25 +82,31 @@ void require_numbers(const ModelConfig& config) {
 }
 
 /// Checks the heads of values of a gated delta net in one tile.
-void require_heads_of_tile(const ModelConfig& config) {
-  const char* const key = "linear_num_value_heads";
-  if (config.layer_tiles == 1 || !config.details.contains(key)) return;
-  const std::uint64_t heads = config_of_tile(config).detail(key).whole().value_or(0);
-  if (heads % kPack == 0) return;
-  throw Error(
-      ErrorCategory::config,
-      fmt::format("model.layer_tiles {} gives a tile {} of {} heads of values "
-                  "(linear_num_value_heads), but device cuda needs a multiple of {}; "
-                  "lower it or set ballast.device to \"host\"",
-                  config.layer_tiles, heads, config.detail(key).whole().value_or(0), kPack));
+void require_heads_of_tile(const Architecture& model) {
+  const std::uint64_t tiles = model.config.layer_tiles;
+  for (const LayerSpec& layer : *model.layers) {
+    const LayerSpec tile = widest_tile(layer, tiles);
+    const auto* const delta = tile.find<DeltaSpec>();
+    if (tiles == 1 || delta == nullptr || delta->value_heads % kPack == 0) continue;
+    throw Error(
+        ErrorCategory::config,
+        fmt::format("model.layer_tiles {} gives a tile {} of {} heads of values "
+                    "(linear_num_value_heads), but device cuda needs a multiple of {}; "
+                    "lower it or set ballast.device to \"host\"",
+                    tiles, delta->value_heads, layer.find<DeltaSpec>()->value_heads, kPack));
+  }
 }
 
-void require_cudnn(const ModelConfig& config, DType type) {
-  if (family(config.family).score_cap(config) > 0.0) {
+void require_cudnn(const Architecture& model, DType type) {
+  const bool capped = std::ranges::any_of(*model.layers, [](const LayerSpec& layer) {
+    const auto* const attention = layer.find<AttentionSpec>();
+    return attention != nullptr && attention->cap > 0.0;
+  });
+  if (capped) {
     throw Error(ErrorCategory::config,
                 fmt::format("ballast.attention is \"cudnn\", which has no soft caps of scores, but "
                             "model.family {} has; set ballast.attention to \"own\"",
-                            config.family));
+                            model.config.family));
   }
   if (type != DType::bf16) {
     throw Error(ErrorCategory::config,
@@ -132,8 +139,8 @@ void require_gpu_for(const ModelConfig& config) {
 std::unique_ptr<Compute> make_cuda_compute(const Architecture& model, DType type,
                                            MicroBatchShape shape, const KernelOptions& options) {
   require_numbers(model.config);
-  require_heads_of_tile(model.config);
-  if (options.attention == AttentionBackend::cudnn) require_cudnn(model.config, type);
+  require_heads_of_tile(model);
+  if (options.attention == AttentionBackend::cudnn) require_cudnn(model, type);
   return with_training_type(type, [&](auto value) -> std::unique_ptr<Compute> {
     return make_device_compute(model, shape,
                                make_ops<decltype(value)>(kernel_extents(model, shape), options));

@@ -7,6 +7,8 @@
 #include "ballast/core/dtype.h"
 #include "ballast/core/error.h"
 
+#include "src/model/description/layer_spec.h"
+
 namespace ballast::model {
 namespace {
 
@@ -104,6 +106,10 @@ std::vector<float> sum_of_addends(const TensorSpec& tensor, std::span<const floa
   std::vector<float> sums(tensor.size / tensor.stored.addends);
   for (Elems i = 0; i < elements.size(); ++i) sums[i % sums.size()] += elements[i];
   return sums;
+}
+
+const LayerSpec& Architecture::layer(std::uint64_t index) const {
+  return layers->at(index);
 }
 
 Elems Architecture::parameters() const {

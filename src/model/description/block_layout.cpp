@@ -13,6 +13,8 @@
 #include "ballast/core/units.h"
 #include "ballast/model/family.h"
 
+#include "src/model/description/layer_rules.h"
+
 namespace ballast::model {
 
 BlockBuilder::BlockBuilder(BlockKind kind, std::string name, std::string prefix) {
@@ -57,6 +59,13 @@ BlockBuilder& BlockBuilder::add_buffer(std::string_view name, std::uint64_t size
   tensor.frozen = true;
   tensor.buffer = true;
   block_.parameters -= tensor.size - size;
+  return *this;
+}
+
+BlockBuilder& BlockBuilder::add_norm(const NormSpec& norm, std::uint64_t width) {
+  if (norm.name.empty()) return *this;
+  add(norm.name + ".weight", {width}, norm.offset != 0.0F ? Init::zeros : Init::ones);
+  if (norm.layer_norm) add(norm.name + ".bias", {width}, Init::zeros);
   return *this;
 }
 
@@ -154,12 +163,12 @@ std::uint64_t steps_of(std::uint64_t size) {
 }
 
 /// Returns `tiles`, or the next number of which tensor places can share the tiles equally.
-std::uint64_t shared_layer_tiles(ModelConfig c, std::uint64_t tiles, std::uint64_t places) {
+std::uint64_t shared_layer_tiles(const ModelConfig& c, const LayerSpec& layer, std::uint64_t tiles,
+                                 std::uint64_t places) {
   if (places == 1) return tiles;
   const std::uint64_t first = round_up(tiles, places);
-  for (c.layer_tiles = first; c.layer_tiles < first + c.num_kv_heads * places;
-       c.layer_tiles += places) {
-    if (attention_tiles(c) % places == 0) return c.layer_tiles;
+  for (std::uint64_t most = first; most < first + c.num_kv_heads * places; most += places) {
+    if (tiles_of(layer.sublayers.front().body, most) % places == 0) return most;
   }
   return first;
 }
@@ -178,19 +187,21 @@ void check_tensor_places(const ModelConfig& c, std::uint64_t places, const Refus
           fmt::format("tiles of the vocabulary; give a multiple of {}, or \"auto\"", places));
 }
 
-void complete_layer_tiles(ModelConfig& c, const Family& described, std::uint64_t places,
-                          const Refuse& refuse) {
-  const bool cuts = described.cuts_layers(c, places);
+void complete_layer_tiles(ModelConfig& c, std::uint64_t places, const Refuse& refuse) {
+  if (c.layer_tiles == 1) return;
+  const std::vector<LayerSpec> layers = layers_of(c);
+  const std::string obstacle = obstacle_to_tiles(layers, places);
   if (c.layer_tiles == 0) {
-    const Elems layer = cuts ? described.layer(c, 0).elements : 0;
+    const Elems layer = obstacle.empty() ? blocks_of(layers.front(), c, 0).front().elements : 0;
     const std::uint64_t usual = usual_layer_tiles(layer, c.num_layers);
-    c.layer_tiles = shared_layer_tiles(c, std::min(usual, steps_of(c.intermediate_size)), places);
+    c.layer_tiles = shared_layer_tiles(c, layers.front(),
+                                       std::min(usual, steps_of(c.intermediate_size)), places);
   }
   if (c.layer_tiles == 1) return;
-  if (!cuts) {
+  if (!obstacle.empty()) {
     refuse("layer_tiles", fmt::format("layers of this {} model cannot be cut into tiles, because "
                                       "{}; set it to 1",
-                                      c.family, described.obstacle_to_tiles(c, places)));
+                                      c.family, obstacle));
   }
   const std::uint64_t most = steps_of(c.intermediate_size);
   if (c.layer_tiles <= most) return;
@@ -201,8 +212,10 @@ void complete_layer_tiles(ModelConfig& c, const Family& described, std::uint64_t
 /// Size of the largest block of a layer, in elements.
 Elems largest_block(const ModelConfig& c, const RankSplit& split) {
   Elems largest = 0;
+  const std::vector<LayerSpec> layers = layers_of(c);
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
-    for (const BlockSpec& block : layer_blocks(c, index, {.experts = split.experts})) {
+    for (const BlockSpec& block :
+         joined_blocks_of(layers[index], c, index, {.experts = split.experts})) {
       largest = std::max(largest, block.elements);
     }
   }
@@ -223,15 +236,8 @@ void complete_vocabulary_tiles(ModelConfig& c, const RankSplit& split, const Ref
 }
 
 std::size_t blocks_of_layers(const ModelConfig& c, const RankSplit& split) {
-  const Family& described = family(c.family);
   std::size_t count = 0;
-  for (std::uint64_t index = 0; index < c.num_layers; ++index) {
-    const std::uint64_t experts = described.experts_of_layer(c, index);
-    const std::uint64_t all = described.count_blocks_of_layer(c, index);
-    const std::uint64_t tiles =
-        split.tensor == 1 ? 0 : attention_tiles(c) + c.layer_tiles;  // models without experts
-    count += all - experts + experts / split.experts - tiles + tiles / split.tensor;
-  }
+  for (const LayerSpec& layer : layers_of(c)) count += count_blocks(layer, c, split);
   return count;
 }
 
@@ -245,8 +251,7 @@ TileRange tile_range(std::uint64_t size, std::uint64_t tiles, std::uint64_t numb
 }
 
 void complete_tiles(ModelConfig& config, const RankSplit& split, const Refuse& refuse) {
-  const Family& described = family(config.family);
-  complete_layer_tiles(config, described, split.tensor, refuse);
+  complete_layer_tiles(config, split.tensor, refuse);
   complete_vocabulary_tiles(config, split, refuse);
   if (split.tensor > 1) check_tensor_places(config, split.tensor, refuse);
 }
@@ -287,7 +292,8 @@ std::uint64_t tiles_of_heads(std::uint64_t heads, std::uint64_t most) {
 }
 
 std::uint64_t attention_tiles(const ModelConfig& config, std::uint64_t layer) {
-  return tiles_of_heads(family(config.family).heads_of_keys(config, layer), config.layer_tiles);
+  const LayerSpec spec = family(config.family).layer(config, layer);
+  return tiles_of(spec.sublayers.front().body, config.layer_tiles);
 }
 
 void Family::cut_heads(ModelConfig& config) const {
@@ -323,8 +329,8 @@ std::uint64_t Architecture::largest_tile() const {
   return rows;
 }
 
-std::size_t Family::count_blocks_of_layer(const ModelConfig& config, std::uint64_t index) const {
-  return config.layer_tiles == 1 ? 1 : 2 + attention_tiles(config, index) + config.layer_tiles;
+bool cuts_layers(const ModelConfig& config, std::uint64_t places) {
+  return obstacle_to_tiles(layers_of(config), places).empty();
 }
 
 std::size_t count_blocks(const ModelConfig& config, const RankSplit& split) {

@@ -15,7 +15,7 @@
 #include "ballast/model/block_layout.h"
 #include "ballast/model/family.h"
 
-#include "src/model/description/families/decoder.h"
+#include "src/model/description/layer_rules.h"
 
 namespace ballast::model {
 
@@ -28,8 +28,7 @@ void require(std::uint64_t value, const Refuse& refuse, std::string_view key,
 
 void complete_heads(ModelConfig& c, const Refuse& refuse) {
   if (c.num_kv_heads == 0) c.num_kv_heads = c.num_heads;
-  const auto* const described = dynamic_cast<const DecoderFamily*>(&family(c.family));
-  if (const std::uint64_t width = described == nullptr ? 0 : described->head_width(c); width > 0) {
+  if (const std::uint64_t width = family(c.family).head_width(c); width > 0) {
     if (c.head_dim != 0 && c.head_dim != width) {
       refuse("head_dim", fmt::format("other keys of {} give heads of {} values; remove this one",
                                      c.family, width));
@@ -53,7 +52,7 @@ std::string name_of_tile(const ModelConfig& c, std::string_view name, std::uint6
   return c.vocabulary_tiles == 1 ? std::string(name) : fmt::format("{} {}", name, tile);
 }
 
-BlockSpec embedding_block(const ModelConfig& c, const OuterTensors& outer, std::uint64_t tile) {
+BlockSpec embedding_block(const ModelConfig& c, const OuterSpec& outer, std::uint64_t tile) {
   BlockBuilder block(BlockKind::embedding, name_of_tile(c, "embedding", tile), "");
   const VocabularyTile own = vocabulary_tile(c, tile);
   // The tokens come first, because a tied gradient is added to the start of the block's gradient.
@@ -67,18 +66,16 @@ BlockSpec embedding_block(const ModelConfig& c, const OuterTensors& outer, std::
 }
 
 /// Adds rows of the output matrix.
-void add_output(BlockBuilder& block, const ModelConfig& c, const OuterTensors& outer,
+void add_output(BlockBuilder& block, const ModelConfig& c, const OuterSpec& outer,
                 const VocabularyTile& tile) {
   block.add(outer.output, {tile.rows, c.hidden_size}, Init::normal, c.init_stddev);
   block.rows_of(c.vocab_size, tile.first);
 }
 
 /// The norm and, unless it is tied or has other blocks, the output matrix.
-BlockSpec head_block(const ModelConfig& c, const OuterTensors& outer, const RankSplit& split) {
+BlockSpec head_block(const ModelConfig& c, const OuterSpec& outer, const RankSplit& split) {
   BlockBuilder block(BlockKind::head, "head", "");
-  block.add(outer.norm + ".weight", {c.hidden_size},
-            outer.norm_offset != 0.0F ? Init::zeros : Init::ones);
-  if (outer.norm_has_bias) block.add(outer.norm + ".bias", {c.hidden_size}, Init::zeros);
+  block.add_norm(outer.norm, c.hidden_size);
   const bool whole = !c.tie_embeddings && c.vocabulary_tiles == 1;
   if (whole) add_output(block, c, outer, vocabulary_tile(c, 0));
   BlockSpec head = block.finish();
@@ -88,7 +85,7 @@ BlockSpec head_block(const ModelConfig& c, const OuterTensors& outer, const Rank
   return head;
 }
 
-BlockSpec output_block(const ModelConfig& c, const OuterTensors& outer, std::uint64_t tile) {
+BlockSpec output_block(const ModelConfig& c, const OuterSpec& outer, std::uint64_t tile) {
   BlockBuilder block(BlockKind::head, name_of_tile(c, "head", tile), "");
   const VocabularyTile own = vocabulary_tile(c, tile);
   add_output(block, c, outer, own);
@@ -145,7 +142,7 @@ void complete(ModelConfig& c, const Refuse& refuse, const RankSplit& split) {
   check_pad_token(c, refuse);
   described.complete(c, refuse);
   require(c.intermediate_size, refuse, "intermediate_size", "the width of the MLP");
-  if (!described.outer().positions.empty()) {
+  if (!described.outer(c).positions.empty()) {
     require(c.max_sequence, refuse, "max_sequence", "the number of learned positions");
   }
   complete_tiles(c, split, refuse);
@@ -156,13 +153,15 @@ Architecture build_architecture(ModelConfig config, const RankSplit& split) {
     throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));
   };
   complete(config, refuse, split);
-  const OuterTensors outer = family(config.family).outer();
-  Architecture model = {.config = std::move(config), .outer = outer, .split = split};
+  Architecture model = {.outer = family(config.family).outer(config), .split = split};
+  model.layers = std::make_shared<const std::vector<LayerSpec>>(layers_of(config));
+  model.config = std::move(config);
   const ModelConfig& c = model.config;
+  const OuterSpec& outer = model.outer;
   model.blocks = vocabulary_blocks(
       c, split, [&](std::uint64_t tile) { return embedding_block(c, outer, tile); });
   for (std::uint64_t index = 0; index < c.num_layers; ++index) {
-    for (BlockSpec& block : layer_blocks(c, index, split)) {
+    for (BlockSpec& block : joined_blocks_of(model.layer(index), c, index, split)) {
       model.blocks.push_back(std::move(block));
     }
   }
@@ -271,18 +270,17 @@ std::vector<BlockSpec> join_tiles(std::vector<BlockSpec> tiles, std::uint64_t pl
   return joined;
 }
 
-std::vector<BlockSpec> layer_blocks(const ModelConfig& config, std::uint64_t index,
-                                    const RankSplit& split) {
-  const Family& described = family(config.family);
-  const std::uint64_t experts = described.experts_of_layer(config, index);
-  if (experts % split.experts != 0) {
+std::vector<BlockSpec> joined_blocks_of(const LayerSpec& layer, const ModelConfig& config,
+                                        std::uint64_t index, const RankSplit& split) {
+  const auto* const experts = layer.find<ExpertsSpec>();
+  if (experts != nullptr && experts->count % split.experts != 0) {
     throw Error(ErrorCategory::config,
                 fmt::format("ballast.expert_parallel: {} ranks cannot share {} experts equally; "
                             "set it to 1 to keep all experts on every rank",
-                            split.experts, experts));
+                            split.experts, experts->count));
   }
   std::vector<BlockSpec> blocks;
-  for (BlockSpec& block : described.blocks_of_layer(config, index)) {
+  for (BlockSpec& block : blocks_of(layer, config, index)) {
     block.layer = index;
     const bool joins = block.content == BlockContent::expert && block.expert % split.experts != 0;
     if (joins) {

@@ -52,12 +52,12 @@ struct BlockShape {
   Bytes keys_values = 0;           ///< keys and values that other layers read; 0: none do
   Bytes keys_values_gradient = 0;  ///< their fp32 sums
   std::uint32_t keys_of =
-      0;                    ///< number of the layer whose keys it attends to, see Family::keys_of()
-  Bytes selected = 0;       ///< StepBlock::selected
-  Bytes row_gradients = 0;  ///< StepBlock::row_gradients
-  Bytes gradient = 0;       ///< fp32 sums; 0: frozen
-  Bytes cleared = 0;        ///< KernelSizes::cleared
-  bool by_token = false;    ///< GradientSum::by_token
+      0;               ///< number of the layer whose keys it attends to, see AttentionSpec::keys_of
+  Bytes selected = 0;  ///< StepBlock::selected
+  Bytes row_gradients = 0;   ///< StepBlock::row_gradients
+  Bytes gradient = 0;        ///< fp32 sums; 0: frozen
+  Bytes cleared = 0;         ///< KernelSizes::cleared
+  bool by_token = false;     ///< GradientSum::by_token
   double token_share = 1.0;  ///< share of an expert, assuming balanced routing
   std::uint32_t expert = 0;  ///< number of the (first) expert in its layer
   std::uint32_t layer = 0;   ///< number of its layer, which may have several blocks

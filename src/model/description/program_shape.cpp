@@ -4,9 +4,9 @@
 
 #include "ballast/core/error.h"
 #include "ballast/model/block_layout.h"
-#include "ballast/model/family.h"
 #include "ballast/model/kernels.h"
 
+#include "src/model/description/layer_rules.h"
 #include "src/model/description/program_draft.h"
 
 namespace ballast::model {
@@ -94,10 +94,11 @@ Bytes batch_bytes(const StepShape& shape) {
 /// Returns the class of attention's kernels in the layer of `block`, for values of `type`.
 AttentionClass attention_class(const Architecture& model, const BlockSpec& block, DType type) {
   if (block.recurrent_products > 0) return AttentionClass::recurrence;
-  const Family& described = family(model.config.family);
-  const std::uint64_t width = described.heads(model.config, block.layer).head_dim;
+  const LayerSpec& layer = model.layer(block.layer);
+  const std::uint64_t width = heads_of(layer, model.config).head_dim;
   if (type != DType::bf16 || width > 256) return AttentionClass::plain;
-  if (described.score_cap(model.config) > 0.0) {
+  const auto* const attention = layer.find<AttentionSpec>();
+  if (attention != nullptr && attention->cap > 0.0) {
     return width > 128 ? AttentionClass::capped_256 : AttentionClass::capped_128;
   }
   if (width > 192) return AttentionClass::heads_256;
@@ -113,11 +114,10 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
     const BlockSpec& block = model.blocks[b];
     const double more = more_attention(model, b, batch);
-    const Family& described = family(model.config.family);
-    const HeadExtents own = described.heads(model.config, block.layer);
+    const HeadExtents own = heads_of(model.layer(block.layer), model.config);
     const bool layer = block.kind == BlockKind::layer;
     const bool shares = layer && block.content == BlockContent::whole &&
-                        last_reader_of_keys(model.config, block.layer) != block.layer;
+                        last_reader_of_keys(*model.layers, block.layer) != block.layer;
     const std::uint64_t shared = shares ? batch.tokens() * 2 * own.kv_heads * own.head_dim : 0;
     const std::uint64_t projected = own.heads + 2 * own.kv_heads;
     const Bytes gradient =
@@ -143,8 +143,7 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
          .kept_attention = of_block(sizes.attention, model, b),
          .keys_values = shared * size_of(type),
          .keys_values_gradient = shared * size_of(DType::f32),
-         .keys_of =
-             layer ? static_cast<std::uint32_t>(described.keys_of(model.config, block.layer)) : 0,
+         .keys_of = layer ? static_cast<std::uint32_t>(keys_of(*model.layers, block.layer)) : 0,
          .selected = selected * size_of(type),
          .row_gradients = block.trained_elements() == 0 ? 0 : selected * sizeof(float),
          .gradient = gradient,
@@ -246,8 +245,7 @@ ProgramShape shape_of(const Architecture& model, DType type, const StepShape& sh
       .ranks = shape.ranks,
       .tensor = static_cast<std::uint32_t>(model.split.tensor),
       .sum_scratch = shape.sum_scratch};
-  if (const std::uint64_t inputs = family(model.config.family).layer_input_width(model.config);
-      inputs > 0) {
+  if (const std::uint64_t inputs = layer_input_width(*model.layers); inputs > 0) {
     program.layer_inputs = tokens * model.config.num_layers * inputs * size_of(type);
     program.trains_layer_inputs = trains_layer_inputs(model);
   }

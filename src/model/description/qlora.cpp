@@ -9,7 +9,7 @@
 #include "ballast/model/block_layout.h"
 #include "ballast/model/lora.h"
 
-#include "src/model/description/families/decoder.h"
+#include "src/model/description/layer_rules.h"
 
 namespace ballast::model {
 
@@ -217,13 +217,8 @@ const TensorSpec& map_of_magnitudes(const BlockSpec& block, const TensorSpec& te
 }
 
 void adapt(Architecture& model, AdapterConfig wanted, const Refuse& refuse) {
-  const auto* const decoder = dynamic_cast<const DecoderFamily*>(&family(model.config.family));
-  if (decoder == nullptr || model.config.layer_tiles > 1) {
-    refuse("targets",
-           decoder == nullptr
-               ? fmt::format("family '{}' does not support adapters; train tensors by patterns",
-                             model.config.family)
-               : "layers in tiles do not support adapters; set model.layer_tiles to 1");
+  if (model.config.layer_tiles > 1) {
+    refuse("targets", "layers in tiles do not support adapters; set model.layer_tiles to 1");
   }
   if (wanted.targets.empty()) {
     refuse("targets", fmt::format("missing; give names of linear maps ({}), or \"{}\" for all",
@@ -242,16 +237,16 @@ void adapt(Architecture& model, AdapterConfig wanted, const Refuse& refuse) {
   }
   for (BlockSpec& block : model.blocks) {
     if (block.kind != BlockKind::layer) continue;
-    wanted.input_first = decoder->decoder(model.config, block.layer).conv1d;
+    wanted.input_first = model.layer(block.layer).input_first;
     add_adapters(block, wanted);
   }
   std::vector<std::string> patterns = {"*.lora_A.weight", "*.lora_B.weight"};
   if (wanted.dora) patterns.push_back("*" + std::string(kMagnitude));
-  const std::size_t own = patterns.size();
+  const std::size_t of_adapters = patterns.size();
   for (const std::string& module : wanted.modules_to_save) patterns.push_back(pattern_of(module));
   freeze(model, patterns, [&](std::size_t pattern, const std::string& /*rule*/) {
-    const std::string& module = wanted.modules_to_save[pattern - own];
-    refuse(fmt::format("modules_to_save[{}]", pattern - own),
+    const std::string& module = wanted.modules_to_save[pattern - of_adapters];
+    refuse(fmt::format("modules_to_save[{}]", pattern - of_adapters),
            fmt::format("'{}' matches no module of the model{}", module,
                        did_you_mean(module, module_names(model))));
   });

@@ -66,4 +66,15 @@ constexpr std::size_t document_length(const std::int32_t* positions, std::size_t
   return behind - start;
 }
 
+/// Returns the frequencies of the pairs in a document of `tokens` tokens.
+inline std::vector<double> frequencies_in_document(const Rotary& rotary, std::size_t tokens) {
+  if (!rotary.depends_on_documents(tokens)) return rotary.frequencies;
+  const double ratio = static_cast<double>(tokens) / rotary.trained_length;
+  std::vector<double> frequencies = rotary.long_frequencies;
+  for (std::size_t i = 0; i < frequencies.size(); ++i) {
+    frequencies[i] = frequency_in(ratio, frequencies[i], rotary.growth, i, frequencies.size());
+  }
+  return frequencies;
+}
+
 }  // namespace ballast::model

@@ -11,7 +11,7 @@
 #include "ballast/core/dtype.h"
 #include "ballast/core/memory.h"
 
-#include "src/model/description/families/decoder.h"
+#include "src/model/description/rotary_angles.h"
 #include "src/model/host/attention.h"
 #include "src/model/host/delta_rule.h"
 #include "src/model/host/ops.h"

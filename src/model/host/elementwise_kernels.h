@@ -25,66 +25,40 @@ inline void multiply_by_slope(const T* x, T* d, Acc<T>* column_sum, Size rows, S
   }
 }
 
-template <class T>
-void gelu(const T* x, T* y, Size size) {
-  apply(x, y, size, [](const Vec<Acc<T>>& v) { return formulas::gelu(v); });
+template <Activation f, class T>
+void activate(const T* x, T* y, Size size) {
+  apply(x, y, size, [](const Vec<Acc<T>>& v) { return formulas::activation<f>(v); });
 }
 
-template <class T>
-void gelu_backward(const T* x, T* d, Acc<T>* column_sum, Size rows, Size width) {
+template <Activation f, class T>
+void activate_backward(const T* x, T* d, Acc<T>* column_sum, Size rows, Size width) {
   multiply_by_slope(x, d, column_sum, rows, width,
-                    [](const Vec<Acc<T>>& v) { return formulas::gelu_derivative(v); });
+                    [](const Vec<Acc<T>>& v) { return formulas::activation_derivative<f>(v); });
 }
 
-template <class T>
-void exact_gelu(const T* x, T* y, Size size) {
-  apply(x, y, size, [](const Vec<Acc<T>>& v) { return formulas::exact_gelu(v); });
-}
-
-template <class T>
-void exact_gelu_backward(const T* x, T* d, Acc<T>* column_sum, Size rows, Size width) {
-  multiply_by_slope(x, d, column_sum, rows, width,
-                    [](const Vec<Acc<T>>& v) { return formulas::exact_gelu_derivative(v); });
-}
-
-template <class T>
-void swiglu(const T* gate, const T* up, T* y, Size size) {
+template <Activation f, class T>
+void glu(const T* gate, const T* up, T* y, Size size) {
   using A = Acc<T>;
   for_row<A>(size, [&](Size i, auto part) {
-    put(y + i, formulas::silu(get(gate + i, part)) * get(up + i, part), part);
+    put(y + i, formulas::activation<f>(get(gate + i, part)) * get(up + i, part), part);
   });
 }
 
-template <class T>
-void swiglu_backward(T* gate, T* up, const T* dy, Size size) {
+template <Activation f, class T>
+void glu_backward(T* gate, T* up, const T* dy, Size size) {
   using A = Acc<T>;
   for_row<A>(size, [&](Size i, auto part) {
     const Vec<A> g = get(gate + i, part);
     const Vec<A> u = get(up + i, part);
     const Vec<A> d = get(dy + i, part);
-    const Vec<A> s = formulas::sigmoid(g);
-    put(gate + i, d * u * formulas::silu_derivative(g, s), part);
-    put(up + i, d * g * s, part);
-  });
-}
-
-template <class T>
-void geglu(const T* gate, const T* up, T* y, Size size) {
-  using A = Acc<T>;
-  for_row<A>(size, [&](Size i, auto part) {
-    put(y + i, formulas::gelu(get(gate + i, part)) * get(up + i, part), part);
-  });
-}
-
-template <class T>
-void geglu_backward(T* gate, T* up, const T* dy, Size size) {
-  using A = Acc<T>;
-  for_row<A>(size, [&](Size i, auto part) {
-    const Vec<A> g = get(gate + i, part);
-    const Vec<A> u = get(up + i, part);
-    const Vec<A> d = get(dy + i, part);
-    put(gate + i, d * u * formulas::gelu_derivative(g), part);
-    put(up + i, d * formulas::gelu(g), part);
+    if constexpr (f == Activation::silu) {
+      const Vec<A> s = formulas::sigmoid(g);
+      put(gate + i, d * u * formulas::silu_derivative(g, s), part);
+      put(up + i, d * g * s, part);
+    } else {
+      put(gate + i, d * u * formulas::activation_derivative<f>(g), part);
+      put(up + i, d * formulas::activation<f>(g), part);
+    }
   });
 }
 

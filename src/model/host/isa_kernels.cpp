@@ -29,14 +29,12 @@ TypeKernels<T> kernels() {
   RowKernels<T>& k = all.rows;
   k.norm = norm<T>;
   k.norm_backward = norm_backward<T>;
-  k.gelu = gelu<T>;
-  k.gelu_backward = gelu_backward<T>;
-  k.exact_gelu = exact_gelu<T>;
-  k.exact_gelu_backward = exact_gelu_backward<T>;
-  k.swiglu = swiglu<T>;
-  k.swiglu_backward = swiglu_backward<T>;
-  k.geglu = geglu<T>;
-  k.geglu_backward = geglu_backward<T>;
+  for (Size f = 0; f < k.activations.size(); ++f) {
+    formulas::with_activation(static_cast<Activation>(f), [&](auto is) {
+      k.activations[f] = {activate<is(), T>, activate_backward<is(), T>, glu<is(), T>,
+                          glu_backward<is(), T>};
+    });
+  }
   k.limited_swiglu = limited_swiglu<T>;
   k.limited_swiglu_backward = limited_swiglu_backward<T>;
   k.column_sum = column_sum<T>;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -45,21 +46,19 @@ struct RowKernels {
   void (*norm_backward)(const T* x, const T* weight, const T* dy, A offset, A epsilon,
                         const T* residual, T* dx, A* weight_sum, A* bias_sum, Size rows,
                         Size width);
-  /// y = gelu(x), tanh form.
-  void (*gelu)(const T* x, T* y, Size size);
-  /// d *= gelu'(x); accumulates the column sums of the result.
-  void (*gelu_backward)(const T* x, T* d, A* column_sum, Size rows, Size width);
-  /// Like gelu, in the exact form.
-  void (*exact_gelu)(const T* x, T* y, Size size);
-  void (*exact_gelu_backward)(const T* x, T* d, A* column_sum, Size rows, Size width);
-  /// y = silu(gate) * up.
-  void (*swiglu)(const T* gate, const T* up, T* y, Size size);
-  /// Replaces gate and up by their gradients. `dy`: gradient of y.
-  void (*swiglu_backward)(T* gate, T* up, const T* dy, Size size);
-  /// Like swiglu, with gelu in its tanh form instead of silu.
-  void (*geglu)(const T* gate, const T* up, T* y, Size size);
-  void (*geglu_backward)(T* gate, T* up, const T* dy, Size size);
-  /// Like swiglu, with the limit of a Gating.
+  /// Kernels of one activation f.
+  struct OfActivation {
+    /// y = f(x).
+    void (*activate)(const T* x, T* y, Size size);
+    /// d *= f'(x); accumulates the column sums of the result.
+    void (*activate_backward)(const T* x, T* d, A* column_sum, Size rows, Size width);
+    /// y = f(gate) * up.
+    void (*glu)(const T* gate, const T* up, T* y, Size size);
+    /// Replaces gate and up by their gradients. `dy`: gradient of y.
+    void (*glu_backward)(T* gate, T* up, const T* dy, Size size);
+  };
+  std::array<OfActivation, static_cast<Size>(Activation::last) + 1> activations;
+  /// silu(gate) * up with the limit of a Gating.
   void (*limited_swiglu)(const T* gate, const T* up, T* y, Size size, A limit, A slope);
   void (*limited_swiglu_backward)(T* gate, T* up, const T* dy, Size size, A limit, A slope);
   /// Accumulates column sums.

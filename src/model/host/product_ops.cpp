@@ -109,7 +109,7 @@ class HostAdapters final : public AdapterOps<T> {
         const T* const x = c.x + row * c.x_step;
         T* const y = c.y + row * c.y_step;
         for (std::size_t i = 0; i < c.width; ++i) {
-          float value = to_float(x[i]) * (c.scales == nullptr ? 1.0F : c.scales[i]);
+          float value = to_float(x[i]) * (c.scales == nullptr ? c.factor : c.scales[i]);
           if (c.bias != nullptr) value += to_float(c.bias[i]);
           if (c.residual != nullptr) value += to_float(c.residual[row * c.y_step + i]);
           y[i] = from_float<T>(value);

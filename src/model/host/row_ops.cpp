@@ -79,25 +79,21 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
     add_sums(groups.rows, 0, w.weight_gradient, groups.width);
   }
   void activate(Activation f, const T* x, T* y, std::size_t size) override {
-    expects(f != Activation::silu, "silu is only the activation of a gate");
-    const auto kernel = f == Activation::gelu ? kernels_.exact_gelu : kernels_.gelu;
+    const auto kernel = kernels_of(f).activate;
     split(KernelGroup::activation, size, kStep,
           [&](Range r) { kernel(x + r.begin, y + r.begin, r.size()); });
   }
   void activate_backward(Activation f, const T* x, T* d, float* bias_gradient, std::size_t rows,
                          std::size_t width) override {
     const KernelClock clock(KernelGroup::activation);
-    expects(f != Activation::silu, "silu is only the activation of a gate");
-    const auto kernel =
-        f == Activation::gelu ? kernels_.exact_gelu_backward : kernels_.gelu_backward;
+    const auto kernel = kernels_of(f).activate_backward;
     sum_parts(rows, width, [&](Range r, float* of_bias, float*) {
       kernel(x + r.begin * width, d + r.begin * width, of_bias, r.size(), width);
     });
     add_sums(rows, 0, bias_gradient, width);
   }
   void glu(const Gating& how, const GateUp<T>& in, T* y) override {
-    expects(how.activation != Activation::gelu, "the exact gelu is not the activation of a gate");
-    const auto kernel = how.activation == Activation::silu ? kernels_.swiglu : kernels_.geglu;
+    const auto kernel = kernels_of(how.activation).glu;
     split(KernelGroup::activation, in.rows * in.width, kStep, [&](Range r) {
       by_rows(r, in, [&](std::size_t at, std::size_t from, std::size_t size) {
         if (how.limit > 0.0F) {
@@ -109,9 +105,7 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
     });
   }
   void glu_backward(const Gating& how, const GateUp<T>& in, const T* dy) override {
-    expects(how.activation != Activation::gelu, "the exact gelu is not the activation of a gate");
-    const auto kernel =
-        how.activation == Activation::silu ? kernels_.swiglu_backward : kernels_.geglu_backward;
+    const auto kernel = kernels_of(how.activation).glu_backward;
     split(KernelGroup::activation, in.rows * in.width, kStep, [&](Range r) {
       by_rows(r, in, [&](std::size_t at, std::size_t from, std::size_t size) {
         if (how.limit > 0.0F) {
@@ -183,6 +177,9 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
   }
 
  private:
+  [[nodiscard]] const auto& kernels_of(Activation f) const {
+    return kernels_.activations.at(static_cast<std::size_t>(f));
+  }
   /// Calls add(range of rows, first sums, second sums) for each part. The sums [width] are zeroed
   /// before.
   template <class Add>

@@ -117,7 +117,12 @@ class HostLosses final : public LossOps<T> {
   void cap_logits(const LogitTile& tile) override {
     split(KernelGroup::cross_entropy, tile.rows, 1, [&](Range r) {
       for (std::size_t i = r.begin; i < r.end; ++i) {
-        kernels_.soft_cap(tile.logits + i * tile.stride, tile.width, 1.0F, tile.cap);
+        float* const row = tile.logits + i * tile.stride;
+        if (tile.cap > 0.0F) {
+          kernels_.soft_cap(row, tile.width, tile.factor, tile.cap);
+        } else {
+          for (std::size_t c = 0; c < tile.width; ++c) row[c] *= tile.factor;
+        }
       }
     });
   }

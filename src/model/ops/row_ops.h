@@ -44,12 +44,12 @@ class ElementwiseOps {
  public:
   virtual ~ElementwiseOps() = default;
 
-  /// y = f(x), where f is a form of GELU.
+  /// y = f(x).
   virtual void activate(Activation f, const T* x, T* y, std::size_t size) = 0;
   /// d *= f'(x). Adds column sums to `bias_gradient` unless it is null.
   virtual void activate_backward(Activation f, const T* x, T* d, float* bias_gradient,
                                  std::size_t rows, std::size_t width) = 0;
-  /// y = `how` applied to gate and up (silu or gelu_tanh, or with a limit). y has no gaps.
+  /// y = `how` applied to gate and up. y has no gaps.
   virtual void glu(const Gating& how, const GateUp<T>& in, T* y) = 0;
   /// Replaces gate and up by their gradients, given dy.
   virtual void glu_backward(const Gating& how, const GateUp<T>& in, const T* dy) = 0;

@@ -36,7 +36,7 @@ class LossOps {
  public:
   virtual ~LossOps() = default;
 
-  /// Applies the soft cap to a tile of logits.
+  /// Multiplies a tile of logits by its factor and applies the soft cap.
   virtual void cap_logits(const LogitTile& tile) = 0;
   /// Computes the sums of a tile of logits and merges them with `sums`; the `first` tile overwrites
   /// these. Rows with negative targets have the sums of no logits.
@@ -45,7 +45,8 @@ class LossOps {
   /// Merges the sums of all tiles: the result of sum_logits() for one tile after the other.
   virtual void merge_row_sums(const RowSumsOfTiles& tiles, RowSum<float>* sums) = 0;
   /// Replaces logits by gradients of the rows' losses times `scale` and their `weights` (null: 1).
-  /// With a soft cap, these are gradients of the logits before the cap. 0 for negative targets.
+  /// With a soft cap, these are gradients of the logits before the cap; `scale` has their factor. 0
+  /// for negative targets.
   virtual void logit_gradients(const LogitTile& tile, const std::int32_t* targets, float scale,
                                const float* weights, const RowSum<float>* sums) = 0;
   /// losses[r] = cross-entropy of the row in nats, 0 for a negative target.

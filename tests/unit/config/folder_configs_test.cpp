@@ -228,7 +228,7 @@ TEST(FolderConfigs, KnowEveryKeyThatTheClassReads) {
       "mistral.layer_types ministral3.layer_types gpt_neox.head_dim olmoe.sliding_window";
   for (const std::string& name : model::family_names()) {
     const model::Family& family = model::family(name);
-    const auto read = read_attributes(family.checkpoint_type());
+    const auto read = model::read_attributes(family.checkpoint_type());
     ASSERT_TRUE(read.has_value()) << name;
     const auto keys = text::words_of(*read);
     EXPECT_GT(keys.size(), 15U) << name;

@@ -16,6 +16,7 @@
 #include "tests/support/damaged.h"
 #include "tests/support/damaged_json.h"
 #include "tests/support/fuzz_inputs.h"
+#include "tests/support/layer_specs.h"
 #include "tests/support/temp_dir.h"
 
 namespace ballast::config::model_path_test {
@@ -249,10 +250,9 @@ TEST(ModelPath, ReadsGemma3) {
   EXPECT_TRUE(c.model.tie_embeddings);
   EXPECT_EQ(c.model.number("rope_local_base_freq"), 20000.0);
   EXPECT_EQ(c.model.number("query_pre_attn_scalar"), 168.0);
-  const model::Family& family = model::family("gemma3");
-  EXPECT_NEAR(family.score_scale(c.model), 1.0 / std::sqrt(168.0), 1e-12);
+  EXPECT_NEAR(test::attention_of(c.model, 0).scale, 1.0 / std::sqrt(168.0), 1e-12);
   for (const std::uint64_t layer : {0U, 1U, 2U, 3U}) {
-    EXPECT_EQ(family.layer(c.model, layer).attention_window, layer == 2 ? 0U : 512U) << layer;
+    EXPECT_EQ(test::attention_of(c.model, layer).window, layer == 2 ? 0U : 512U) << layer;
   }
   // This config as transformers 5 writes it.
   json v5 = gemma3();
@@ -272,7 +272,7 @@ TEST(ModelPath, ReadsGemma3) {
   v5["layer_types"] = json::array(
       {"full_attention", "sliding_attention", "sliding_attention", "sliding_attention"});
   v5["rope_parameters"]["sliding_attention"].erase("factor");
-  EXPECT_EQ(family.layer(Folder(v5).parse().model, 0).attention_window, 0U);
+  EXPECT_EQ(test::attention_of(Folder(v5).parse().model, 0).window, 0U);
 }
 
 json section_of(const Config& config) {
@@ -300,7 +300,7 @@ TEST(ModelPath, ReadsOlmo3) {
   EXPECT_EQ(c.model.number("rope_local_base_freq"), 500000.0);  // not rope_theta
   for (const std::uint64_t layer : {0U, 1U, 2U, 3U, 4U}) {
     const std::uint64_t window = layer == 3 ? 0U : 4096U;
-    EXPECT_EQ(model::family("olmo3").layer(c.model, layer).attention_window, window) << layer;
+    EXPECT_EQ(test::attention_of(c.model, layer).window, window) << layer;
   }
   EXPECT_EQ(written_and_read(c), section_of(c));
 

@@ -9,6 +9,7 @@
 #include "ballast/model/family.h"
 
 #include "tests/support/expect_error.h"
+#include "tests/support/layer_specs.h"
 #include "tests/support/temp_dir.h"
 
 namespace ballast::config::soft_caps_test {
@@ -39,11 +40,11 @@ Config parse(const json& folder) {
 TEST(SoftCaps, HaveTheDefaultsOfTheClass) {
   const Config c = parse(gemma2());
   const model::Family& family = model::family("gemma2");
-  EXPECT_EQ(family.score_cap(c.model), 50.0);
-  EXPECT_EQ(family.logit_cap(c.model), 30.0);
+  EXPECT_EQ(test::attention_of(c.model, 0).cap, 50.0);
+  EXPECT_EQ(family.outer(c.model).logit_cap, 30.0);
   EXPECT_TRUE(c.model.tie_embeddings);
   for (const std::uint64_t layer : {0U, 1U, 2U, 3U}) {
-    EXPECT_EQ(family.layer(c.model, layer).attention_window, layer % 2 == 0 ? 512U : 0U) << layer;
+    EXPECT_EQ(test::attention_of(c.model, layer).window, layer % 2 == 0 ? 512U : 0U) << layer;
   }
 }
 
@@ -53,8 +54,8 @@ TEST(SoftCaps, AreOffIfTheyAreNull) {
   folder["final_logit_softcapping"] = 12.5;
   const Config c = parse(folder);
   const model::Family& family = model::family("gemma2");
-  EXPECT_EQ(family.score_cap(c.model), 0.0);
-  EXPECT_EQ(family.logit_cap(c.model), 12.5);
+  EXPECT_EQ(test::attention_of(c.model, 0).cap, 0.0);
+  EXPECT_EQ(family.outer(c.model).logit_cap, 12.5);
 }
 
 TEST(SoftCaps, MustBeAboveZero) {

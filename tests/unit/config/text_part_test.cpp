@@ -13,6 +13,7 @@
 #include "ballast/model/family.h"
 
 #include "tests/support/expect_error.h"
+#include "tests/support/layer_specs.h"
 #include "tests/support/temp_dir.h"
 
 namespace ballast::config::text_part_test {
@@ -119,15 +120,15 @@ json gemma4() {
 TEST(TextPart, OfGemma4HasHeadsByTypeOfLayer) {
   const Config c = Folder(gemma4()).parse();
   const model::Family& family = model::family("gemma4");
-  EXPECT_EQ(family.heads(c.model, 0), (model::HeadExtents{8, 4, 16}));
-  EXPECT_EQ(family.heads(c.model, 1), (model::HeadExtents{8, 2, 32}));
+  EXPECT_EQ(test::attention_of(c.model, 0).heads, (model::HeadExtents{8, 4, 16}));
+  EXPECT_EQ(test::attention_of(c.model, 1).heads, (model::HeadExtents{8, 2, 32}));
   // transformers makes the last layer a full one.
-  EXPECT_EQ(family.heads(c.model, 2), (model::HeadExtents{8, 2, 32}));
-  EXPECT_EQ(family.layer(c.model, 0).attention_window, 12U);
-  EXPECT_EQ(family.layer(c.model, 2).attention_window, 0U);
-  EXPECT_NE(family.layer(c.model, 0).find("self_attn.v_proj.weight"), nullptr);
-  EXPECT_EQ(family.layer(c.model, 1).find("self_attn.v_proj.weight"), nullptr);
-  EXPECT_EQ(family.logit_cap(c.model), 30.0);
+  EXPECT_EQ(test::attention_of(c.model, 2).heads, (model::HeadExtents{8, 2, 32}));
+  EXPECT_EQ(test::attention_of(c.model, 0).window, 12U);
+  EXPECT_EQ(test::attention_of(c.model, 2).window, 0U);
+  EXPECT_NE(test::block_of(c.model, 0).find("self_attn.v_proj.weight"), nullptr);
+  EXPECT_EQ(test::block_of(c.model, 1).find("self_attn.v_proj.weight"), nullptr);
+  EXPECT_EQ(family.outer(c.model).logit_cap, 30.0);
   // The form of transformers 5.24, which has no keys for all layers without a window.
   json saved = gemma4();
   json& text = saved["text_config"];
@@ -161,21 +162,22 @@ TEST(TextPart, OfGemma4HasLayersThatShareKeysAndHaveInputs) {
   text["hidden_size_per_layer_input"] = 16;
   const Config c = Folder(small).parse();
   const model::Family& family = model::family("gemma4");
-  EXPECT_EQ(family.keys_of(c.model, 1), 1U);
-  EXPECT_EQ(family.keys_of(c.model, 2), 1U);  // transformers makes the last layer a full one
-  EXPECT_EQ(model::last_reader_of_keys(c.model, 1), 2U);
-  EXPECT_EQ(model::last_reader_of_keys(c.model, 0), 0U);
+  EXPECT_EQ(model::keys_of(model::layers_of(c.model), 1), 1U);
+  EXPECT_EQ(model::keys_of(model::layers_of(c.model), 2),
+            1U);  // transformers makes the last layer a full one
+  EXPECT_EQ(model::last_reader_of_keys(model::layers_of(c.model), 1), 2U);
+  EXPECT_EQ(model::last_reader_of_keys(model::layers_of(c.model), 0), 0U);
   // The last earlier layer of a type counts.
   text["num_hidden_layers"] = 5;
   text["layer_types"] = {"full_attention", "sliding_attention", "sliding_attention",
                          "sliding_attention", "full_attention"};
   text["num_kv_shared_layers"] = 2;
   const model::ModelConfig deep = Folder(small).parse().model;
-  EXPECT_EQ(family.keys_of(deep, 3), 2U);
-  EXPECT_EQ(family.keys_of(deep, 4), 0U);
-  EXPECT_EQ(model::last_reader_of_keys(deep, 1), 1U);
-  const model::BlockSpec first = family.layer(c.model, 0);
-  const model::BlockSpec last = family.layer(c.model, 2);
+  EXPECT_EQ(model::keys_of(model::layers_of(deep), 3), 2U);
+  EXPECT_EQ(model::keys_of(model::layers_of(deep), 4), 0U);
+  EXPECT_EQ(model::last_reader_of_keys(model::layers_of(deep), 1), 1U);
+  const model::BlockSpec first = test::block_of(c.model, 0);
+  const model::BlockSpec last = test::block_of(c.model, 2);
   EXPECT_EQ(last.find("self_attn.k_proj.weight"), nullptr);
   EXPECT_EQ(last.find("self_attn.k_norm.weight"), nullptr);
   EXPECT_EQ(last.tensor("mlp.up_proj.weight").shape, (std::vector<std::uint64_t>{192, 64}));
@@ -183,7 +185,7 @@ TEST(TextPart, OfGemma4HasLayersThatShareKeysAndHaveInputs) {
   EXPECT_EQ(first.tensor("model.per_layer_model_projection.weight").shape,
             (std::vector<std::uint64_t>{48, 64}));
   EXPECT_EQ(last.find("model.per_layer_model_projection.weight"), nullptr);
-  const model::BlockSpec columns = family.blocks_of_layer(c.model, 2).back();
+  const model::BlockSpec columns = model::blocks_of(family.layer(c.model, 2), c.model, 2).back();
   EXPECT_EQ(columns.content, model::BlockContent::layer_embedding);
   const model::TensorSpec& table = columns.tensor("model.embed_tokens_per_layer.weight");
   EXPECT_EQ(table.shape, (std::vector<std::uint64_t>{300, 16}));
@@ -205,7 +207,7 @@ TEST(TextPart, OfGemma4IsRefusedIfBallastLacksAPart) {
   json complete = gemma4();
   complete["text_config"].update(experts);
   const Config c = Folder(complete).parse();
-  const model::BlockSpec layer = model::family("gemma4").layer(c.model, 0);
+  const model::BlockSpec layer = test::block_of(c.model, 0);
   EXPECT_EQ(layer.tensor("experts.gate_up_proj").shape, (std::vector<std::uint64_t>{6, 48, 64}));
   refused("num_kv_shared_layers", 3, "must be a whole number below num_layers (3), got 3");
   refused("num_kv_shared_layers", 2, "none of the first 1 layers has the type of layer 1");

@@ -15,8 +15,7 @@
 #include "ballast/config/key_effects.h"
 #include "ballast/model/family.h"
 
-#include "src/model/description/families/decoder.h"
-#include "src/model/description/families/families.h"
+#include "src/model/description/layer_rules.h"
 #include "tests/support/fuzz_inputs.h"
 #include "tests/unit/config/samples.h"
 
@@ -113,38 +112,28 @@ Config parse_model(const json& model) {
   return parse_text(text.dump());
 }
 
-/// Description of the layers of a model without rotary positions.
+/// Description of a model without rotary positions.
 struct Computed {
-  std::vector<model::DecoderSpec> layers;
-  std::vector<model::HeadExtents> heads;
-  std::vector<std::uint64_t> keys_of;
-  std::vector<double> scores;
-  std::uint64_t mlp = 0;
+  std::vector<model::LayerSpec> layers;
+  model::OuterSpec outer;
+  std::vector<double> losses;
   std::string limit;
 
   friend bool operator==(const Computed&, const Computed&) = default;
 };
 
 Computed computed(const Config& c) {
-  const model::DecoderFamily& family = model::decoder_family(c.model);
+  const model::Family& family = model::family(c.model.family);
   const model::RouterLosses losses = model::router_losses(c.model);
-  Computed found = {.scores = {family.score_scale(c.model), family.score_cap(c.model),
-                               family.logit_cap(c.model), losses.balance, losses.z},
-                    .mlp = c.model.intermediate_size,
-                    .limit = family.obstacle_to_length(c.model, 1U << 20U)};
-  for (std::uint64_t layer = 0; layer < kLayers; ++layer) {
-    found.layers.push_back(family.decoder(c.model, layer));
-    found.heads.push_back(family.heads(c.model, layer));
-    found.keys_of.push_back(family.keys_of(c.model, layer));
-  }
-  return found;
+  return {.layers = model::layers_of(c.model),
+          .outer = family.outer(c.model),
+          .losses = {losses.balance, losses.z},
+          .limit = family.obstacle_to_length(c.model, 1U << 20U)};
 }
 
 bool computes_alike(const Config& one, const Config& other) {
-  const auto rotaries = [](const Config& c) {
-    return model::decoder_family(c.model).rotaries_of(c.model);
-  };
-  return computed(one) == computed(other) && rotaries(one) == rotaries(other);
+  return computed(one) == computed(other) &&
+         model::rotaries_of(one.model) == model::rotaries_of(other.model);
 }
 
 bool is_noted(const Config& c, const std::string& path) {

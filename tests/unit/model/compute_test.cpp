@@ -282,10 +282,10 @@ TEST(KernelTables, AgreeWithEachOther) {
   constexpr std::size_t kSize = 61;
   const auto x = normals<float>(kSize, 1, 2.0);
   std::vector<float> expected(kSize);
-  tables.front()->f32.rows.gelu(x.data(), expected.data(), kSize);
+  tables.front()->f32.rows.activations.front().activate(x.data(), expected.data(), kSize);
   for (const host::KernelTable* table : tables) {
     std::vector<float> y(kSize);
-    table->f32.rows.gelu(x.data(), y.data(), kSize);
+    table->f32.rows.activations.front().activate(x.data(), y.data(), kSize);
     for (std::size_t i = 0; i < kSize; ++i) {
       EXPECT_NEAR(y[i], expected[i], 1e-6F * std::max(1.0F, std::abs(expected[i])));
     }

@@ -125,11 +125,13 @@ double tanh_gelu(double x) {
 }
 
 TEST(DoubleKernels, GeluIsItsTanhFormAndItsGradientTheDerivative) {
-  check_activation(in_double::gelu<double>, in_double::gelu_backward<double>, tanh_gelu);
+  check_activation(in_double::activate<Activation::gelu_tanh, double>,
+                   in_double::activate_backward<Activation::gelu_tanh, double>, tanh_gelu);
 }
 
 TEST(DoubleKernels, ExactGeluIsItsFormulaAndItsGradientTheDerivative) {
-  check_activation(in_double::exact_gelu<double>, in_double::exact_gelu_backward<double>,
+  check_activation(in_double::activate<Activation::gelu, double>,
+                   in_double::activate_backward<Activation::gelu, double>,
                    [](double x) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); });
 }
 
@@ -156,12 +158,14 @@ void check_gate(Gate apply, GateBackward backward, double (*activation)(double))
 }
 
 TEST(DoubleKernels, SwigluIsItsFormulaAndItsGradientsTheDerivatives) {
-  check_gate(in_double::swiglu<double>, in_double::swiglu_backward<double>,
+  check_gate(in_double::glu<Activation::silu, double>,
+             in_double::glu_backward<Activation::silu, double>,
              [](double x) { return x / (1.0 + std::exp(-x)); });
 }
 
 TEST(DoubleKernels, GegluIsItsFormulaAndItsGradientsTheDerivatives) {
-  check_gate(in_double::geglu<double>, in_double::geglu_backward<double>, tanh_gelu);
+  check_gate(in_double::glu<Activation::gelu_tanh, double>,
+             in_double::glu_backward<Activation::gelu_tanh, double>, tanh_gelu);
 }
 
 TEST(DoubleKernels, LimitedSwigluIsItsFormulaAndHasGradientsUpToItsLimits) {

@@ -12,8 +12,9 @@
 #include "ballast/model/attention.h"
 #include "ballast/model/family.h"
 
-#include "src/model/compute/layer_memory.h"
-#include "src/model/description/families/families.h"
+#include "src/model/compute/layer_shapes.h"
+#include "src/model/description/layer_rules.h"
+#include "tests/support/layer_specs.h"
 
 namespace ballast::model::latent_test {
 namespace {
@@ -72,21 +73,21 @@ TEST(LatentAttention, TellsKernelsTheWidthOfValues) {
 /// Devices have memory for sums over rows of this width.
 TEST(LatentAttention, HasSumsAsWideAsItsRanks) {
   ModelConfig c = small();
-  EXPECT_EQ(widest_of_specs(build_architecture(c).config), 11U + 6);
+  c.intermediate_size = 16;
+  EXPECT_EQ(widest_sum(*build_architecture(c).layers), 11U + 6);
   c.details["q_lora_rank"] = std::uint64_t{100};
-  EXPECT_EQ(widest_of_specs(build_architecture(c).config), 100U);
+  EXPECT_EQ(widest_sum(*build_architecture(c).layers), 100U);
 }
 
 TEST(LatentAttention, ScalesScoresByTheSquareOfYarnsFactor) {
   ModelConfig c = build_architecture(small()).config;
-  const Family& deepseek = family("deepseek_v3");
-  EXPECT_NEAR(deepseek.score_scale(c), 0.25, 1e-15);
+  EXPECT_NEAR(test::attention_of(c, 0).scale, 0.25, 1e-15);
   c.details["rope_scaling"] = text::parse_json(
       R"({"rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 4096,
           "mscale": 1.0, "mscale_all_dim": 0.5})",
       "scaling");
   const double m = 0.05 * std::log(40.0) + 1.0;
-  EXPECT_NEAR(deepseek.score_scale(c), 0.25 * m * m, 1e-15);
+  EXPECT_NEAR(test::attention_of(c, 0).scale, 0.25 * m * m, 1e-15);
 }
 
 /// Experts of Mistral 4 are slices of two tensors.

@@ -10,7 +10,7 @@
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
-#include "src/model/description/families/decoder.h"
+#include "src/model/description/families/families.h"
 #include "tests/support/fixtures.h"
 
 namespace ballast::model::rotary_test {

@@ -11,7 +11,7 @@
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
 
-#include "src/model/compute/layer.h"
+#include "src/model/compute/layer_arguments.h"
 #include "tests/support/expect_error.h"
 #include "tests/unit/model/fixture.h"
 

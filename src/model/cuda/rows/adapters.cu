@@ -107,6 +107,8 @@ __global__ void scaled_columns(ScaledColumns<T> c) {
     for (unsigned i = 0; i < kEight; ++i) {
       values[i] = device::rounded_product(values[i], others[i]);
     }
+  } else {
+    for (float& value : values) value = device::rounded_product(value, c.factor);
   }
   if (c.bias != nullptr) {
     read(c.bias + at, others);

@@ -69,19 +69,6 @@ __device__ std::size_t first_of_mine() {
   return (std::size_t{blockIdx.x} * kElementThreads + threadIdx.x) * kEight;
 }
 
-/// An activation function and its derivative.
-template <Activation f, class N>
-__device__ N value_at(const N& x) {
-  if constexpr (f == Activation::silu) return formulas::silu(x);
-  if constexpr (f == Activation::gelu) return formulas::exact_gelu(x);
-  return formulas::gelu(x);
-}
-template <Activation f, class N>
-__device__ N slope_at(const N& x) {
-  if constexpr (f == Activation::gelu) return formulas::exact_gelu_derivative(x);
-  return formulas::gelu_derivative(x);
-}
-
 template <Activation f, class T>
 __global__ void activated(const T* x, T* y, std::size_t size) {
   using N = typename Number<T>::type;
@@ -89,7 +76,7 @@ __global__ void activated(const T* x, T* y, std::size_t size) {
   if (at >= size) return;
   float values[kEight];
   read(x + at, values);
-  for (float& value : values) value = value_of(value_at<f>(N(value)));
+  for (float& value : values) value = value_of(formulas::activation<f>(N(value)));
   write(values, y + at);
 }
 
@@ -102,7 +89,8 @@ __global__ void times_derivative(const T* x, T* d, std::size_t size) {
   float gradients[kEight];
   read(x + at, values);
   read(d + at, gradients);
-  for (unsigned i = 0; i < kEight; ++i) gradients[i] *= value_of(slope_at<f>(N(values[i])));
+  for (unsigned i = 0; i < kEight; ++i)
+    gradients[i] *= value_of(formulas::activation_derivative<f>(N(values[i])));
   write(gradients, d + at);
 }
 
@@ -119,7 +107,7 @@ template <Activation f>
 struct Plain {
   template <class N>
   __device__ float value(float gate, float up) const {
-    return up * value_of(value_at<f>(N(gate)));
+    return up * value_of(formulas::activation<f>(N(gate)));
   }
   /// Replaces gate and up by their gradients, given the gradient of the result.
   template <class N>
@@ -130,8 +118,8 @@ struct Plain {
       gate = d * up * value_of(formulas::silu_derivative(x, s));
       up = d * value_of(x * s);
     } else {
-      gate = d * up * value_of(slope_at<f>(x));
-      up = d * value_of(value_at<f>(x));
+      gate = d * up * value_of(formulas::activation_derivative<f>(x));
+      up = d * value_of(formulas::activation<f>(x));
     }
   }
 };
@@ -230,31 +218,25 @@ device::LaunchConfig over(cudaStream_t stream, std::size_t size) {
 template <class T>
 cudaError_t activate(cudaStream_t stream, Activation f, const T* x, T* y, std::size_t size) {
   if (size == 0) return cudaSuccess;
-  if (f == Activation::silu) return cudaErrorInvalidValue;
-  return device::launch(over(stream, size),
-                        f == Activation::gelu ? &activated<Activation::gelu, T>
-                                              : &activated<Activation::gelu_tanh, T>,
-                        x, y, size);
+  return formulas::with_activation(f, [&](auto is) {
+    return device::launch(over(stream, size), &activated<is(), T>, x, y, size);
+  });
 }
 
 template <class T>
 cudaError_t activate_backward(cudaStream_t stream, Activation f, const T* x, T* d,
                               std::size_t size) {
   if (size == 0) return cudaSuccess;
-  if (f == Activation::silu) return cudaErrorInvalidValue;
-  return device::launch(over(stream, size),
-                        f == Activation::gelu ? &times_derivative<Activation::gelu, T>
-                                              : &times_derivative<Activation::gelu_tanh, T>,
-                        x, d, size);
+  return formulas::with_activation(f, [&](auto is) {
+    return device::launch(over(stream, size), &times_derivative<is(), T>, x, d, size);
+  });
 }
 
 /// Returns launch(formula) for the formula that `how` selects.
 template <class Work>
-cudaError_t with_formula(const Gating& how, Work launch) {
-  if (how.activation == Activation::gelu) return cudaErrorInvalidValue;
+cudaError_t with_formula(const Gating& how, const Work& launch) {
   if (how.limit > 0.0F) return launch(Limited{how.limit, how.slope});
-  if (how.activation == Activation::silu) return launch(Plain<Activation::silu>());
-  return launch(Plain<Activation::gelu_tanh>());
+  return formulas::with_activation(how.activation, [&](auto is) { return launch(Plain<is()>()); });
 }
 
 template <class T>

@@ -110,8 +110,7 @@ template <class T>
 cudaError_t add_column_products(cudaStream_t stream, const ColumnProducts<T>& columns,
                                 float* gradient, float* partials);
 
-/// y = `how` applied to gate and up, whose rows are `step` apart. Supports silu (with or without
-/// limit) and gelu_tanh; otherwise cudaErrorInvalidValue.
+/// y = `how` applied to gate and up, whose rows are `step` apart.
 template <class T>
 cudaError_t glu(cudaStream_t stream, const Gating& how, const T* gate, const T* up,
                 std::size_t step, T* y, Rows rows);

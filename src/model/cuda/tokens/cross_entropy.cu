@@ -134,7 +134,8 @@ __device__ unsigned column_of(const LogitTile& tile, std::int32_t target) {
 __global__ void __launch_bounds__(kEntropyThreads) cap_row(LogitTile tile) {
   float* const row = tile.logits + blockIdx.x * tile.stride;
   for (std::size_t i = threadIdx.x; i < tile.width; i += kEntropyThreads) {
-    row[i] = formulas::soft_cap(row[i], tile.cap);
+    const float logit = device::rounded_product(row[i], tile.factor);
+    row[i] = tile.cap > 0.0F ? formulas::soft_cap(logit, tile.cap) : logit;
   }
 }
 

@@ -40,38 +40,34 @@ class Delta : public Llama {
     }
     check_types(c, refuse);
   }
-  OuterTensors outer() const override {
-    OuterTensors tensors = Llama::outer();
-    tensors.norm_offset = 1.0F;
-    return tensors;
+  OuterSpec outer(const ModelConfig& c) const override {
+    OuterSpec outer = Llama::outer(c);
+    outer.norm.offset = 1.0F;
+    return outer;
   }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
-    DecoderSpec spec = Llama::decoder(c, index);
-    spec.norm_offset = 1.0F;
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Llama::layer(c, index);
+    for (SublayerSpec& sublayer : layer.sublayers) sublayer.before->offset = 1.0F;
     if (has_attention(c, index)) {
-      spec.query_norm = "self_attn.q_norm";
-      spec.key_norm = "self_attn.k_norm";
-      spec.output_gate = true;
-      return spec;
+      add_head_norms(layer, 1.0F);
+      maps_of(layer).output_gate = true;
+      return layer;
     }
-    spec.qkv = {"linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_proj_b",
-                "linear_attn.in_proj_a"};
-    spec.rotates = false;
-    spec.attention_out = "linear_attn.out_proj";
-    spec.qkv_bias = spec.attention_out_bias = false;
-    spec.delta = {.key_heads = whole_number(c, "linear_num_key_heads"),
-                  .value_heads = whole_number(c, "linear_num_value_heads"),
-                  .key_width = whole_number(c, "linear_key_head_dim"),
-                  .value_width = whole_number(c, "linear_value_head_dim"),
-                  .taps = whole_number(c, "linear_conv_kernel_dim"),
-                  .convolution = "linear_attn.conv1d",
-                  .decay = "linear_attn.A_log",
-                  .shift = "linear_attn.dt_bias",
-                  .norm = "linear_attn.norm"};
-    return spec;
-  }
-  std::uint64_t heads_of_keys(const ModelConfig& c, std::uint64_t index) const override {
-    return has_attention(c, index) ? c.num_kv_heads : whole_number(c, "linear_num_key_heads");
+    layer.sublayers[0].body = DeltaSpec{.key_heads = whole_number(c, "linear_num_key_heads"),
+                                        .value_heads = whole_number(c, "linear_num_value_heads"),
+                                        .key_width = whole_number(c, "linear_key_head_dim"),
+                                        .value_width = whole_number(c, "linear_value_head_dim"),
+                                        .taps = whole_number(c, "linear_conv_kernel_dim"),
+                                        .convolution = "linear_attn.conv1d",
+                                        .decay = "linear_attn.A_log",
+                                        .shift = "linear_attn.dt_bias",
+                                        .norm = "linear_attn.norm",
+                                        .maps = {{"linear_attn.in_proj_qkv"},
+                                                 {"linear_attn.in_proj_z"},
+                                                 {"linear_attn.in_proj_b"},
+                                                 {"linear_attn.in_proj_a"}},
+                                        .out = {"linear_attn.out_proj"}};
+    return layer;
   }
   void cut_heads(ModelConfig& c) const override {
     const std::uint64_t tiles =
@@ -183,8 +179,8 @@ class Qwen35Moe final : public Delta {
     if (c.intermediate_size == 0) c.intermediate_size = whole_number(c, "moe_intermediate_size");
     Delta::complete(c, refuse);
   }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
-    return instead_of_mlp(Delta::decoder(c, index), gated_experts(c));
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    return instead_of_mlp(Delta::layer(c, index), gated_experts(c));
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
     std::vector<CheckpointKey> keys = keys_of_checkpoints(Delta::checkpoint_keys());
@@ -197,31 +193,32 @@ class Qwen35Moe final : public Delta {
 class Qwen3Next final : public Delta {
  public:
   Qwen3Next()
-      : Delta({.name = "qwen3_next",
-               .checkpoint_class = "Qwen3NextForCausalLM",
-               .details = with_sparse_layers(
-                   with_mixers({{"shared_expert_intermediate_size", std::uint64_t{512}}}), 10, 512),
-               .rules = {.rope = rope(), .without_effect = without_effect({})},
-               .standards = {{"num_key_value_heads", 2},
-                             {"head_dim", 256},
-                             {"intermediate_size", 5632},
-                             {"num_experts", 512},
-                             {"norm_topk_prob", true}}}) {}
+      : Delta(
+            {.name = "qwen3_next",
+             .checkpoint_class = "Qwen3NextForCausalLM",
+             .details = with_sparse_layers(
+                 with_mixers({{"shared_expert_intermediate_size", std::uint64_t{512}}}), 10, 512),
+             .rules = {.rope = rope(), .without_effect = without_effect({}), .peft_converts = true},
+             .standards = {{"num_key_value_heads", 2},
+                           {"head_dim", 256},
+                           {"intermediate_size", 5632},
+                           {"num_experts", 512},
+                           {"norm_topk_prob", true}}}) {}
   void complete(ModelConfig& c, const Refuse& refuse) const override {
     check_sparse_layers(c, refuse);
     whole_number(c, "shared_expert_intermediate_size", 1, refuse);
     Delta::complete(c, refuse);
   }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
-    DecoderSpec spec = Delta::decoder(c, index);
-    if (spec.delta.key_heads > 0) {
-      spec.qkv = {"linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"};
-      spec.delta.by_key_head = true;
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Delta::layer(c, index);
+    if (auto* const delta = std::get_if<DeltaSpec>(&layer.sublayers[0].body)) {
+      delta->maps = {{"linear_attn.in_proj_qkvz"}, {"linear_attn.in_proj_ba"}};
+      delta->by_key_head = true;
     }
-    if (!is_sparse(c, index)) return spec;
+    if (!is_sparse(c, index)) return layer;
     ExpertsSpec experts = gated_experts(c);
     experts.renormalises = c.flag("norm_topk_prob");
-    return instead_of_mlp(std::move(spec), std::move(experts));
+    return instead_of_mlp(std::move(layer), std::move(experts));
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
     return keys_of_checkpoints(Delta::checkpoint_keys());
@@ -230,20 +227,14 @@ class Qwen3Next final : public Delta {
 
 }  // namespace
 
-bool has_delta_nets(const ModelConfig& config) {
-  const auto* const described = dynamic_cast<const DecoderFamily*>(&family(config.family));
-  for (std::uint64_t layer = 0; described != nullptr && layer < config.num_layers; ++layer) {
-    if (described->decoder(config, layer).delta.key_heads > 0) return true;
-  }
-  return false;
+std::unique_ptr<const Family> families::qwen3_5() {
+  return std::make_unique<const Qwen35>();
 }
-
-std::vector<std::unique_ptr<const Family>> families_with_delta_nets() {
-  std::vector<std::unique_ptr<const Family>> made;
-  made.push_back(std::make_unique<const Qwen35>());
-  made.push_back(std::make_unique<const Qwen35Moe>());
-  made.push_back(std::make_unique<const Qwen3Next>());
-  return made;
+std::unique_ptr<const Family> families::qwen3_5_moe() {
+  return std::make_unique<const Qwen35Moe>();
+}
+std::unique_ptr<const Family> families::qwen3_next() {
+  return std::make_unique<const Qwen3Next>();
 }
 
 }  // namespace ballast::model

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,30 +14,19 @@
 #include "ballast/core/error.h"
 #include "ballast/model/family.h"
 
-#include "src/model/description/families/decoder.h"
-#include "src/model/description/families/gemma.h"
-#include "src/model/description/families/gpt.h"
-#include "src/model/description/families/llama.h"
+#include "src/model/description/layer_rules.h"
 
 namespace ballast::model {
 
 namespace {
 
-template <class... F>
-std::vector<std::unique_ptr<const Family>> make_families() {
-  std::vector<std::unique_ptr<const Family>> made;
-  (made.push_back(std::make_unique<const F>()), ...);
-  return made;
-}
-
-/// The registered families. New ones are added here; the first is the default.
-std::vector<std::unique_ptr<const Family>>& families() {
+/// The registered families.
+std::vector<std::unique_ptr<const Family>>& registered() {
   static auto all = [] {
-    auto made = make_families<Gpt2, Llama, Mistral, Ministral3, Qwen2, Qwen3, SmolLm3, Phi3, Olmo2,
-                              Olmo3, Gemma2, Gemma3, Gemma4, GptNeoX>();
-    std::ranges::move(families_with_experts(), std::back_inserter(made));
-    std::ranges::move(families_with_latent_attention(), std::back_inserter(made));
-    std::ranges::move(families_with_delta_nets(), std::back_inserter(made));
+    std::vector<std::unique_ptr<const Family>> made;
+#define BALLAST_MAKE_FAMILY(name) made.push_back(families::name());
+    BALLAST_FAMILIES(BALLAST_MAKE_FAMILY)
+#undef BALLAST_MAKE_FAMILY
     return made;
   }();
   return all;
@@ -48,17 +35,21 @@ std::vector<std::unique_ptr<const Family>>& families() {
 }  // namespace
 
 void add_family(std::unique_ptr<const Family> family) {
-  families().push_back(std::move(family));
+  registered().push_back(std::move(family));
+}
+
+std::string default_family() {
+  return std::string(registered().front()->name());
 }
 
 std::vector<std::string> family_names() {
   std::vector<std::string> names;
-  for (const auto& one : families()) names.emplace_back(one->name());
+  for (const auto& one : registered()) names.emplace_back(one->name());
   return names;
 }
 
 const Family& family(std::string_view name) {
-  for (const auto& one : families()) {
+  for (const auto& one : registered()) {
     if (one->name() == name) return *one;
   }
   const std::vector<std::string> names = family_names();
@@ -67,30 +58,24 @@ const Family& family(std::string_view name) {
                           listed(names), did_you_mean(name, names)));
 }
 
-std::uint64_t last_reader_of_keys(const ModelConfig& config, std::uint64_t index) {
-  const Family& described = family(config.family);
-  std::uint64_t last = index;
-  for (std::uint64_t layer = index + 1; layer < config.num_layers; ++layer) {
-    if (described.keys_of(config, layer) == index) last = layer;
-  }
-  return last;
+std::vector<Rotary> Family::rotaries(const ModelConfig& /*config*/,
+                                     const Refuse& /*refuse*/) const {
+  return {};
 }
 
-bool links_layers(const ModelConfig& config) {
-  const Family& described = family(config.family);
-  if (described.layer_input_width(config) > 0) return true;
-  for (std::uint64_t layer = 0; layer < config.num_layers; ++layer) {
-    if (described.keys_of(config, layer) != layer) return true;
+void set_standards(std::vector<CheckpointKey>& keys,
+                   const std::vector<CheckpointStandard>& standards) {
+  for (const CheckpointStandard& standard : standards) {
+    for (CheckpointKey& key : keys) {
+      if (key.name != standard.name) continue;
+      key.standard = standard.value;
+      key.nullable = standard.nullable;
+    }
   }
-  return false;
 }
 
-bool has_experts(const ModelConfig& config) {
-  const Family& described = family(config.family);
-  for (std::uint64_t layer = 0; layer < config.num_layers; ++layer) {
-    if (described.experts_of_layer(config, layer) > 0) return true;
-  }
-  return false;
+CheckpointKey checkpoint_key(const DetailKey& detail) {
+  return {detail.name, detail.name, {}, detail.standard, detail.standard.is_null()};
 }
 
 ModelConfig default_config(std::string_view family_name) {
@@ -104,110 +89,48 @@ ModelConfig default_config(std::string_view family_name) {
 
 namespace {
 
-/// Returns the detail with this name, or nullptr if the family lacks it or it is null.
-const text::Json* given_detail(const ModelConfig& c, std::string_view name) {
-  const auto found = c.details.find(name);
-  return found == c.details.end() || found->second.is_null() ? nullptr : &found->second;
-}
-
-}  // namespace
-
-bool Llama::is_sliding(const ModelConfig& c, std::uint64_t index) const {
-  const text::Json* const types = given_detail(c, "layer_types");
-  return types == nullptr ? is_windowed(c, index) : types->elements()[index] == "sliding_attention";
-}
-
-std::uint64_t Llama::window(const ModelConfig& c, std::uint64_t index) const {
-  const text::Json* const tokens = given_detail(c, "sliding_window");
-  const text::Json* const used = given_detail(c, "use_sliding_window");
-  if (tokens == nullptr || (used != nullptr && !used->flag())) return 0;
-  return is_sliding(c, index) ? *tokens->whole() : 0;
-}
-
-void Llama::check_windows(const ModelConfig& c, const Refuse& refuse) {
-  const text::Json* const tokens = given_detail(c, "sliding_window");
-  const text::Json* const used = given_detail(c, "use_sliding_window");
-  const bool unused = used != nullptr && !used->flag();  // transformers then writes 0
-  if (tokens != nullptr && (!tokens->whole() || (*tokens->whole() == 0 && !unused))) {
-    refuse("sliding_window",
-           fmt::format("must be a number of tokens, got {}", tokens->described()));
-  }
-  const text::Json* const types = given_detail(c, "layer_types");
-  if (types == nullptr) return;
-  bool known = types->is_array() && types->elements().size() == c.num_layers;
-  for (const text::Json& type : types->elements()) {
-    known = known && (type == "sliding_attention" || type == "full_attention");
-  }
-  if (known) return;
-  refuse("layer_types",
-         fmt::format("must be a list of num_layers ({}) words, \"full_attention\" or "
-                     "\"sliding_attention\"",
-                     c.num_layers));
-}
-
-namespace {
-
 using text::Json;
 
 struct Refused {};
 
-/// Effects of the keys of the model section on one layer.
-struct LayerFacts {
-  DecoderSpec spec;
-  std::array<std::optional<Rotary>, 3> rotaries;  ///< for keys, queries, growth of queries
-  HeadExtents heads;
-  std::uint64_t keys_of = 0;
-  std::uint64_t mlp_width = 0;
-
-  friend bool operator==(const LayerFacts&, const LayerFacts&) = default;
-};
-
 /// Effects of the keys of the model section, in a form that can be compared.
 struct Facts {
-  std::vector<LayerFacts> layers;
-  std::array<double, 5> scores = {};  ///< factor and caps, coefficients of router losses
+  std::vector<LayerSpec> layers;  ///< without indices of rotary positions, which say nothing
+  std::vector<std::array<Rotary, 3>> rotaries;  ///< for keys, queries, growth of queries
+  OuterSpec outer;
+  std::array<double, 2> losses = {};  ///< coefficients
   std::string longest;                ///< limit of the length of sequences
 
   friend bool operator==(const Facts&, const Facts&) = default;
 };
 
-LayerFacts facts_of_layer(const DecoderFamily& family, const ModelConfig& c, std::uint64_t index,
-                          const std::vector<Rotary>& rotaries) {
-  LayerFacts facts = {.spec = family.decoder(c, index),
-                      .rotaries = {},
-                      .heads = family.heads(c, index),
-                      .keys_of = family.keys_of(c, index)};
-  const DecoderSpec& spec = facts.spec;
-  if (spec.experts.count == 0) {
-    facts.mlp_width = spec.mlp_width == 0 ? c.intermediate_size : spec.mlp_width;
+/// Adds the effects on a layer.
+void add_layer(Facts& facts, LayerSpec layer, const std::vector<Rotary>& rotaries) {
+  std::array<Rotary, 3>& own = facts.rotaries.emplace_back();
+  if (layer.find<AttentionSpec>() != nullptr) {
+    std::optional<RotarySpec>& at = attention_of(layer).rotary;
+    if (at) {
+      own = {rotaries.at(at->keys), rotaries.at(at->queries)};
+      if (at->growth > 0) own[2] = rotaries.at(at->growth);
+      at = RotarySpec{};
+    }
   }
-  if (spec.rotates && !rotaries.empty()) {
-    facts.rotaries[0] = rotaries.at(spec.rotary);
-    if (spec.query_rotary > 0) facts.rotaries[1] = rotaries.at(spec.query_rotary);
-    if (spec.query_growth > 0) facts.rotaries[2] = rotaries.at(spec.query_growth);
-  }
-  // The indices say nothing.
-  facts.spec.rotary = facts.spec.query_rotary = 0;
-  return facts;
+  facts.layers.push_back(std::move(layer));
 }
 
 /// The facts about a config before complete(); nothing if it is not valid.
 std::optional<Facts> facts_of(ModelConfig c) {
-  const auto* const described = dynamic_cast<const DecoderFamily*>(&family(c.family));
-  if (described == nullptr) return {};
+  const Family& described = family(c.family);
   const auto refuse = [](std::string_view, const std::string&) { throw Refused(); };
   try {
     complete(c, refuse);
-    const std::vector<Rotary> rotaries = described->rotaries(c, refuse);
-    Facts facts;
-    for (std::uint64_t index = 0; index < c.num_layers; ++index) {
-      facts.layers.push_back(facts_of_layer(*described, c, index, rotaries));
-    }
+    const std::vector<Rotary> rotaries = described.rotaries(c, refuse);
+    Facts facts = {.outer = described.outer(c)};
+    for (LayerSpec& layer : layers_of(c)) add_layer(facts, std::move(layer), rotaries);
     const RouterLosses losses = router_losses(c);
-    facts.scores = {described->score_scale(c), described->score_cap(c), described->logit_cap(c),
-                    losses.balance, losses.z};
+    facts.losses = {losses.balance, losses.z};
     constexpr std::uint64_t kLongest = std::uint64_t{1} << 30U;
-    facts.longest = described->obstacle_to_length(c, kLongest);
+    facts.longest = described.obstacle_to_length(c, kLongest);
     return facts;
   } catch (const Refused&) {
     return {};

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,21 +9,88 @@
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
 
-#include "src/model/description/families/decoder.h"
+#include "src/model/description/layer_spec.h"
+#include "src/model/description/rotary_angles.h"
 
 namespace ballast::model {
 
-/// Coefficients of the router losses.
-struct RouterLosses {
-  double balance = 0.0;  ///< coefficient of the load-balancing loss
-  double z = 0.0;        ///< coefficient of the z-loss
-};
-/// Returns the coefficients in the config; zeros for families without experts.
-RouterLosses router_losses(const ModelConfig& config);
+/// The built-in families in the order of registration. The first is the default. A new family is
+/// one file, which defines the function of this name, and one row here.
+#define BALLAST_FAMILIES(X) \
+  X(gpt2)                   \
+  X(llama)                  \
+  X(mistral)                \
+  X(ministral3)             \
+  X(qwen2)                  \
+  X(qwen3)                  \
+  X(smollm3)                \
+  X(phi3)                   \
+  X(olmo2)                  \
+  X(olmo3)                  \
+  X(gemma2)                 \
+  X(gemma3)                 \
+  X(gemma4)                 \
+  X(gpt_neox)               \
+  X(mixtral)                \
+  X(qwen2_moe)              \
+  X(qwen3_moe)              \
+  X(olmoe)                  \
+  X(gpt_oss)                \
+  X(glm4_moe)               \
+  X(minimax_m2)             \
+  X(deepseek_v3)            \
+  X(glm4_moe_lite)          \
+  X(deepseek_v32)           \
+  X(glm_moe_dsa)            \
+  X(mistral4)               \
+  X(qwen3_5)                \
+  X(qwen3_5_moe)            \
+  X(qwen3_next)
 
-/// Width of the widest sum over rows in experts, their router, and maps of low rank (biases, norms,
-/// logits); 0 for a family without a DecoderSpec.
-std::uint64_t widest_of_specs(const ModelConfig& config);
+namespace families {
+#define BALLAST_DECLARE_FAMILY(name) std::unique_ptr<const Family> name();
+BALLAST_FAMILIES(BALLAST_DECLARE_FAMILY)
+#undef BALLAST_DECLARE_FAMILY
+}  // namespace families
+
+/// Rotary positions for whole heads without scaling. `theta`: the key with their base.
+Rotary plain_rotary_positions(const ModelConfig& config, std::string_view theta,
+                              const Refuse& refuse);
+
+/// Additions to rotary_positions().
+struct RotaryUse {
+  /// The factor grows with the position (factor_at()) by rope_scaling's keys llama_4_scaling_beta
+  /// and original_max_position_embeddings, if the first is given.
+  bool grows = false;
+  std::uint64_t width = 0;  ///< values of a head that may rotate; 0: head_dim
+};
+
+/// Rotary positions described by the keys rope_theta, rope_scaling, partial_rotary_factor (where
+/// the family has them) and head_dim. Calls `refuse` for rope_scaling with an unknown type, an
+/// unknown or missing key, or a bad value.
+///
+/// Types of rope_scaling, all as in Hugging Face's transformers: default; linear (positions divided
+/// by the factor); dynamic (a base that grows with the length of the document; bloc97, "NTK-aware
+/// scaled RoPE", 2023); llama3 (frequencies below a bound divided by the factor; Llama 3.1's model
+/// card); yarn (Peng et al., "YaRN", 2023, section 3); longrope (other divisors of the frequencies
+/// in long documents; Ding et al., "LongRoPE", 2024); proportional (the first pairs of a head turn,
+/// with the frequencies of a whole head).
+Rotary rotary_positions(const ModelConfig& config, const Refuse& refuse, const RotaryUse& use = {});
+
+/// YaRN's factor of a softmax's scores beyond that of rotary positions, as in DeepSeek-V3: the
+/// square of 0.1 mscale_all_dim ln(factor) + 1 for rope_scaling's keys; 1 without them.
+double yarn_score_factor(const ModelConfig& config);
+
+/// The value that a class of transformers assumes if config.json lacks the key.
+struct CheckpointStandard {
+  std::string name;
+  text::Json value;
+  bool nullable = false;  ///< whether null is a value, too
+};
+void set_standards(std::vector<CheckpointKey>& keys,
+                   const std::vector<CheckpointStandard>& standards);
+/// Returns the key for a detail, which has the same name in config.json and in the model section.
+CheckpointKey checkpoint_key(const DetailKey& detail);
 
 // For families with experts.
 
@@ -52,34 +118,10 @@ std::vector<CheckpointKey> keys_of_checkpoints(std::vector<CheckpointKey> keys);
 ExpertsSpec usual_experts(const ModelConfig& config, std::string_view count, std::uint64_t width);
 /// Returns the experts of one layer with the tensor names of Mixtral.
 ExpertsSpec mixtral_experts(const ModelConfig& config, std::uint64_t width);
-DecoderSpec instead_of_mlp(DecoderSpec spec, ExpertsSpec experts);
+LayerSpec instead_of_mlp(LayerSpec layer, ExpertsSpec experts);
 /// Checks the keys of experts that GLM-4.5 and DeepSeek-V3 have.
 void check_sigmoid_experts(const ModelConfig& config, const Refuse& refuse);
 /// Returns the experts of one layer that these keys describe.
 ExpertsSpec sigmoid_experts(const ModelConfig& config);
-/// Returns the families whose routers use sigmoids.
-std::vector<std::unique_ptr<const Family>> families_with_sigmoid_routers();
-
-/// The built-in families whose layers have experts.
-std::vector<std::unique_ptr<const Family>> families_with_experts();
-
-/// Returns the families with latent attention (LatentSpec).
-std::vector<std::unique_ptr<const Family>> families_with_latent_attention();
-
-/// Returns the families with gated delta nets (DeltaSpec).
-std::vector<std::unique_ptr<const Family>> families_with_delta_nets();
-
-/// Returns whether layers of such models have gated delta nets, which need whole sequences on one
-/// rank.
-bool has_delta_nets(const ModelConfig& config);
-
-/// Names of the families that have the key of the model section, in order of registration.
-std::vector<std::string> families_with_key(std::string_view key);
-
-/// Returns those of `keys`, keys of the model section, whose values change nothing that the model
-/// computes and no limit that it sets, whatever they are, because other keys switch them off.
-/// `given`: a valid config before complete(). A key is tried with other values; it has an effect if
-/// one of them makes another model, or if none of them is valid.
-std::vector<std::string> unused_keys(const ModelConfig& given, std::span<const std::string> keys);
 
 }  // namespace ballast::model

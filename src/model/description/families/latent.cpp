@@ -13,7 +13,7 @@
 namespace ballast::model {
 namespace {
 
-/// Families with latent attention (LatentSpec).
+/// Families with latent attention (LatentMaps).
 class Latent : public Llama {
  public:
   void complete(ModelConfig& c, const Refuse& refuse) const override {
@@ -48,34 +48,34 @@ class Latent : public Llama {
   std::uint64_t head_width(const ModelConfig& c) const override {
     return whole(c, "qk_nope_head_dim") + whole(c, "qk_rope_head_dim");
   }
-  HeadExtents heads(const ModelConfig& c, std::uint64_t /*index*/) const override {
-    return {c.num_heads, c.num_kv_heads, c.head_dim, whole(c, "v_head_dim")};
-  }
   std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
     Rotary rotary = rotary_positions(c, refuse, {.width = whole(c, "qk_rope_head_dim")});
     rotary.interleaved = !c.details.contains("rope_interleave") || c.flag("rope_interleave");
     return {rotary};
   }
-  double score_scale(const ModelConfig& c) const override {
-    return yarn_score_factor(c) / std::sqrt(static_cast<double>(c.head_dim));
-  }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
-    DecoderSpec spec = Llama::decoder(c, index);
-    spec.latent = {.rank = whole(c, "kv_lora_rank"),
-                   .query_rank = whole(c, "q_lora_rank"),
-                   .plain = whole(c, "qk_nope_head_dim"),
-                   .rotating = whole(c, "qk_rope_head_dim"),
-                   .values = whole(c, "v_head_dim"),
-                   .query_down = "self_attn.q_a_proj",
-                   .query_norm = "self_attn.q_a_layernorm",
-                   .down = "self_attn.kv_a_proj_with_mqa",
-                   .norm = "self_attn.kv_a_layernorm",
-                   .up = "self_attn.kv_b_proj",
-                   .bias = std::exchange(spec.qkv_bias, false),
-                   .epsilon = 1e-6};  // not rms_norm_eps
-    spec.qkv = {spec.latent.query_rank > 0 ? "self_attn.q_b_proj" : "self_attn.q_proj"};
-    if (is_dense(c, index)) return spec;
-    return instead_of_mlp(std::move(spec), experts(c));
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Llama::layer(c, index);
+    AttentionSpec& attention = attention_of(layer);
+    const bool biased = attention.out.bias;
+    const bool low = whole(c, "q_lora_rank") > 0;
+    const auto norm = [](const char* name) {
+      return NormSpec{.name = name, .epsilon = 1e-6};  // not rms_norm_eps
+    };
+    attention.heads.value_dim = whole(c, "v_head_dim");
+    attention.scale = yarn_score_factor(c) / std::sqrt(static_cast<double>(c.head_dim));
+    attention.maps = LatentMaps{.query_rank = whole(c, "q_lora_rank"),
+                                .rank = whole(c, "kv_lora_rank"),
+                                .plain = whole(c, "qk_nope_head_dim"),
+                                .rotating = whole(c, "qk_rope_head_dim"),
+                                .values = whole(c, "v_head_dim"),
+                                .query_down = {"self_attn.q_a_proj", biased},
+                                .query_norm = norm("self_attn.q_a_layernorm"),
+                                .query = {low ? "self_attn.q_b_proj" : "self_attn.q_proj"},
+                                .down = {"self_attn.kv_a_proj_with_mqa", biased},
+                                .norm = norm("self_attn.kv_a_layernorm"),
+                                .up = {"self_attn.kv_b_proj"}};
+    if (is_dense(c, index)) return layer;
+    return instead_of_mlp(std::move(layer), experts(c));
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
     std::vector<CheckpointKey> keys = Llama::checkpoint_keys();
@@ -164,7 +164,8 @@ class DeepseekV3 final : public Latent {
                 .rules = {.rope = {.longest = 4096},
                           .aliases = {{"num_local_experts", "n_routed_experts"}},
                           .without_effect = without_effect({"head_dim"}),
-                          .other_types = {"kimi_k2"}},
+                          .other_types = {"kimi_k2"},
+                          .peft_converts = true},
                 .standards = {{"num_key_value_heads", 128, true},
                               {"q_lora_rank", 1536, true},
                               {"n_routed_experts", 256},
@@ -196,7 +197,8 @@ class Glm4MoeLite final : public Latent {
                 .rules = {.rope = {.longest = 202752},
                           .aliases = {{"num_local_experts", "n_routed_experts"},
                                       {"head_dim", "qk_rope_head_dim"}},
-                          .without_effect = without_effect({"first_k_dense_replace"})},
+                          .without_effect = without_effect({"first_k_dense_replace"}),
+                          .peft_converts = true},
                 .standards = {{"num_key_value_heads", 20},
                               {"q_lora_rank", 768, true},
                               {"qk_nope_head_dim", 192},
@@ -261,7 +263,8 @@ class SparseLatent : public Latent {
         .without_effect = without_effect(
             {"head_dim", "index_head_dim", "index_n_heads", "indexer_types", "index_topk_freq",
              "index_skip_topk_offset", "index_topk_pattern", "indexer_rope_interleave",
-             "layer_types", "mlp_bias", "rope_interleave"})};
+             "layer_types", "mlp_bias", "rope_interleave"}),
+        .peft_converts = true};
   }
 };
 
@@ -353,10 +356,10 @@ class Mistral4 final : public Latent {
                            .period = std::exchange(rotary.period, 1.0)};
     return {rotary, growth};
   }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
-    DecoderSpec spec = Latent::decoder(c, index);
-    spec.query_growth = 1;
-    return spec;
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Latent::layer(c, index);
+    attention_of(layer).rotary->growth = 1;
+    return layer;
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
     std::vector<CheckpointKey> keys = Latent::checkpoint_keys();
@@ -381,14 +384,20 @@ class Mistral4 final : public Latent {
 
 }  // namespace
 
-std::vector<std::unique_ptr<const Family>> families_with_latent_attention() {
-  std::vector<std::unique_ptr<const Family>> made;
-  made.push_back(std::make_unique<const DeepseekV3>());
-  made.push_back(std::make_unique<const Glm4MoeLite>());
-  made.push_back(std::make_unique<const DeepseekV32>());
-  made.push_back(std::make_unique<const GlmMoeDsa>());
-  made.push_back(std::make_unique<const Mistral4>());
-  return made;
+std::unique_ptr<const Family> families::deepseek_v3() {
+  return std::make_unique<const DeepseekV3>();
+}
+std::unique_ptr<const Family> families::glm4_moe_lite() {
+  return std::make_unique<const Glm4MoeLite>();
+}
+std::unique_ptr<const Family> families::deepseek_v32() {
+  return std::make_unique<const DeepseekV32>();
+}
+std::unique_ptr<const Family> families::glm_moe_dsa() {
+  return std::make_unique<const GlmMoeDsa>();
+}
+std::unique_ptr<const Family> families::mistral4() {
+  return std::make_unique<const Mistral4>();
 }
 
 }  // namespace ballast::model

@@ -11,7 +11,7 @@
 #include "ballast/core/error.h"
 #include "ballast/text/json.h"
 
-#include "src/model/description/families/decoder.h"
+#include "src/model/description/families/families.h"
 
 namespace ballast::model {
 namespace {
@@ -240,16 +240,6 @@ Rotary scaled(const Inputs& in, Scaling& scaling) {
 }
 
 }  // namespace
-
-std::vector<double> frequencies_in_document(const Rotary& rotary, std::size_t tokens) {
-  if (!rotary.depends_on_documents(tokens)) return rotary.frequencies;
-  const double ratio = static_cast<double>(tokens) / rotary.trained_length;
-  std::vector<double> frequencies = rotary.long_frequencies;
-  for (std::size_t i = 0; i < frequencies.size(); ++i) {
-    frequencies[i] = frequency_in(ratio, frequencies[i], rotary.growth, i, frequencies.size());
-  }
-  return frequencies;
-}
 
 Rotary plain_rotary_positions(const ModelConfig& c, std::string_view key, const Refuse& refuse) {
   const double theta = c.number(key);

@@ -60,7 +60,8 @@ class Glm4Moe final : public Llama {
                .rules = {.rope = {.longest = 131072, .part = "partial_rotary_factor"},
                          .aliases = {{"num_local_experts", "n_routed_experts"}},
                          .without_effect = {"num_nextn_predict_layers", "num_mtp_layers",
-                                            "output_router_logits"}},
+                                            "output_router_logits"},
+                         .peft_converts = true},
                .standards = {{"rms_norm_eps", 1e-5},
                              {"num_key_value_heads", 8},
                              {"intermediate_size", 10944},
@@ -70,15 +71,12 @@ class Glm4Moe final : public Llama {
     check_sigmoid_experts(c, refuse);
     whole_number(c, "first_k_dense_replace", 0, refuse);
   }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
-    DecoderSpec spec = Llama::decoder(c, index);
-    spec.attention_out_bias = false;
-    if (c.flag("use_qk_norm")) {
-      spec.query_norm = "self_attn.q_norm";
-      spec.key_norm = "self_attn.k_norm";
-    }
-    if (index < whole_number(c, "first_k_dense_replace")) return spec;
-    return instead_of_mlp(std::move(spec), sigmoid_experts(c));
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Llama::layer(c, index);
+    attention_of(layer).out.bias = false;
+    if (c.flag("use_qk_norm")) add_head_norms(layer);
+    if (index < whole_number(c, "first_k_dense_replace")) return layer;
+    return instead_of_mlp(std::move(layer), sigmoid_experts(c));
   }
 };
 
@@ -112,15 +110,13 @@ class MiniMaxM2 final : public Llama {
     Llama::complete(c, refuse);
     check_expert_counts(c, "num_local_experts", refuse);
   }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
-    DecoderSpec spec = Llama::decoder(c, index);
-    spec.query_norm = "self_attn.q_norm";
-    spec.key_norm = "self_attn.k_norm";
-    spec.norms_whole_rows = true;
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Llama::layer(c, index);
+    add_head_norms(layer, 0.0F, true);
     ExpertsSpec experts = mixtral_experts(c, c.intermediate_size);
     experts.sigmoid = true;
     experts.correction = "block_sparse_moe.e_score_correction_bias";
-    return instead_of_mlp(std::move(spec), std::move(experts));
+    return instead_of_mlp(std::move(layer), std::move(experts));
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
     std::vector<CheckpointKey> keys = Llama::checkpoint_keys();
@@ -163,11 +159,11 @@ ExpertsSpec sigmoid_experts(const ModelConfig& c) {
   return experts;
 }
 
-std::vector<std::unique_ptr<const Family>> families_with_sigmoid_routers() {
-  std::vector<std::unique_ptr<const Family>> made;
-  made.push_back(std::make_unique<const Glm4Moe>());
-  made.push_back(std::make_unique<const MiniMaxM2>());
-  return made;
+std::unique_ptr<const Family> families::glm4_moe() {
+  return std::make_unique<const Glm4Moe>();
+}
+std::unique_ptr<const Family> families::minimax_m2() {
+  return std::make_unique<const MiniMaxM2>();
 }
 
 }  // namespace ballast::model

@@ -1,5 +1,4 @@
-#include <algorithm>
-#include <iterator>
+#include <memory>
 #include <string_view>
 #include <utility>
 
@@ -7,6 +6,7 @@
 
 #include "src/model/description/families/families.h"
 #include "src/model/description/families/llama.h"
+#include "src/model/description/layer_rules.h"
 
 namespace ballast::model {
 
@@ -54,11 +54,9 @@ ExpertsSpec mixtral_experts(const ModelConfig& c, std::uint64_t width) {
   return experts;
 }
 
-DecoderSpec instead_of_mlp(DecoderSpec spec, ExpertsSpec experts) {
-  spec.experts = std::move(experts);
-  spec.mlp_in.clear();
-  spec.mlp_out.clear();
-  return spec;
+LayerSpec instead_of_mlp(LayerSpec layer, ExpertsSpec experts) {
+  layer.sublayers.back().body = std::move(experts);
+  return layer;
 }
 
 std::vector<DetailKey> with_experts(std::vector<DetailKey> keys, std::string count,
@@ -118,11 +116,6 @@ std::vector<CheckpointKey> keys_of_checkpoints(std::vector<CheckpointKey> keys) 
 
 namespace {
 
-/// Returns whether the family has keys for experts. All layers may still be dense.
-bool may_have_experts(const ModelConfig& c) {
-  return c.details.contains("num_experts_per_tok");
-}
-
 // The classes are named after those in Hugging Face's transformers.
 
 /// Mixtral: experts in every layer. A token's weights are divided by their sum.
@@ -144,103 +137,13 @@ class Mixtral final : public Llama {
     Llama::complete(c, refuse);
     check_experts(c, "num_local_experts", refuse);
   }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
-    return instead_of_mlp(Llama::decoder(c, index), mixtral_experts(c, c.intermediate_size));
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    return instead_of_mlp(Llama::layer(c, index), mixtral_experts(c, c.intermediate_size));
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
     std::vector<CheckpointKey> keys = keys_of_checkpoints(Llama::checkpoint_keys());
     keys.push_back({"router_jitter_noise", "", {"0.0", "0"}});
     return keys;
-  }
-};
-
-/// Qwen 3 with experts in the layers selected by decoder_sparse_step and mlp_only_layers. With
-/// use_sliding_window all layers have the window.
-class Qwen3Moe final : public Qwen3 {
- public:
-  Qwen3Moe()
-      : Qwen3({.name = "qwen3_moe",
-               .checkpoint_class = "Qwen3MoeForCausalLM",
-               .details = with_sparse_layers(keys(), 8, 768),
-               .rules = {.rope = {.longest = 32768},
-                         .aliases = {{"num_local_experts", "num_experts"}},
-                         .without_effect = {"max_window_layers"}},
-               .standards = {{"num_key_value_heads", 4},
-                             {"intermediate_size", 6144},
-                             {"sliding_window", 4096, true},
-                             {"num_experts", 128}}}) {}
-  void complete(ModelConfig& c, const Refuse& refuse) const override {
-    Qwen3::complete(c, refuse);
-    check_sparse_layers(c, refuse);
-  }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
-    DecoderSpec spec = Qwen3::decoder(c, index);
-    if (!is_sparse(c, index)) return spec;
-    ExpertsSpec experts = usual_experts(c, "num_experts", whole_number(c, "moe_intermediate_size"));
-    experts.renormalises = c.flag("norm_topk_prob");
-    return instead_of_mlp(std::move(spec), std::move(experts));
-  }
-  std::vector<CheckpointKey> checkpoint_keys() const override {
-    std::vector<CheckpointKey> keys = keys_of_checkpoints(Qwen3::checkpoint_keys());
-    std::erase_if(keys, [](const CheckpointKey& key) {  // all layers have the window
-      return key.name == "max_window_layers" || key.name == "layer_types";
-    });
-    return keys;
-  }
-
- protected:
-  bool is_windowed(const ModelConfig& /*config*/, std::uint64_t /*index*/) const override {
-    return true;
-  }
-};
-
-/// Qwen 2 with experts in some layers like Qwen3Moe, and one expert for all tokens.
-class Qwen2Moe final : public Llama {
- public:
-  Qwen2Moe()
-      : Llama({.name = "qwen2_moe",
-               .checkpoint_class = "Qwen2MoeForCausalLM",
-               .details = with_sparse_layers({{"rope_theta", 10000.0},
-                                              {"rope_scaling", {}},
-                                              {"qkv_bias", true},
-                                              {"use_sliding_window", false},
-                                              {"sliding_window", {}},
-                                              {"max_window_layers", 28},
-                                              {"layer_types", {}}},
-                                             4, 1408),
-               .rules = {.rope = {.longest = 32768}},
-               .standards = {{"num_key_value_heads", 16, true},
-                             {"intermediate_size", 5632},
-                             {"sliding_window", 4096, true},
-                             {"num_experts", 60}}}) {}
-  std::vector<DetailKey> details() const override {
-    std::vector<DetailKey> keys = Llama::details();
-    keys.push_back({"shared_expert_intermediate_size", std::uint64_t{5632}});
-    return keys;
-  }
-  void complete(ModelConfig& c, const Refuse& refuse) const override {
-    Llama::complete(c, refuse);
-    check_sparse_layers(c, refuse);
-    whole_number(c, "shared_expert_intermediate_size", 1, refuse);
-  }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
-    DecoderSpec spec = Llama::decoder(c, index);
-    spec.qkv_bias = c.flag("qkv_bias");
-    if (!is_sparse(c, index)) return spec;
-    ExpertsSpec experts = usual_experts(c, "num_experts", whole_number(c, "moe_intermediate_size"));
-    experts.renormalises = c.flag("norm_topk_prob");
-    experts.shared_width = whole_number(c, "shared_expert_intermediate_size");
-    experts.shared_prefix = "mlp.shared_expert.";
-    experts.shared_gate = "mlp.shared_expert_gate";
-    return instead_of_mlp(std::move(spec), std::move(experts));
-  }
-  std::vector<CheckpointKey> checkpoint_keys() const override {
-    return keys_of_checkpoints(Llama::checkpoint_keys());
-  }
-
- protected:
-  bool is_windowed(const ModelConfig& c, std::uint64_t index) const override {
-    return index % 2 == 0 && static_cast<double>(index) < c.number("max_window_layers");
   }
 };
 
@@ -256,7 +159,8 @@ class Olmoe final : public Llama {
                                         {"norm_topk_prob", false}},
                                        "num_experts", 8, 0.01),
                .rules = {.rope = {.longest = 4096},
-                         .aliases = {{"num_local_experts", "num_experts"}}},
+                         .aliases = {{"num_local_experts", "num_experts"}},
+                         .peft_converts = true},
                .standards = {{"rms_norm_eps", 1e-5},
                              {"intermediate_size", 2048},
                              {"num_experts", 64},
@@ -265,14 +169,12 @@ class Olmoe final : public Llama {
     Llama::complete(c, refuse);
     check_experts(c, "num_experts", refuse);
   }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
-    DecoderSpec spec = Llama::decoder(c, index);
-    spec.query_norm = "self_attn.q_norm";
-    spec.key_norm = "self_attn.k_norm";
-    spec.norms_whole_rows = true;
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Llama::layer(c, index);
+    add_head_norms(layer, 0.0F, true);
     ExpertsSpec experts = usual_experts(c, "num_experts", c.intermediate_size);
     experts.renormalises = c.flag("norm_topk_prob");
-    return instead_of_mlp(std::move(spec), std::move(experts));
+    return instead_of_mlp(std::move(layer), std::move(experts));
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
     std::vector<CheckpointKey> keys = keys_of_checkpoints(Llama::checkpoint_keys());
@@ -324,21 +226,22 @@ class GptOss final : public Llama {
     text::Json& scaling = c.details["rope_scaling"];
     if (scaling.is_null()) scaling = text::Json::object({{"rope_type", "default"}});
   }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t index) const override {
-    DecoderSpec spec = Llama::decoder(c, index);
-    spec.sinks = "self_attn.sinks";
-    return instead_of_mlp(std::move(spec), {.count = whole_number(c, "num_local_experts"),
-                                            .per_token = whole_number(c, "num_experts_per_tok"),
-                                            .width = c.intermediate_size,
-                                            .renormalises = true,
-                                            .router = "mlp.router",
-                                            .router_bias = true,
-                                            .prefix = "mlp.experts.",
-                                            .gate = "gate_up_proj",
-                                            .down = "down_proj",
-                                            .stacked = true,
-                                            .limit = static_cast<float>(c.number("swiglu_limit")),
-                                            .slope = static_cast<float>(c.number("swiglu_alpha"))});
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Llama::layer(c, index);
+    attention_of(layer).sinks = "self_attn.sinks";
+    return instead_of_mlp(std::move(layer),
+                          {.count = whole_number(c, "num_local_experts"),
+                           .per_token = whole_number(c, "num_experts_per_tok"),
+                           .width = c.intermediate_size,
+                           .renormalises = true,
+                           .router = "mlp.router",
+                           .router_bias = true,
+                           .prefix = "mlp.experts.",
+                           .gate = "gate_up_proj",
+                           .down = "down_proj",
+                           .stacked = true,
+                           .limit = static_cast<float>(c.number("swiglu_limit")),
+                           .slope = static_cast<float>(c.number("swiglu_alpha"))});
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
     return keys_of_checkpoints(Llama::checkpoint_keys());
@@ -352,48 +255,29 @@ class GptOss final : public Llama {
 
 }  // namespace
 
-RouterLosses router_losses(const ModelConfig& c) {
-  if (!c.details.contains("router_z_loss_coef")) return {};
-  const bool balances = c.flag("output_router_logits");
-  return {balances ? c.number("router_aux_loss_coef") : 0.0, c.number("router_z_loss_coef")};
-}
-
 ModelConfig without_experts(const ModelConfig& c) {
-  const auto* const described = dynamic_cast<const DecoderFamily*>(&family(c.family));
-  if (described == nullptr || !may_have_experts(c)) return c;
+  // Its layers may still be dense.
+  if (!c.details.contains("num_experts_per_tok")) return c;
   ModelConfig dense = c;
   dense.family = "llama";
   dense.details.clear();
-  for (std::uint64_t index = 0; index < c.num_layers; ++index) {
-    const ExpertsSpec experts = described->decoder(c, index).experts;
-    if (experts.count == 0) continue;
-    dense.intermediate_size = experts.per_token * experts.width + experts.shared_width;
+  for (const LayerSpec& layer : layers_of(c)) {
+    const auto* const experts = layer.find<ExpertsSpec>();
+    if (experts == nullptr) continue;
+    dense.intermediate_size = experts->per_token * experts->width + experts->shared_width;
     break;
   }
   return dense;
 }
 
-std::uint64_t widest_of_specs(const ModelConfig& c) {
-  std::uint64_t widest = 0;
-  const auto* const described = dynamic_cast<const DecoderFamily*>(&family(c.family));
-  for (std::uint64_t layer = 0; described != nullptr && layer < c.num_layers; ++layer) {
-    const DecoderSpec spec = described->decoder(c, layer);
-    widest = std::max({widest, spec.mlp_width, spec.inputs.width, spec.experts.count,
-                       spec.layer_experts.count, spec.experts.stacked ? 2 * spec.experts.width : 0,
-                       spec.latent.query_rank, spec.latent.rank + spec.latent.rotating});
-  }
-  return widest;
+std::unique_ptr<const Family> families::mixtral() {
+  return std::make_unique<const Mixtral>();
 }
-
-std::vector<std::unique_ptr<const Family>> families_with_experts() {
-  std::vector<std::unique_ptr<const Family>> made;
-  made.push_back(std::make_unique<const Mixtral>());
-  made.push_back(std::make_unique<const Qwen2Moe>());
-  made.push_back(std::make_unique<const Qwen3Moe>());
-  made.push_back(std::make_unique<const Olmoe>());
-  made.push_back(std::make_unique<const GptOss>());
-  std::ranges::move(families_with_sigmoid_routers(), std::back_inserter(made));
-  return made;
+std::unique_ptr<const Family> families::olmoe() {
+  return std::make_unique<const Olmoe>();
+}
+std::unique_ptr<const Family> families::gpt_oss() {
+  return std::make_unique<const GptOss>();
 }
 
 }  // namespace ballast::model

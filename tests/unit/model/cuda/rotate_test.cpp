@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "src/model/cuda/rows/rows.h"
-#include "src/model/description/families/decoder.h"
+#include "src/model/description/rotary_angles.h"
 #include "src/model/host/elementwise_kernels.h"
 #include "tests/support/device_array.h"
 #include "tests/support/in_every_order.h"

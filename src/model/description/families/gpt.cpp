@@ -1,21 +1,27 @@
-#pragma once
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "ballast/core/error.h"
 
-#include "src/model/description/families/decoder.h"
+#include "src/model/description/families/families.h"
+#include "src/model/description/layer_spec.h"
 
 namespace ballast::model {
+namespace {
+
+NormSpec layer_norm(const char* name) {
+  return {.name = name, .layer_norm = true};
+}
 
 /// LayerNorm, learned positions, GELU (tanh form) and biases. Weights of products are [in, out].
-class Gpt2 final : public DecoderFamily {
+class Gpt2 final : public Family {
  public:
   std::string_view name() const override { return "gpt2"; }
   std::string_view checkpoint_class() const override { return "GPT2LMHeadModel"; }
@@ -27,30 +33,30 @@ class Gpt2 final : public DecoderFamily {
                                          c.num_heads, c.num_kv_heads));
     }
   }
-  OuterTensors outer() const override {
+  OuterSpec outer(const ModelConfig& /*config*/) const override {
     return {.tokens = "transformer.wte.weight",
             .positions = "transformer.wpe.weight",
-            .norm = "transformer.ln_f"};
+            .norm = layer_norm("transformer.ln_f")};
   }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t /*index*/) const override {
-    return {
-        .layer_norm = true,
-        .norm_before_attention = "ln_1",
-        .norm_before_mlp = "ln_2",
-        .qkv = {"attn.c_attn"},
-        .rotates = false,
-        .attention_out = "attn.c_proj",
-        .gated = false,
-        .activation = Activation::gelu_tanh,
-        .mlp_in = {"mlp.c_fc"},
-        .mlp_out = "mlp.c_proj",
-        .conv1d = true,
-        .qkv_bias = true,
-        .attention_out_bias = true,
-        .mlp_bias = true,
-        // Projections that add to the residual stream start with smaller weights, scaled by the
-        // number of such additions, like in Hugging Face's GPT-2 (and section 2.3 of its paper).
-        .residual_factor = 1.0 / std::sqrt(2.0 * static_cast<double>(c.num_layers))};
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    // Projections that add to the residual stream start with smaller weights, scaled by the number
+    // of such additions, like in Hugging Face's GPT-2 (and section 2.3 of its paper).
+    const double factor = 1.0 / std::sqrt(2.0 * static_cast<double>(c.num_layers));
+    const auto last = [&](const char* name) {
+      return MapSpec{.name = name, .bias = true, .init_factor = factor};
+    };
+    AttentionSpec attention = {.heads = {c.num_heads, c.num_kv_heads, c.head_dim},
+                               .maps = HeadMaps{.maps = {{"attn.c_attn", true}}},
+                               .out = last("attn.c_proj")};
+    MlpSpec mlp = {.in = {{"mlp.c_fc", true}},
+                   .out = last("mlp.c_proj"),
+                   .width = c.intermediate_size,
+                   .gated = false,
+                   .activation = Activation::gelu_tanh};
+    return {.prefix = fmt::format("transformer.h.{}.", index),
+            .sublayers = {{.before = layer_norm("ln_1"), .body = std::move(attention)},
+                          {.before = layer_norm("ln_2"), .body = std::move(mlp)}},
+            .input_first = true};
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
     std::vector<CheckpointKey> keys = {
@@ -83,17 +89,12 @@ class Gpt2 final : public DecoderFamily {
   std::vector<CheckpointBuffer> checkpoint_buffers(const ModelConfig& c) const override {
     return {{".attn.bias", {1, 1, c.max_sequence, c.max_sequence}}, {".attn.masked_bias", {}}};
   }
-
- protected:
-  std::string prefix(std::uint64_t index) const override {
-    return fmt::format("transformer.h.{}.", index);
-  }
 };
 
 /// LayerNorm, rotary positions in a part of each head, and biases. Attention and MLP read the same
 /// residual stream, unless use_parallel_residual is false. Source: Black et al., "GPT-NeoX-20B",
 /// 2022, section 2.
-class GptNeoX final : public DecoderFamily {
+class GptNeoX final : public Family {
  public:
   std::string_view name() const override { return "gpt_neox"; }
   std::string_view checkpoint_class() const override { return "GPTNeoXForCausalLM"; }
@@ -124,28 +125,30 @@ class GptNeoX final : public DecoderFamily {
   std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
     return {rotary_positions(c, refuse)};
   }
-  OuterTensors outer() const override {
+  OuterSpec outer(const ModelConfig& /*config*/) const override {
     return {.tokens = "gpt_neox.embed_in.weight",
-            .norm = "gpt_neox.final_layer_norm",
+            .norm = layer_norm("gpt_neox.final_layer_norm"),
             .output = "embed_out.weight"};
   }
-  DecoderSpec decoder(const ModelConfig& c, std::uint64_t /*index*/) const override {
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
     const bool biased = c.flag("attention_bias");
-    return {
-        .layer_norm = true,
-        .norm_before_attention = "input_layernorm",
-        .norm_before_mlp = "post_attention_layernorm",
-        .parallel = c.flag("use_parallel_residual"),
-        .qkv = {"attention.query_key_value"},
-        .attention_out = "attention.dense",
-        .gated = false,
-        .activation = c.detail("hidden_act") == kExact ? Activation::gelu : Activation::gelu_tanh,
-        .mlp_in = {"mlp.dense_h_to_4h"},
-        .mlp_out = "mlp.dense_4h_to_h",
-        .interleaved_qkv = true,
-        .qkv_bias = biased,
-        .attention_out_bias = biased,
-        .mlp_bias = true};
+    const bool exact = c.detail("hidden_act") == kExact;
+    AttentionSpec attention = {
+        .heads = {c.num_heads, c.num_kv_heads, c.head_dim},
+        .maps = HeadMaps{.maps = {{"attention.query_key_value", biased}}, .interleaved = true},
+        .rotary = RotarySpec{},
+        .out = {"attention.dense", biased}};
+    MlpSpec mlp = {.in = {{"mlp.dense_h_to_4h", true}},
+                   .out = {"mlp.dense_4h_to_h", true},
+                   .width = c.intermediate_size,
+                   .gated = false,
+                   .activation = exact ? Activation::gelu : Activation::gelu_tanh};
+    const Reads reads = c.flag("use_parallel_residual") ? Reads::layer_input : Reads::stream;
+    return {.prefix = fmt::format("gpt_neox.layers.{}.", index),
+            .sublayers = {{.before = layer_norm("input_layernorm"), .body = std::move(attention)},
+                          {.before = layer_norm("post_attention_layernorm"),
+                           .body = std::move(mlp),
+                           .reads = reads}}};
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
     std::vector<CheckpointKey> keys = {{"model_type", "family", {}},
@@ -172,16 +175,20 @@ class GptNeoX final : public DecoderFamily {
             {".attention.rotary_emb.inv_freq", {0}}};
   }
 
- protected:
-  std::string prefix(std::uint64_t index) const override {
-    return fmt::format("gpt_neox.layers.{}.", index);
-  }
-
  private:
   /// Values of hidden_act for the exact GELU and for its tanh form.
   static constexpr const char* kExact = "gelu";
   static inline const std::vector<std::string> kTanhForms = {"gelu_new", "gelu_fast",
                                                              "gelu_pytorch_tanh"};
 };
+
+}  // namespace
+
+std::unique_ptr<const Family> families::gpt2() {
+  return std::make_unique<const Gpt2>();
+}
+std::unique_ptr<const Family> families::gpt_neox() {
+  return std::make_unique<const GptNeoX>();
+}
 
 }  // namespace ballast::model

@@ -3,9 +3,9 @@
 #include <array>
 #include <utility>
 
-#include "ballast/config/stored_model.h"
+#include "ballast/model/family.h"
 
-namespace ballast::config {
+namespace ballast::model {
 namespace {
 
 using Row = std::pair<std::string_view, std::string_view>;
@@ -246,4 +246,4 @@ std::optional<std::string_view> read_attributes(std::string_view model_type) {
   return {};
 }
 
-}  // namespace ballast::config
+}  // namespace ballast::model
