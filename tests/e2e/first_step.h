@@ -126,6 +126,7 @@ class FirstStep {
         for (std::size_t i = 0; i < width; ++i) {
           sum += ((x[i] - mean) * factor * gain[i] + bias[i]) * output[v * width + i];
         }
+        sum *= model.outer.logit_factor;
         found.push_back(cap > 0.0 ? cap * std::tanh(sum / cap) : sum);
       }
     }

@@ -24,7 +24,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 FAMILIES = {
     "gpt2": [], "llama": [], "mistral": [], "ministral3": [],
     "qwen2": ["qwen2_vl_text", "qwen2_5_vl_text"], "qwen3": ["qwen3_vl_text"],
-    "smollm3": [], "phi3": [], "olmo2": [], "olmo3": [], "gemma2": [], "gemma3_text": [],
+    "smollm3": [], "phi3": [], "olmo2": [], "olmo3": [], "granite": [], "arcee": [], "gemma2": [], "gemma3_text": [],
     "gemma4_text": ["gemma4_unified_text"], "gpt_neox": [], "mixtral": [], "qwen2_moe": [],
     "qwen3_moe": [], "olmoe": [], "gpt_oss": [], "glm4_moe": [], "minimax_m2": [],
     "deepseek_v3": [], "glm4_moe_lite": [], "deepseek_v32": [], "glm_moe_dsa": [], "mistral4": [],

@@ -98,7 +98,7 @@ struct PairResult {
 };
 
 /// Activation functions of MLPs, with or without a gate. Their formulas are in compute/formulas.h.
-enum class Activation { gelu_tanh, gelu, silu, last = silu };
+enum class Activation { gelu_tanh, gelu, silu, relu_squared, last = relu_squared };
 
 /// Rows of a sequence that the recurrence of a gated delta net computes together.
 inline constexpr std::size_t kDeltaChunk = 64;

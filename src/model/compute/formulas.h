@@ -28,6 +28,7 @@ namespace ballast::model::formulas {
 
 using std::erf;
 using std::exp;
+using std::fabs;
 using std::log1p;
 using std::sqrt;
 using std::tanh;
@@ -89,6 +90,12 @@ constexpr T silu_derivative(const T& x, const T& s) {
   return s * (T(1.0) + x * (T(1.0) - s));
 }
 
+/// max(x, 0); NaN stays NaN.
+template <class T>
+constexpr T relu(const T& x) {
+  return T(0.5) * (x + fabs(x));
+}
+
 /// The activation `f` at x, and its derivative there. The only list of formulas by activation.
 template <Activation f, class T>
 constexpr T activation(const T& x) {
@@ -96,9 +103,11 @@ constexpr T activation(const T& x) {
     return gelu(x);
   } else if constexpr (f == Activation::gelu) {
     return exact_gelu(x);
-  } else {
-    static_assert(f == Activation::silu);
+  } else if constexpr (f == Activation::silu) {
     return silu(x);
+  } else {
+    static_assert(f == Activation::relu_squared);
+    return relu(x) * relu(x);
   }
 }
 template <Activation f, class T>
@@ -107,9 +116,11 @@ constexpr T activation_derivative(const T& x) {
     return gelu_derivative(x);
   } else if constexpr (f == Activation::gelu) {
     return exact_gelu_derivative(x);
-  } else {
-    static_assert(f == Activation::silu);
+  } else if constexpr (f == Activation::silu) {
     return silu_derivative(x, sigmoid(x));
+  } else {
+    static_assert(f == Activation::relu_squared);
+    return T(2.0) * relu(x);
   }
 }
 

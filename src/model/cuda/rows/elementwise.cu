@@ -44,6 +44,10 @@ constexpr __device__ Q exp(Q a) {
   return __expf(a.value);
 }
 template <std::same_as<Quick> Q>
+constexpr __device__ Q fabs(Q a) {
+  return fabsf(a.value);
+}
+template <std::same_as<Quick> Q>
 constexpr __device__ Q erf(Q a) {
   return erff(a.value);
 }

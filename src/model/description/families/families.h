@@ -27,6 +27,8 @@ namespace ballast::model {
   X(phi3)                   \
   X(olmo2)                  \
   X(olmo3)                  \
+  X(granite)                \
+  X(arcee)                  \
   X(gemma2)                 \
   X(gemma3)                 \
   X(gemma4)                 \

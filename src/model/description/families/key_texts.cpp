@@ -47,6 +47,12 @@ constexpr auto kTexts = std::to_array<NamedText>(
       {"base of the rotary positions of layers with a window, which `rope_scaling` does not change "
        "({families})",
        "10000; olmo3: 500000", "above 0"}},
+     {"embedding_multiplier", {"factor of the embedding ({families})", "1", "above 0"}},
+     {"attention_multiplier", {"factor of attention scores ({families})", "1", "above 0"}},
+     {"residual_multiplier",
+      {"factor of the results of attention and the MLP before they are added ({families})", "1",
+       "above 0"}},
+     {"logits_scaling", {"divides the logits ({families})", "1", "above 0"}},
      {"query_pre_attn_scalar",
       {"attention scores are divided by the square root of this value ({families}). Gemma 4 "
        "divides by 1, others by that of `head_dim`",

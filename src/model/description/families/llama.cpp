@@ -35,6 +35,75 @@ class Mistral final : public Llama {
                              {"sliding_window", 4096, true}}}) {}
 };
 
+/// Has factors of the embedding, of scores, of the results of attention and MLP, and of the logits.
+class Granite final : public Llama {
+ public:
+  Granite()
+      : Llama({.name = "granite",
+               .checkpoint_class = "GraniteForCausalLM",
+               .details = {{"rope_theta", 10000.0},
+                           {"rope_scaling", {}},
+                           {"attention_bias", false},
+                           {"mlp_bias", false},
+                           {"embedding_multiplier", 1.0},
+                           {"attention_multiplier", 1.0},
+                           {"residual_multiplier", 1.0},
+                           {"logits_scaling", 1.0}},
+               .rules = {.rope = {.longest = 2048}},
+               .standards = {{"intermediate_size", 11008}}}) {}
+  void complete(ModelConfig& c, const Refuse& refuse) const override {
+    for (const char* const key : {"embedding_multiplier", "attention_multiplier",
+                                  "residual_multiplier", "logits_scaling"}) {
+      if (c.number(key) > 0.0) continue;
+      refuse(key, fmt::format("must be above 0, got {}", c.number(key)));
+    }
+    Llama::complete(c, refuse);
+  }
+  OuterSpec outer(const ModelConfig& c) const override {
+    OuterSpec outer = Llama::outer(c);
+    outer.token_factor = c.number("embedding_multiplier");
+    outer.logit_factor = 1.0 / c.number("logits_scaling");
+    return outer;
+  }
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Llama::layer(c, index);
+    attention_of(layer).scale = c.number("attention_multiplier");
+    for (SublayerSpec& sublayer : layer.sublayers) {
+      sublayer.factor = c.number("residual_multiplier");
+    }
+    return layer;
+  }
+};
+
+/// Has an MLP without a gate, with squared ReLU.
+class Arcee final : public Llama {
+ public:
+  Arcee()
+      : Llama({.name = "arcee",
+               .checkpoint_class = "ArceeForCausalLM",
+               .details = {{"rope_theta", 10000.0},
+                           {"rope_scaling", {}},
+                           {"attention_bias", false},
+                           {"mlp_bias", false}},
+               .rules = {.rope = {.longest = 4096}},
+               .standards = {{"rms_norm_eps", 1e-5}, {"intermediate_size", 18432}}}) {}
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Llama::layer(c, index);
+    MlpSpec& mlp = mlp_of(layer);
+    mlp.in.erase(mlp.in.begin());
+    mlp.gated = false;
+    mlp.activation = Activation::relu_squared;
+    return layer;
+  }
+  std::vector<CheckpointKey> checkpoint_keys() const override {
+    std::vector<CheckpointKey> keys = Llama::checkpoint_keys();
+    for (CheckpointKey& key : keys) {
+      if (key.name == "hidden_act") key.supported = {"relu2"};
+    }
+    return keys;
+  }
+};
+
 /// Queries grow with their position (factor_at()).
 class Ministral3 final : public Llama {
  public:
@@ -261,6 +330,12 @@ std::unique_ptr<const Family> families::llama() {
 }
 std::unique_ptr<const Family> families::mistral() {
   return std::make_unique<const Mistral>();
+}
+std::unique_ptr<const Family> families::granite() {
+  return std::make_unique<const Granite>();
+}
+std::unique_ptr<const Family> families::arcee() {
+  return std::make_unique<const Arcee>();
 }
 std::unique_ptr<const Family> families::ministral3() {
   return std::make_unique<const Ministral3>();

@@ -9,7 +9,7 @@ namespace ballast::model {
 namespace {
 
 using Row = std::pair<std::string_view, std::string_view>;
-constexpr std::array<Row, 32> kRead = {{
+constexpr std::array<Row, 34> kRead = {{
     {"gpt2",
      "activation_function add_cross_attention attn_pdrop decoder embd_pdrop generator "
      "hidden_size is_causal layer_norm_epsilon max_position_embeddings n_embd n_head n_inner "
@@ -71,6 +71,19 @@ constexpr std::array<Row, 32> kRead = {{
      "num_hidden_layers num_key_value_heads pad_token_id per_layer_config rms_norm_eps "
      "rope_parameters rope_theta sliding_window text_config text_encoder tie_word_embeddings "
      "transformers_weights vocab_size"},
+    {"granite",
+     "attention_bias attention_dropout attention_multiplier decoder embedding_multiplier "
+     "generator head_dim hidden_act hidden_size intermediate_size is_causal logits_scaling "
+     "max_position_embeddings mlp_bias num_attention_heads num_hidden_layers "
+     "num_key_value_heads pad_token_id per_layer_config residual_multiplier rms_norm_eps "
+     "rope_parameters text_config text_encoder tie_word_embeddings transformers_weights "
+     "vocab_size"},
+    {"arcee",
+     "attention_bias attention_dropout decoder generator head_dim hidden_act hidden_size "
+     "intermediate_size is_causal max_position_embeddings mlp_bias num_attention_heads "
+     "num_hidden_layers num_key_value_heads pad_token_id per_layer_config rms_norm_eps "
+     "rope_parameters text_config text_encoder tie_word_embeddings transformers_weights "
+     "vocab_size"},
     {"gemma2",
      "attention_bias attention_dropout attn_logit_softcapping decoder final_logit_softcapping "
      "generator head_dim hidden_activation hidden_size intermediate_size is_causal layer_types "
