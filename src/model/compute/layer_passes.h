@@ -158,7 +158,10 @@ class LayerPasses {
     }
     places.work = list.place("work");
     for (std::size_t i = 0; i < listed_; ++i) {
-      part(i).share(list, moments(i), places, in_chunks(i) ? chunk : tools_.rows());
+      SharedPlaces own = places;
+      // Its work lives until its backward pass, after that of later sublayers.
+      if (part(i).by_rows() && !in_chunks(i)) own.work = list.place("work of an earlier sublayer");
+      part(i).share(list, moments(i), own, in_chunks(i) ? chunk : tools_.rows());
     }
     list.finish();
   }
@@ -169,7 +172,9 @@ class LayerPasses {
   [[nodiscard]] bool in_chunks(std::size_t i) const { return i >= tail_; }
   [[nodiscard]] bool is_last_listed(std::size_t i) const { return i + 1 == listed_; }
   /// Whether the result of the norm before the sublayer is in the shared place.
-  [[nodiscard]] bool shares_turn(std::size_t i) const { return i > 0 && is_last_listed(i); }
+  [[nodiscard]] bool shares_turn(std::size_t i) const {
+    return i > 0 && is_last_listed(i) && in_chunks(i);
+  }
   void declare_own(ArrayList& list, std::size_t i) {
     using M = LayerMoments;
     Sublayer& own = sublayers_[i];
