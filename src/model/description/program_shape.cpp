@@ -91,10 +91,16 @@ Bytes batch_bytes(const StepShape& shape) {
   return (of_rank + of_all) * shape.micro_batch.tokens() * sizeof(std::int32_t);
 }
 
+/// Returns the layer of a block, an empty one if the model has none.
+const LayerSpec& layer_of(const Architecture& model, const BlockSpec& block) {
+  static const LayerSpec kNone;
+  return model.layers->empty() ? kNone : model.layer(block.layer);
+}
+
 /// Returns the class of attention's kernels in the layer of `block`, for values of `type`.
 AttentionClass attention_class(const Architecture& model, const BlockSpec& block, DType type) {
   if (block.recurrent_products > 0) return AttentionClass::recurrence;
-  const LayerSpec& layer = model.layer(block.layer);
+  const LayerSpec& layer = layer_of(model, block);
   const std::uint64_t width = heads_of(layer, model.config).head_dim;
   if (type != DType::bf16 || width > 256) return AttentionClass::plain;
   const auto* const attention = layer.find<AttentionSpec>();
@@ -114,7 +120,7 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
     const BlockSpec& block = model.blocks[b];
     const double more = more_attention(model, b, batch);
-    const HeadExtents own = heads_of(model.layer(block.layer), model.config);
+    const HeadExtents own = heads_of(layer_of(model, block), model.config);
     const bool layer = block.kind == BlockKind::layer;
     const bool shares = layer && block.content == BlockContent::whole &&
                         last_reader_of_keys(*model.layers, block.layer) != block.layer;

@@ -382,8 +382,8 @@ TEST(InitialWeights, OfAModelThatBallastCannotComputeAreRefused) {
   expect(
       "llama", "model_type", "bloom",
       "model_type is \"bloom\", but Ballast supports only gpt2, llama, mistral, ministral3, qwen2, "
-      "qwen3, smollm3, phi3, olmo2, olmo3, gemma2, gemma3_text, gemma4_text, gpt_neox, mixtral, "
-      "qwen2_moe, qwen3_moe, "
+      "qwen3, smollm3, phi3, olmo2, olmo3, granite, arcee, gemma2, gemma3_text, gemma4_text, "
+      "gpt_neox, mixtral, qwen2_moe, qwen3_moe, "
       "olmoe, gpt_oss, glm4_moe, minimax_m2, deepseek_v3, glm4_moe_lite, deepseek_v32, "
       "glm_moe_dsa, mistral4, qwen3_5_text, qwen3_5_moe_text, qwen3_next");
   expect("llama", "hidden_act", "gelu",

@@ -96,8 +96,9 @@ constexpr auto kTexts = std::to_array<NamedText>(
      {"use_parallel_residual",
       {"attention and MLP read the same residual stream ({families})", "true", "true, false"}},
      {"attention_bias",
-      {"attention projections have biases (llama, qwen3, qwen3_moe, qwen3_5, qwen3_5_moe, "
-       "qwen3_next, smollm3, olmo2, olmo3, olmoe, gemma2, gemma3, gemma4, gpt_neox, gpt_oss; "
+      {"attention projections have biases (llama, granite, arcee, qwen3, qwen3_moe, qwen3_5, "
+       "qwen3_5_moe, qwen3_next, smollm3, olmo2, olmo3, olmoe, gemma2, gemma3, gemma4, gpt_neox, "
+       "gpt_oss; "
        "glm4_moe: queries, keys and values; latent attention: the maps of the layer's input, "
        "except one of queries alone, and the last one)",
        "false; gpt_neox, gpt_oss: true", "true, false"}},
