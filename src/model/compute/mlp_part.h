@@ -32,7 +32,8 @@ class MlpPart final : public LayerPart<T> {
 
   void share(ArrayList& list, const LayerMoments& at, const SharedPlaces& places,
              std::size_t chunk) override {
-    hidden_ = list.add(places.work, "hidden and activated", chunk * arrays() * most_ * sizeof(T),
+    hidden_ = list.add(places.work, "hidden and activated",
+                       chunk * arrays_per_value() * most_ * sizeof(T),
                        {{at.at(LayerMoments::maps), at.at(LayerMoments::d_maps)}});
   }
   void for_maps(const std::function<void(const LinearAt&, std::size_t)>& visit) const override {
@@ -88,12 +89,12 @@ class MlpPart final : public LayerPart<T> {
 
  private:
   /// Arrays [rows, width] for hidden and activated together.
-  [[nodiscard]] std::size_t arrays() const { return gated_ ? 3 : 2; }
+  [[nodiscard]] std::size_t arrays_per_value() const { return gated_ ? 3 : 2; }
   T* hidden_of(const Call& call, const MapRows& rows) const {
-    return call.at(hidden_) + (call.kept ? rows.first : 0) * arrays() * width_;
+    return call.at(hidden_) + (call.kept ? rows.first : 0) * arrays_per_value() * width_;
   }
   T* activated_of(const Call& call, const MapRows& rows) const {
-    return hidden_of(call, rows) + (arrays() - 1) * rows.count * width_;
+    return hidden_of(call, rows) + (arrays_per_value() - 1) * rows.count * width_;
   }
   [[nodiscard]] GateUp<T> gate_up(const Call& call, const MapRows& rows) const {
     T* const gate = hidden_of(call, rows);

@@ -196,7 +196,7 @@ class HostPacking final : public PackingOps<T> {
     dequantize_matrix(matrix, out);
   }
   void zero(device::Stream& stream, float* values, std::size_t size) override {
-    as_host(stream).enqueue([=, this] {
+    as_host(stream).enqueue([=] {
       split(KernelGroup::elementwise, size, kPage / sizeof(float),
             [&](Range r) { std::memset(values + r.begin, 0, r.size() * sizeof(float)); });
     });
