@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +10,8 @@
 
 #include "ballast/engine/blueprint.h"
 #include "ballast/model/family.h"
+
+#include "src/model/description/layer_spec.h"
 
 namespace ballast::engine::state_layout_test {
 namespace {
@@ -180,6 +183,7 @@ Blueprint cut_block(std::uint32_t world, std::uint32_t rank, Elems sub_group_siz
   blueprint.mesh = {.data = world, .rank = rank};
   blueprint.sub_group_size = sub_group_size;
   blueprint.model.config.vocabulary_tiles = 1;
+  blueprint.model.layers = std::make_shared<const std::vector<model::LayerSpec>>();
   blueprint.model.blocks = {{.kind = model::BlockKind::embedding, .elements = 100'000},
                             {.kind = model::BlockKind::head, .number = 1}};
   blueprint.problem.sharers = world;
