@@ -20,6 +20,7 @@ namespace ballast::cpu_adam {
 
 std::vector<std::string> optimizer_names() {
   std::vector<std::string> names;
+  names.reserve(kOptimizers.size());
   for (const OptimizerRow& row : kOptimizers) names.emplace_back(row.name);
   return names;
 }
