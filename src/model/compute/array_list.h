@@ -21,7 +21,7 @@ struct ArrayLife {
   Moment to = 0;
 };
 
-/// LayerMoments of sublayer `number` of `count`. The backward pass follows the forward pass.
+/// Moments of sublayer `number` of `count`. The backward pass follows the forward pass.
 struct LayerMoments {
   enum Forward { before, maps, shape, core, out };
   enum Backward { d_after, d_out, d_core, d_shape, d_maps, d_before };

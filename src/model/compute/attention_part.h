@@ -313,7 +313,7 @@ class AttentionPart final : public LayerPart<T> {
   bool whole_rows_ = false;       ///< see HeadMaps
   bool output_gate_ = false;      ///< see HeadMaps
   bool norms_values_ = false;     ///< whether rows before norms have values, too
-  bool keys_are_values_ = false;  ///< there is no map of values
+  bool keys_are_values_ = false;  ///< keys before their norm are values, too
   std::optional<LatentHeads<T>> latent_;
   LinearAt out_;
   ArrayList::Id projected_ = 0;  ///< [N, projected_row()]

@@ -80,6 +80,7 @@ class ModelLayers {
     for (const BlockSpec& block : model.blocks) {
       if (block.kind == BlockKind::layer) add_block(model.config, block);
     }
+    workspace_ = workspace_bytes();
     if (!tools_.tiles) return;
     for (const LayerSpec& spec : specs_) {
       const auto* const delta = spec.find<DeltaSpec>();
@@ -91,7 +92,7 @@ class ModelLayers {
 
   /// Takes the memory for one call.
   void take_memory(Bump& bump) {
-    shared_ = bump.take<std::byte>(workspace_bytes());
+    shared_ = bump.take<std::byte>(workspace_);
     tools_.attention_scratch =
         bump.take<std::byte>(tools_.ops.attention->attention_scratch_bytes());
     tools_.exchange.take_memory(bump);
@@ -246,16 +247,14 @@ class ModelLayers {
   }
   [[nodiscard]] bool has_unit_norms() const {
     return std::any_of(specs_.begin(), specs_.end(), [](const LayerSpec& spec) {
-      const auto* const attention = spec.find<AttentionSpec>();
-      const auto* const maps =
-          attention == nullptr ? nullptr : std::get_if<HeadMaps>(&attention->maps);
+      const HeadMaps* const maps = spec.head_maps();
       return maps != nullptr && maps->value_norm;
     });
   }
 
   void add_block(const ModelConfig& config, const BlockSpec& block) {
     const LayerSpec& spec = specs_[block.layer];
-    Block made = {.heads = heads_of(spec), .tiles = attention_tiles(config, block.layer)};
+    Block made = {.heads = heads_of(spec)};
     switch (block.content) {
       case BlockContent::whole:
       case BlockContent::attention_half:
@@ -266,6 +265,8 @@ class ModelLayers {
         made.passes = make_passes(with_attention(spec), block);
         break;
       case BlockContent::norm:
+        made.tiles = attention_tiles(config, block.layer);
+        [[fallthrough]];
       case BlockContent::router:
         find_norms(spec, block, made);
         break;
@@ -344,7 +345,7 @@ class ModelLayers {
             .head_norms = block,
             .sequences = sequences,
             .links = links,
-            .list = &own.passes->arrays(keeps),
+            .list = &passes(block.layer).arrays(keeps),
             .memory = keeps ? kept.all : shared_,
             .known = kept.attention,
             .kept = keeps};
@@ -365,6 +366,7 @@ class ModelLayers {
   std::size_t widest_;  ///< width of the widest MLP
   LayerTools<T> tools_;
   std::vector<Block> blocks_;  ///< blocks of layers, in order
+  Bytes workspace_ = 0;        ///< result of workspace_bytes()
   std::byte* shared_ = nullptr;
   std::size_t taps_ = 0;  ///< elements of LayerTools::taps
 };

@@ -48,7 +48,7 @@ std::string obstacle_in(const AttentionSpec& attention, std::uint64_t places) {
 std::string obstacle_in(const LayerSpec& layer, std::uint64_t places) {
   const auto any = [&](auto has) { return std::ranges::any_of(layer.sublayers, has); };
   const auto* const attention = layer.find<AttentionSpec>();
-  const auto* const maps = attention == nullptr ? nullptr : std::get_if<HeadMaps>(&attention->maps);
+  const HeadMaps* const maps = layer.head_maps();
   if (any([](const SublayerSpec& one) { return one.factor != 1.0; })) {
     return "results of attention and the MLP have factors";
   }

@@ -275,6 +275,12 @@ struct LayerSpec {
     return nullptr;
   }
 
+  /// Returns the maps of heads of the first attention, or nullptr.
+  [[nodiscard]] const HeadMaps* head_maps() const {
+    const auto* const attention = find<AttentionSpec>();
+    return attention == nullptr ? nullptr : std::get_if<HeadMaps>(&attention->maps);
+  }
+
   friend bool operator==(const LayerSpec&, const LayerSpec&) = default;
 };
 
