@@ -17,7 +17,9 @@ Section all_keys(Config& config);
 // Parts of that table. DeepSpeed's keys without effect are noted in `log` as "path: reason".
 
 Section model_keys(Config& config);
-/// Replaces "{families}" in the text of a key of the model section by those that have the key.
+/// Replaces marks in the text of a key of the model section: "{families}" by those that have the
+/// key,
+/// "{defaults}" by its defaults in them.
 void name_families(KeyInfo& row);
 Section ballast_keys(BallastSection& ballast, step::BufferCounts& buffers);
 Section optimizer_keys(OptimizerSection& optimizer, std::vector<std::string>& log);

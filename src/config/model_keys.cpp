@@ -2,9 +2,13 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <set>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -168,6 +172,38 @@ Section other_keys(Config& c) {
            "none", "path"})};
 }
 
+/// Lists families. Those with latent attention have one name if all of them are there.
+std::string named_together(std::vector<std::string> families) {
+  const std::vector<std::string> all = model::family_names();
+  if (std::ranges::count_if(families, is_latent) == std::ranges::count_if(all, is_latent)) {
+    std::erase_if(families, is_latent);
+    families.emplace_back("latent attention");
+  }
+  return fmt::format("{}", fmt::join(families, ", "));
+}
+
+/// Lists the defaults of a key of the model section: the most common one, then those of the other
+/// families.
+std::string defaults_of(const std::string& key) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> defaults;
+  for (std::string& name : model::families_with_key(key)) {
+    const auto details = model::family(name).details();
+    const Json& value = std::ranges::find(details, key, &model::DetailKey::name)->standard;
+    std::string text = value.is_null() ? "none" : value.compact();
+    if (value.is_number() && text.ends_with(".0")) text.resize(text.size() - 2);
+    auto found = std::ranges::find(defaults, text, [](const auto& one) { return one.first; });
+    if (found == defaults.end()) found = defaults.insert(found, {text, {}});
+    found->second.push_back(std::move(name));
+  }
+  std::ranges::stable_sort(defaults, std::greater(),
+                           [](const auto& one) { return one.second.size(); });
+  std::string listed = defaults.front().first;
+  for (const auto& [value, families] : std::span(defaults).subspan(1)) {
+    listed += fmt::format("; {}: {}", named_together(families), value);
+  }
+  return listed;
+}
+
 }  // namespace
 
 Section model_keys(Config& c) {
@@ -189,15 +225,10 @@ void name_families(KeyInfo& row) {
                   [](const std::string& name) { return !model::family(name).ties_embeddings(); });
     return fmt::format("{}", fmt::join(tying, ", "));
   });
-  put(row.text.meaning, "{families}", [&] {
-    std::vector<std::string> own =
-        model::families_with_key(row.path.substr(row.path.find('.') + 1));
-    if (std::ranges::count_if(own, is_latent) == std::ranges::count_if(all, is_latent)) {
-      std::erase_if(own, is_latent);
-      own.emplace_back("latent attention");
-    }
-    return fmt::format("{}", fmt::join(own, ", "));
-  });
+  const std::string key = row.path.substr(row.path.find('.') + 1);
+  put(row.text.meaning, "{families}",
+      [&] { return named_together(model::families_with_key(key)); });
+  put(row.text.initial, "{defaults}", [&] { return defaults_of(key); });
 }
 
 }  // namespace ballast::config

@@ -2,6 +2,7 @@
 """Lists the attributes of a config that transformers' classes read, for src/model/description/families/read_attributes.cpp.
 
     python tools/dev/config_attributes.py > src/model/description/families/read_attributes.cpp
+    tools/format.sh
 
 Needs transformers; the build and the tests do not. For each family it follows the names that the
 class of the language model uses through its module, and through the modules of transformers that
@@ -15,21 +16,18 @@ import ast
 import importlib
 import inspect
 import pathlib
+import re
 import textwrap
 
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-# model_type: further types that the family reads. Each has a class NAME ... Config.
-FAMILIES = {
-    "gpt2": [], "llama": [], "mistral": [], "ministral3": [],
-    "qwen2": ["qwen2_vl_text", "qwen2_5_vl_text"], "qwen3": ["qwen3_vl_text"],
-    "smollm3": [], "phi3": [], "olmo2": [], "olmo3": [], "granite": [], "arcee": [], "gemma2": [], "gemma3_text": [],
-    "gemma4_text": ["gemma4_unified_text"], "gpt_neox": [], "mixtral": [], "qwen2_moe": [],
-    "qwen3_moe": [], "olmoe": [], "gpt_oss": [], "glm4_moe": [], "minimax_m2": [],
-    "deepseek_v3": [], "glm4_moe_lite": [], "deepseek_v32": [], "glm_moe_dsa": [], "mistral4": [],
-    "qwen3_5_text": [], "qwen3_5_moe_text": [], "qwen3_next": [],
-}
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Families whose model_type is not their name.
+TYPES = {name: f"{name}_text" for name in ("gemma3", "gemma4", "qwen3_5", "qwen3_5_moe")}
+# Further types that the class of a model_type reads. Each has a class NAME ... Config.
+OTHERS = {"qwen2": ["qwen2_vl_text", "qwen2_5_vl_text"], "qwen3": ["qwen3_vl_text"],
+          "gemma4_text": ["gemma4_unified_text"]}
 # Modules of transformers outside models/ whose code the classes run.
 SHARED = ["transformers.masking_utils", "transformers.modeling_rope_utils",
           "transformers.integrations.moe", "transformers.modeling_layers"]
@@ -152,10 +150,10 @@ def row(name, keys):
 
 HEAD = """// Made by tools/dev/config_attributes.py from transformers {version}. Do not edit.
 
-#include "ballast/model/family.h"
-
 #include <array>
 #include <utility>
+
+#include "ballast/model/family.h"
 
 namespace ballast::model {{
 namespace {{
@@ -178,13 +176,22 @@ std::optional<std::string_view> read_attributes(std::string_view model_type) {
 """
 
 
+def model_types():
+    """The model_type of each family that the program has."""
+    rows = (ROOT / "src/model/description/families/families.h").read_text()
+    names = re.findall(r"^  X\((\w+)\)", rows, re.MULTILINE)
+    return [TYPES.get(name, name) for name in names]
+
+
 def main():
+    types = model_types()
     shared = {}
     for module in SHARED:
         shared.update(definitions(module))
-    out = HEAD.format(version=transformers.__version__, rows=len(FAMILIES) + len(QUANTIZATIONS))
-    for family, others in FAMILIES.items():
-        out += row(family, set().union(*(attributes_of(one, shared) for one in [family, *others])))
+    out = HEAD.format(version=transformers.__version__, rows=len(types) + len(QUANTIZATIONS))
+    for one in types:
+        read = [attributes_of(other, shared) for other in [one, *OTHERS.get(one, [])]]
+        out += row(one, set().union(*read))
     for method, quantization in QUANTIZATIONS.items():
         out += row(method, arguments_of(quantization))
     print(out + END, end="")

@@ -2,7 +2,11 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
+
+#include "ballast/model/family.h"
 
 #include "tests/unit/config/samples.h"
 
@@ -271,13 +275,9 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     Choices, ConfigRefusal,
     testing::Values(
-        Refusal{
-            "model.family", "lama",
-            "expected one of gpt2, llama, mistral, ministral3, qwen2, qwen3, smollm3, phi3, "
-            "olmo2, olmo3, granite, arcee, gemma2, gemma3, gemma4, gpt_neox, mixtral, qwen2_moe, "
-            "qwen3_moe, olmoe, gpt_oss, glm4_moe, minimax_m2, deepseek_v3, glm4_moe_lite, "
-            "deepseek_v32, glm_moe_dsa, mistral4, qwen3_5, qwen3_5_moe, qwen3_next, got the string "
-            "\"lama\" (did you mean 'llama'?)"},
+        Refusal{"model.family", "lama",
+                fmt::format("expected one of {}, got the string \"lama\" (did you mean 'llama'?)",
+                            fmt::join(model::family_names(), ", "))},
         Refusal{"ballast.update", "eager",
                 "\"eager\" updates a block before the norm of all gradients is known, but "
                 "gradient_clipping is 1; set it to 0 or use \"gated\""},

@@ -34,11 +34,7 @@ constexpr auto kTexts = std::to_array<NamedText>(
        "latent attention, gemma2, gemma3, gemma4, olmo2, olmo3, gpt_neox with "
        "`use_parallel_residual`, and models with experts",
        "chosen by size", "at most one per 16 of `intermediate_size`"}},
-     {"rope_theta",
-      {"base of the rotary positions (not gpt2)",
-       "10000; smollm3: 2000000; mixtral, gemma3, gemma4, ministral3: 1000000; minimax_m2: "
-       "5000000; olmo3: 500000; gpt_oss: 150000",
-       "above 0"}},
+     {"rope_theta", {"base of the rotary positions (not gpt2)", "{defaults}", "above 0"}},
      {"rope_scaling",
       {"rotary positions beyond the trained length (not gpt2), see [rotary "
        "positions](models.md#rotary-positions)",
@@ -46,7 +42,7 @@ constexpr auto kTexts = std::to_array<NamedText>(
      {"rope_local_base_freq",
       {"base of the rotary positions of layers with a window, which `rope_scaling` does not change "
        "({families})",
-       "10000; olmo3: 500000", "above 0"}},
+       "{defaults}", "above 0"}},
      {"embedding_multiplier", {"factor of the embedding ({families})", "1", "above 0"}},
      {"attention_multiplier", {"factor of attention scores ({families})", "1", "above 0"}},
      {"residual_multiplier",
@@ -96,12 +92,10 @@ constexpr auto kTexts = std::to_array<NamedText>(
      {"use_parallel_residual",
       {"attention and MLP read the same residual stream ({families})", "true", "true, false"}},
      {"attention_bias",
-      {"attention projections have biases (llama, granite, arcee, qwen3, qwen3_moe, qwen3_5, "
-       "qwen3_5_moe, qwen3_next, smollm3, olmo2, olmo3, olmoe, gemma2, gemma3, gemma4, gpt_neox, "
-       "gpt_oss; "
-       "glm4_moe: queries, keys and values; latent attention: the maps of the layer's input, "
-       "except one of queries alone, and the last one)",
-       "false; gpt_neox, gpt_oss: true", "true, false"}},
+      {"attention projections have biases ({families}). glm4_moe: those of queries, keys and "
+       "values; latent attention: the maps of the layer's input, except one of queries alone, and "
+       "the last one",
+       "{defaults}", "true, false"}},
      {"q_lora_rank",
       {"rank of the map of queries ([latent attention](models.md#latent-attention))",
        "none: one map",
@@ -124,14 +118,12 @@ constexpr auto kTexts = std::to_array<NamedText>(
        "true", "true, false"}},
      {"mlp_bias", {"MLP projections have biases ({families})", "false", "true, false"}},
      {"partial_rotary_factor",
-      {"share of each head that rotates ({families})",
-       "1; gpt_neox, qwen3_5, qwen3_5_moe, qwen3_next: 0.25; glm4_moe: 0.5", "above 0, at most 1"}},
+      {"share of each head that rotates ({families})", "{defaults}", "above 0, at most 1"}},
      {"sliding_window",
-      {"tokens that attention sees, including the token itself (mistral, ministral3, mixtral, "
-       "phi3, olmo3, gemma2, gemma3, gemma4, gpt_oss; qwen2, qwen3, qwen2_moe, qwen3_moe, smollm3 "
-       "with `use_sliding_window`)",
-       "all; gemma2, gemma3, olmo3: 4096; gemma4: 512; gpt_oss: 128",
-       "at least 1; 0 (no window) if `use_sliding_window` is false"}},
+      {"tokens that attention sees, including the token itself; none: all ({families}). Families "
+       "with "
+       "`use_sliding_window` need that, too",
+       "{defaults}: all tokens", "at least 1; 0 (no window) if `use_sliding_window` is false"}},
      {"use_sliding_window",
       {"whether `sliding_window` has an effect ({families})", "false", "true, false"}},
      {"max_window_layers",
@@ -140,9 +132,8 @@ constexpr auto kTexts = std::to_array<NamedText>(
        "28", ""}},
      {"sliding_window_pattern", {"every n-th layer has no window ({families})", "6", "at least 1"}},
      {"layer_types",
-      {"list with one entry per layer: `full_attention` or `sliding_attention` (qwen2, qwen3, "
-       "qwen2_moe, qwen3_moe, smollm3, olmo3, gemma2, gemma3, gemma4, gpt_oss; qwen3_5, "
-       "qwen3_5_moe, qwen3_next: see `full_attention_interval`)",
+      {"list with one entry per layer: `full_attention` or `sliding_attention` ({families}). "
+       "Families with `full_attention_interval` have other entries, see there",
        "from the keys above; smollm3: a window in the layers without positions; olmo3: none in "
        "every fourth layer; gemma4: none in every sixth layer and the last; gemma2, gpt_oss: a "
        "window in every other layer, starting with the first",
@@ -178,45 +169,39 @@ constexpr auto kTexts = std::to_array<NamedText>(
        "`enable_moe_block`)",
        "required", "1 to 4096"}},
      {"num_experts_per_tok",
-      {"experts per token (top-k) ({families})",
-       "mixtral: 2; qwen2_moe, gpt_oss, glm4_moe_lite, mistral4: 4; qwen3_next: 10; others: 8",
-       "1 to the number of experts"}},
+      {"experts per token (top-k) ({families})", "{defaults}", "1 to the number of experts"}},
      {"moe_intermediate_size",
-      {"width of an expert's MLP (qwen2_moe, qwen3_moe, glm4_moe, latent attention, qwen3_5_moe, "
-       "qwen3_next; gemma4 with `enable_moe_block`: required; others: `intermediate_size`)",
-       "1408; qwen3_moe: 768; qwen3_5_moe, qwen3_next: 512; glm4_moe_lite: 1536; other latent "
-       "attention: 2048",
-       "at least 1"}},
+      {"width of an expert's MLP ({families}; gemma4 needs it with `enable_moe_block`). Other "
+       "families with experts have `intermediate_size`",
+       "{defaults}", "at least 1"}},
      {"shared_expert_intermediate_size",
-      {"width of the shared expert, which computes all tokens ({families})",
-       "5632; qwen3_5_moe, qwen3_next: 512", "at least 1"}},
+      {"width of the shared expert, which computes all tokens ({families})", "{defaults}",
+       "at least 1"}},
      {"norm_topk_prob",
       {"normalise the weights of a token's experts to a sum of 1 ({families}). Mixtral, gpt-oss, "
        "MiniMax-M2 and the mixtures of Qwen3.5 always do",
-       "false; glm4_moe, latent attention: true", "true, false"}},
+       "{defaults}", "true, false"}},
      {"n_routed_experts", {"experts per layer ({families})", "required", "1 to 4096"}},
      {"n_shared_experts",
       {"width of the shared expert, which computes all tokens, in multiples of "
        "`moe_intermediate_size` ({families})",
        "1", "at least 1"}},
      {"first_k_dense_replace",
-      {"number of first layers with an MLP (glm4_moe, deepseek_v3, mistral4; deepseek_v32, "
-       "glm_moe_dsa without `mlp_layer_types`)",
-       "glm4_moe: 1; mistral4: 0; others: 3", ""}},
+      {"number of first layers with an MLP ({families}), without `mlp_layer_types`", "{defaults}",
+       ""}},
      {"mlp_layer_types",
       {"list with one entry per layer: `dense` (an MLP) or `sparse` (experts) ({families})",
        "glm4_moe_lite: `dense`, then `sparse`; others: `first_k_dense_replace`", ""}},
      {"n_group",
       {"groups of consecutive experts ({families}), see [sigmoid "
        "routers](models.md#sigmoid-routers)",
-       "1; deepseek_v3, deepseek_v32: 8",
+       "{defaults}",
        "1 to 256, divides `n_routed_experts` into groups of at least 2; mistral4: 1"}},
      {"topk_group",
-      {"groups from which the experts of a token are chosen ({families})",
-       "1; deepseek_v3, deepseek_v32: 4", "1 to `n_group`"}},
+      {"groups from which the experts of a token are chosen ({families})", "{defaults}",
+       "1 to `n_group`"}},
      {"routed_scaling_factor",
-      {"factor of the weights of a token's experts ({families})",
-       "glm4_moe, mistral4: 1; glm4_moe_lite: 1.8; others: 2.5", "above 0"}},
+      {"factor of the weights of a token's experts ({families})", "{defaults}", "above 0"}},
      {"index_topk",
       {"tokens that sparse attention chooses for a query ({families}), see "
        "[sparse attention](models.md#latent-attention)",
@@ -235,7 +220,7 @@ constexpr auto kTexts = std::to_array<NamedText>(
      {"router_aux_loss_coef",
       {"coefficient of the load-balancing loss ({families}). The loss covers the routers of all "
        "layers together and is averaged over micro-batches and ranks",
-       "0.001; olmoe: 0.01", "at least 0"}},
+       "{defaults}", "at least 0"}},
      {"router_z_loss_coef",
       {"coefficient of the router z-loss: the mean squared log-sum-exp of the router's logits "
        "({families})",
