@@ -11,7 +11,7 @@ namespace ballast::step {
 Plan StepWriter::training_step(bool applies_updates) {
   // A step after another gated step begins with the pending updates of that step.
   applies_updates_ = applies_updates && leaves_updates();
-  if (!applies_updates_) move_.omit_updates_of_forward();
+  if (!applies_updates_) updates_.omit_updates_of_forward();
 
   const std::vector<const Stop*> stops = stops_of(program_.training, placed_.form);
   values_.route_along(placed_.training_routes);
@@ -52,9 +52,9 @@ Plan StepWriter::training_step(bool applies_updates) {
   }
   // The host receives losses and the norm of all gradients, and decides about the updates.
   values_.offload_report();
-  const OpId gate = move_.gate(true);
+  const OpId gate = gradients_.gate(true);
 
-  Plan plan = move_.finish();
+  Plan plan = plan_.finish();
   plan.gate = gate;
   plan.first_head = first_head_;
   plan.last_head = last_head_;
@@ -74,9 +74,9 @@ Plan StepWriter::evaluation() {
     }
   }
   values_.offload_report();
-  const OpId done = move_.gate(false);
+  const OpId done = gradients_.gate(false);
 
-  Plan plan = move_.finish();
+  Plan plan = plan_.finish();
   plan.gate = done;
   return plan;
 }
@@ -84,9 +84,9 @@ Plan StepWriter::evaluation() {
 /// Applies the pending updates of a gated step, without a step.
 Plan StepWriter::flush() {
   for (BlockId b = 0; b < blocks(); ++b) {
-    if (is_updated_in_forward(b)) move_.update(b, 1);
+    if (is_updated_in_forward(b)) updates_.update(b, 1);
   }
-  Plan plan = move_.finish();
+  Plan plan = plan_.finish();
   plan.applies_updates = true;
   return plan;
 }
@@ -99,27 +99,27 @@ Plan StepWriter::rollback() {
   for (const bool ahead : {true, false}) {
     for (BlockId b = 0; b < blocks(); ++b) {
       const bool pending = is_updated_in_forward(b);
-      if ((pending && move_.has_states_ahead(b)) != ahead) continue;
-      if (pending || placed_.speculates(b)) move_.update(b, 1);
+      if ((pending && updates_.has_states_ahead(b)) != ahead) continue;
+      if (pending || placed_.speculates(b)) updates_.update(b, 1);
     }
   }
-  Plan plan = move_.finish();
+  Plan plan = plan_.finish();
   plan.applies_updates = true;
   return plan;
 }
 
 /// Writes the initial values of all homes.
 Plan StepWriter::fill(Homes homes) {
-  for (BlockId b = 0; b < blocks(); ++b) move_.fill(b, homes);
+  for (BlockId b = 0; b < blocks(); ++b) homes_.fill(b, homes);
   values_.fill_homes();
-  move_.fill_gradients();
-  return move_.finish();
+  homes_.fill_gradients();
+  return plan_.finish();
 }
 
 /// Passes weights and states of some blocks to a visitor on the host.
 Plan StepWriter::read(BlockId first, std::uint32_t count, Homes homes) {
-  for (BlockId b = first; b < first + count; ++b) move_.read(b, homes);
-  return move_.finish();
+  for (BlockId b = first; b < first + count; ++b) homes_.read(b, homes);
+  return plan_.finish();
 }
 
 }  // namespace ballast::step

@@ -45,12 +45,17 @@ StepWriter::StepWriter(const std::string& name, const PlacedProblem& placed, con
       placed_(placed),
       layout_(layout),
       micro_batches_(micro_batches),
-      move_(name, placed, layout, micro_batches),
-      values_(placed, layout.values, move_, micro_batches),
+      plan_(name, placed, layout, micro_batches),
+      weights_(plan_),
+      rows_(plan_, weights_),
+      gradients_(plan_, rows_),
+      updates_(plan_, weights_, gradients_),
+      homes_(plan_, weights_, gradients_, updates_),
+      values_(plan_, homes_, micro_batches),
       recomputation_(program_, blocks_that_keep(placed)),
       cleared_(program_.blocks.size(), false),
-      ahead_of_backward_(move_.states_ahead(UpdatedIn::backward), blocks()),
-      ahead_of_forward_(move_.states_ahead(UpdatedIn::forward),
+      ahead_of_backward_(updates_.states_ahead(UpdatedIn::backward), blocks()),
+      ahead_of_forward_(updates_.states_ahead(UpdatedIn::forward),
                         blocks() - program_.first_differentiated) {}
 
 std::vector<StepWriter::Group> StepWriter::groups() const {
@@ -63,7 +68,7 @@ std::vector<StepWriter::Group> StepWriter::groups() const {
 }
 
 void StepWriter::begin(const Group& group) {
-  move_.begin_passes(group.begin);
+  plan_.begin_passes(group.begin);
   recomputation_.restart();
   arrived_ = 0;
   at_head_ = false;
@@ -79,7 +84,7 @@ void StepWriter::arrive(const Stop& stop, const Group& group) {
   });
   for (; arrived_ < end; ++arrived_) {
     if (group.first() && applies_updates_ && is_updated_in_forward(arrived_)) {
-      move_.update(arrived_, 1);
+      updates_.update(arrived_, 1);
     }
     if (group.last) fetch_states_ahead(UpdatedIn::backward, ahead_of_backward_, arrived_);
   }
@@ -87,7 +92,7 @@ void StepWriter::arrive(const Stop& stop, const Group& group) {
 
 void StepWriter::prefetch(const Stop& stop) {
   const auto [begin, end] = ahead_of(stop);
-  for (BlockId b = begin; b < end; ++b) move_.prefetch(b);
+  for (BlockId b = begin; b < end; ++b) weights_.prefetch(b);
 }
 
 /// Returns the blocks that compute rows of a router of `stop` and have buffers for weights that
@@ -98,7 +103,7 @@ ProgramIndex::Blocks StepWriter::ahead_of(const Stop& stop) const {
     const model::Pass& pass = program_.passes[id];
     for (const Operand& operand : pass.operands) {
       if (operand.port == model::Port::routing) {
-        return move_.blocks_ahead(pass.block, operand.number);
+        return weights_.blocks_ahead(pass.block, operand.number);
       }
     }
   }
@@ -136,7 +141,7 @@ void StepWriter::bring_sums(const Stop& stop, const Group& group) {
     begun.push_back(operand.number);
   });
   for (const model::SumId sum : begun) {
-    move_.bring_sum(sum, group.begin);
+    gradients_.bring_sum(sum, group.begin);
     if (group.first() && program_.sums[sum].clears) clear(program_.sums[sum].block);
   }
 }
@@ -145,21 +150,20 @@ void StepWriter::bring_sums(const Stop& stop, const Group& group) {
 void StepWriter::offload_sums(const Stop& stop, const Group& group) {
   for (const BlockId block : stop.finishes) {
     for (const model::SumId sum : index_.sums_of(block)) {
-      if (brought_[sum]) move_.offload_sum(sum, group.begin);
+      if (brought_[sum]) gradients_.offload_sum(sum, group.begin);
     }
   }
 }
 
 void StepWriter::clear(BlockId block) {
   const model::SumId sum = cleared_sum(block);
-  Operation clear = {.action = Action::clear,
-                     .payload = Payload::gradient,
-                     .block = block,
-                     .traffic = program_.sums[sum].cleared,
-                     .uses = {{Role::target, move_.sum_on_device(sum), true}}};
   // With one micro-batch at a time, no router has chosen yet.
-  if (is_layer_major()) move_.add_condition(clear, move_.for_gradient(block));
-  move_.emit(std::move(clear));
+  plan_.emit_if(is_layer_major() ? plan_.for_gradient(block) : Condition(),
+                {.action = Action::clear,
+                 .payload = Payload::gradient,
+                 .block = block,
+                 .traffic = program_.sums[sum].cleared,
+                 .uses = {{Role::target, gradients_.on_device(sum), true}}});
 }
 
 void StepWriter::compute(const Stop& stop, const Group& group) {
@@ -206,16 +210,16 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
   operation.bytes = cost.exchanged;
   const BufferId tokens = operation.buffer(step::role_of(model::Port::batch));
   const BufferId row_gradients = operation.buffer(step::role_of(model::Port::table_rows_gradient));
-  const OpId emitted = move_.emit(std::move(operation));
+  const OpId emitted = plan_.emit(std::move(operation));
   values_.after(id, micro);
   for (const Operand& operand : pass.operands) {
     const bool adds = operand.kind == OperandKind::gradient;
-    if (adds && program_.sums[operand.number].by_token) move_.keep_tokens(pass.block, tokens);
+    if (adds && program_.sums[operand.number].by_token) rows_.keep_tokens(pass.block, tokens);
   }
   if (row_gradients != kNoBuffer) {
     const auto rows =
         std::ranges::find(pass.operands, model::Port::table_rows_gradient, &Operand::port);
-    move_.keep_row_gradients(rows->number, micro, row_gradients, values_.batch_on_host(micro));
+    rows_.keep_gradients(rows->number, micro, row_gradients, values_.batch_on_host(micro));
   }
   return emitted;
 }
@@ -223,12 +227,12 @@ OpId StepWriter::compute(PassId id, std::uint32_t micro) {
 BufferId StepWriter::bind(const Operand& operand, PassId pass, std::uint32_t micro) {
   switch (operand.kind) {
     case OperandKind::weights:
-      return move_.weights_on_device(operand.number);
+      return weights_.on_device(operand.number);
     case OperandKind::rows:
-      if (operand.access == OperandAccess::writes) return move_.next_row_gradients(operand.number);
-      return move_.rows_on_device(operand.number, micro, values_.batch_on_host(micro));
+      if (operand.access == OperandAccess::writes) return rows_.next_gradients(operand.number);
+      return rows_.on_device(operand.number, micro, values_.batch_on_host(micro));
     case OperandKind::gradient:
-      return move_.sum_on_device(operand.number);
+      return gradients_.on_device(operand.number);
     case OperandKind::workspace:
       return layout_.devices[placed_.device_of(program_.passes[pass].block)].workspace;
     case OperandKind::value:
@@ -241,22 +245,22 @@ void StepWriter::select_ahead(const Stop& stop, const Group& group) {
   for (std::uint32_t m = group.begin; m < group.end; ++m) {
     for_operands(stop, [&](const Operand& operand) {
       if (operand.kind != OperandKind::rows || operand.access != OperandAccess::reads) return;
-      move_.select_ahead(operand.number, m, values_.batch_on_host(m));
+      rows_.select_ahead(operand.number, m, values_.batch_on_host(m));
     });
   }
 }
 
 void StepWriter::finish(BlockId block) {
-  move_.deliver_gradient(block);
-  if (placed_.update_pass(block) == UpdatedIn::backward) move_.update(block, 0);
+  gradients_.deliver(block);
+  if (placed_.update_pass(block) == UpdatedIn::backward) updates_.update(block, 0);
   fetch_states_ahead(UpdatedIn::forward, ahead_of_forward_, blocks() - 1 - block);
 }
 
 /// Fetches states for the first updates of a pass during the preceding pass. States without a free
 /// buffer follow at the next block.
 void StepWriter::fetch_states_ahead(UpdatedIn pass, EventSpread& ahead, std::uint32_t at) {
-  while (ahead.due(at) && move_.has_room_ahead(pass, ahead.next())) {
-    move_.fetch_states_ahead(pass, ahead.take());
+  while (ahead.due(at) && updates_.has_room_ahead(pass, ahead.next())) {
+    updates_.fetch_states_ahead(pass, ahead.take());
   }
 }
 

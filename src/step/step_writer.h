@@ -8,9 +8,14 @@
 #include "ballast/step/labels.h"
 #include "ballast/step/program_index.h"
 
+#include "src/step/gradient_mover.h"
+#include "src/step/home_mover.h"
 #include "src/step/layout.h"
-#include "src/step/movements.h"
-#include "src/step/value_movements.h"
+#include "src/step/move_context.h"
+#include "src/step/row_mover.h"
+#include "src/step/update_mover.h"
+#include "src/step/value_mover.h"
+#include "src/step/weight_mover.h"
 
 namespace ballast::step {
 
@@ -102,8 +107,13 @@ class StepWriter {
   const PlacedProblem& placed_;
   const Layout& layout_;
   std::uint32_t micro_batches_;
-  Movements move_;
-  ValueMovements values_;
+  MoveContext plan_;
+  WeightMover weights_;
+  RowMover rows_;
+  GradientMover gradients_;
+  UpdateMover updates_;
+  HomeMover homes_;
+  ValueMover values_;
   Recomputation recomputation_;
   bool applies_updates_ = false;
   BlockId arrived_ = 0;            ///< blocks that the current group has reached

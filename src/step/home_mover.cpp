@@ -1,25 +1,14 @@
+#include "src/step/home_mover.h"
+
 #include <algorithm>
+#include <utility>
 
 #include "ballast/step/labels.h"
 
-#include "src/step/movements.h"
-
-// The part of Movements that fills and reads weights and states outside training steps.
-
 namespace ballast::step {
 
-struct Movements::Home {
-  Payload payload;          ///< weights or states
-  std::uint32_t sub_group;  ///< for states
-  Tier tier;
-  BufferId buffer;
-  Bytes offset;         ///< offset of its first byte in all of these weights or states
-  Bytes bytes;          ///< kept by this rank
-  Bytes initial_bytes;  ///< first part, which does not start as zeros
-};
-
 /// Returns one home, or a home of the trained weights and one of the frozen weights.
-std::vector<Movements::Home> Movements::weight_homes(std::uint32_t block) const {
+std::vector<HomeMover::Home> HomeMover::weight_homes(std::uint32_t block) const {
   const Bytes all = rank_.resident_weights(block);
   const auto home = [&](BufferId buffer, Bytes begin, Bytes end) {
     return Home{.payload = Payload::weights,
@@ -36,7 +25,7 @@ std::vector<Movements::Home> Movements::weight_homes(std::uint32_t block) const 
           home(layout_.weight_home[block], trained, all)};
 }
 
-Movements::Home Movements::state_home(std::uint32_t block, std::uint32_t group) const {
+HomeMover::Home HomeMover::state_home(std::uint32_t block, std::uint32_t group) const {
   return {.payload = Payload::states,
           .sub_group = group,
           .tier = at(block).optimizer,
@@ -48,7 +37,7 @@ Movements::Home Movements::state_home(std::uint32_t block, std::uint32_t group) 
 
 /// Calls `move(offset, bytes)` for each piece of `all` that fits in the passing place.
 template <class Move>
-void Movements::in_pieces(Bytes all, Move move) const {
+void HomeMover::in_pieces(Bytes all, Move move) const {
   if (all == 0) return;
   const Bytes most = layout_.buffers[layout_.fill_staging].bytes;
   for (Bytes offset = 0; offset < all; offset += most) {
@@ -58,38 +47,38 @@ void Movements::in_pieces(Bytes all, Move move) const {
 
 /// Calls `handle(home)` for the block's weights and, for training, each sub-group of its states.
 template <class Handle>
-void Movements::for_homes(std::uint32_t block, Homes homes, Handle handle) const {
+void HomeMover::for_homes(std::uint32_t block, Homes homes, Handle handle) const {
   for (const Home& weights : weight_homes(block)) {
     if (homes.has(weights.tier)) handle(weights);
   }
   if (!placed_.trains()) return;
-  for (std::uint32_t g = 0; g < sub_groups(block); ++g) {
+  for (std::uint32_t g = 0; g < problem_.blocks[block].sub_groups.size(); ++g) {
     if (const Home states = state_home(block, g); homes.has(states.tier)) handle(states);
   }
 }
 
-void Movements::emit_piece(Action action, std::uint32_t block, const Home& home, Bytes offset,
+void HomeMover::emit_piece(Action action, std::uint32_t block, const Home& home, Bytes offset,
                            Bytes bytes, std::vector<Use> uses) {
-  emit({.action = action,
-        .payload = home.payload,
-        .block = block,
-        .sub_group = home.sub_group,
-        .bytes = bytes,
-        .offset = offset,
-        .uses = std::move(uses)});
+  plan_.emit({.action = action,
+              .payload = home.payload,
+              .block = block,
+              .sub_group = home.sub_group,
+              .bytes = bytes,
+              .offset = offset,
+              .uses = std::move(uses)});
 }
 
 /// Returns the host buffer through which data of a home on NVMe pass.
-BufferId Movements::staging_of(std::uint32_t block, const Home& home) {
-  return home.payload == Payload::weights ? weight_staging_.take(block).buffer
-                                          : state_slot(block, home.sub_group);
+BufferId HomeMover::staging_of(std::uint32_t block, const Home& home) {
+  return home.payload == Payload::weights ? weights_.take_staging(block)
+                                          : updates_.state_slot(block, home.sub_group);
 }
 
-void Movements::fill(std::uint32_t block, Homes homes) {
+void HomeMover::fill(std::uint32_t block, Homes homes) {
   for_homes(block, homes, [&](const Home& home) { fill_home(block, home); });
 }
 
-void Movements::fill_home(std::uint32_t block, const Home& home) {
+void HomeMover::fill_home(std::uint32_t block, const Home& home) {
   const bool weights = home.payload == Payload::weights;
   const auto initialize = [&](BufferId place, Bytes offset, Bytes bytes) {
     emit_piece(Action::initialize, block, home, offset, bytes, {{Role::target, place, true}});
@@ -101,13 +90,13 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
       const BufferId staging = staging_of(block, home);
       initialize(staging, home.offset, home.bytes);
       if (home.offset > 0) {  // frozen weights
-        return copy_weights(
+        return weights_.copy(
             Action::writeback, block,
             {.from = {.buffer = staging}, .to = {.buffer = home.buffer}, .bytes = home.bytes});
       }
       const auto write = [&](Speculation slot) {
-        if (weights) return writeback_weights(block, staging, 0, slot, {});
-        writeback_states(block, home.sub_group, staging, 0, slot, {});
+        if (weights) return updates_.writeback_weights(block, staging, 0, slot, {});
+        updates_.writeback_states(block, home.sub_group, staging, 0, slot, {});
       };
       write(Speculation::none);
       // Writes the other slot, so that later writes only overwrite it.
@@ -125,37 +114,37 @@ void Movements::fill_home(std::uint32_t block, const Home& home) {
   }
 }
 
-void Movements::fill_with_zeros(Payload payload, std::uint32_t block, BufferId staging,
+void HomeMover::fill_with_zeros(Payload payload, std::uint32_t block, BufferId staging,
                                 Bytes bytes) {
-  emit({.action = Action::initialize,
-        .payload = payload,
-        .block = block,
-        .bytes = bytes,
-        .uses = {{Role::target, staging, true}}});
+  plan_.emit({.action = Action::initialize,
+              .payload = payload,
+              .block = block,
+              .bytes = bytes,
+              .uses = {{Role::target, staging, true}}});
 }
 
-void Movements::fill_gradients() {
+void HomeMover::fill_gradients() {
   BufferId staging = kNoBuffer;
   for (std::uint32_t block = 0; block < layout_.gradient.size(); ++block) {
     const BufferId home = layout_.gradient[block];
     if (home == kNoBuffer || layout_.buffers[home].tier != Tier::nvme) continue;
     if (staging == kNoBuffer) {
-      staging = gradient_staging_.next();
+      staging = gradients_.next_staging();
       fill_with_zeros(Payload::gradient, block, staging, layout_.buffers[staging].bytes);
     }
-    emit({.action = Action::writeback,
-          .payload = Payload::gradient,
-          .block = block,
-          .bytes = layout_.buffers[home].bytes,
-          .uses = {{Role::source, staging, false}, {Role::target, home, true}}});
+    plan_.emit({.action = Action::writeback,
+                .payload = Payload::gradient,
+                .block = block,
+                .bytes = layout_.buffers[home].bytes,
+                .uses = {{Role::source, staging, false}, {Role::target, home, true}}});
   }
 }
 
-void Movements::read(std::uint32_t block, Homes homes) {
+void HomeMover::read(std::uint32_t block, Homes homes) {
   for_homes(block, homes, [&](const Home& home) { read_home(block, home); });
 }
 
-void Movements::read_home(std::uint32_t block, const Home& home) {
+void HomeMover::read_home(std::uint32_t block, const Home& home) {
   const bool weights = home.payload == Payload::weights;
   const auto read = [&](BufferId place, Bytes offset, Bytes bytes) {
     emit_piece(Action::read, block, home, offset, bytes, {{Role::source, place, false}});
@@ -166,11 +155,11 @@ void Movements::read_home(std::uint32_t block, const Home& home) {
     case Tier::nvme: {
       const BufferId staging = staging_of(block, home);
       if (weights) {
-        copy_weights(
+        weights_.copy(
             Action::fetch, block,
             {.from = {.buffer = home.buffer}, .to = {.buffer = staging}, .bytes = home.bytes});
       } else {
-        fetch_states(block, home.sub_group, 0, {});
+        updates_.fetch_states(block, home.sub_group, 0, {});
       }
       return read(staging, home.offset, home.bytes);
     }

@@ -6,17 +6,18 @@
 #include "ballast/model/step_program.h"
 #include "ballast/step/labels.h"
 
+#include "src/step/buffers_in_turn.h"
+#include "src/step/home_mover.h"
 #include "src/step/layout.h"
-#include "src/step/movements.h"
+#include "src/step/move_context.h"
 
 namespace ballast::step {
 
 /// Finds the buffers of a plan's values, and emits the operations that move values between device,
 /// host and NVMe.
-class ValueMovements {
+class ValueMover : public Mover {
  public:
-  ValueMovements(const PlacedProblem& placed, const ValueBuffers& slots, Movements& movements,
-                 std::uint32_t micro_batches);
+  ValueMover(MoveContext& plan, HomeMover& homes, std::uint32_t micro_batches);
 
   /// Returns the host buffer with the tokens of a micro-batch.
   [[nodiscard]] BufferId batch_on_host(std::uint32_t micro) const;
@@ -90,12 +91,10 @@ class ValueMovements {
   void gather_parts(const Instance& at, BufferId own, BufferId slot);
   void move(Action action, const Instance& at, model::BlockId block, const Move& move);
 
+  HomeMover& homes_;
   const ProgramIndex& index_;
-  const model::StepProgram& program_;
   const Colours& colours_;
-  const PlacedProblem& placed_;
   const ValueBuffers& slots_;
-  Movements& move_;
   std::uint32_t micro_batches_;
   const Routes* routes_;
   bool backward_ = false;

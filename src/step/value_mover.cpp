@@ -1,4 +1,4 @@
-#include "src/step/value_movements.h"
+#include "src/step/value_mover.h"
 
 #include <algorithm>
 #include <utility>
@@ -19,30 +19,28 @@ using model::StepValue;
 using model::ValueId;
 using model::Waits;
 
-ValueMovements::ValueMovements(const PlacedProblem& placed, const ValueBuffers& slots,
-                               Movements& movements, std::uint32_t micro_batches)
-    : index_(*placed.problem.index),
-      program_(index_.program()),
-      colours_(index_.colours(placed.form, placed.trains())),
-      placed_(placed),
-      slots_(slots),
-      move_(movements),
+ValueMover::ValueMover(MoveContext& plan, HomeMover& homes, std::uint32_t micro_batches)
+    : Mover(plan),
+      homes_(homes),
+      index_(*problem_.index),
+      colours_(index_.colours(placed_.form, placed_.trains())),
+      slots_(layout_.values),
       micro_batches_(micro_batches),
-      routes_(&placed.training_routes),
-      staging_(slots.staging),
-      in_ring_(slots.devices.size() * program_.values.size() * micro_batches, kNoBuffer),
+      routes_(&placed_.training_routes),
+      staging_(slots_.staging),
+      in_ring_(slots_.devices.size() * program_.values.size() * micro_batches, kNoBuffer),
       stored_after_(program_.values.size(), kNone),
       stores_(program_.passes.size(), false),
       brought_(micro_batches) {
-  rings_.resize(slots.devices.size());
-  for (std::size_t d = 0; d < slots.devices.size(); ++d) {
-    const DeviceValues& device = slots.devices[d];
+  rings_.resize(slots_.devices.size());
+  for (std::size_t d = 0; d < slots_.devices.size(); ++d) {
+    const DeviceValues& device = slots_.devices[d];
     for (const auto& shared : device.shared) rings_[d].shared.emplace_back(shared);
     for (const auto& leaving : device.leaving) rings_[d].leaving.emplace_back(leaving);
   }
 }
 
-void ValueMovements::store_along(const std::vector<const model::Stop*>& stops) {
+void ValueMover::store_along(const std::vector<const model::Stop*>& stops) {
   for (const model::Stop* stop : stops) {
     for (const model::PassId id : stop->passes) {
       const model::Pass& pass = program_.passes[id];
@@ -73,8 +71,8 @@ step::MovedValue kind_of(const model::ValueClass& of) {
 
 }  // namespace
 
-void ValueMovements::move(Action action, const Instance& at, BlockId block, const Move& move) {
-  move_.emit_on(
+void ValueMover::move(Action action, const Instance& at, BlockId block, const Move& move) {
+  plan_.emit_on(
       at.device,
       {.action = action,
        .payload = Payload::value,
@@ -88,14 +86,14 @@ void ValueMovements::move(Action action, const Instance& at, BlockId block, cons
                 {.role = Role::target, .buffer = move.to, .writes = true, .part = move.to_part}}});
 }
 
-BufferId ValueMovements::batch_on_host(std::uint32_t micro) const {
+BufferId ValueMover::batch_on_host(std::uint32_t micro) const {
   for (model::ClassId of = 0; of < program_.classes.size(); ++of) {
     if (program_.classes[of].from_host) return slots_.on_host[of][micro];
   }
   return kNoBuffer;
 }
 
-void ValueMovements::upload_inputs(std::uint32_t micro) {
+void ValueMover::upload_inputs(std::uint32_t micro) {
   for (ValueId v = 0; v < program_.values.size(); ++v) {
     const StepValue& value = program_.values[v];
     if (!program_.classes[value.of].from_host) continue;
@@ -111,7 +109,7 @@ void ValueMovements::upload_inputs(std::uint32_t micro) {
 
 /// Parts of the report that passes on other devices have written are copied to the device of the
 /// head first.
-void ValueMovements::offload_report() {
+void ValueMover::offload_report() {
   const std::uint8_t home = placed_.device_of(program_.head);
   Bytes bytes = 0;
   ValueId first = kNone;
@@ -137,7 +135,7 @@ void ValueMovements::offload_report() {
        {.from = slots_.devices[home].report, .to = slots_.report_on_host, .bytes = bytes});
 }
 
-void ValueMovements::fill_homes() {
+void ValueMover::fill_homes() {
   if (slots_.staging.empty()) return;
   const BufferId staging = staging_.next();
   std::vector<ValueId> on_nvme;
@@ -148,7 +146,7 @@ void ValueMovements::fill_homes() {
     on_nvme.push_back(id);
     largest = std::max(largest, swapped_bytes(placed_.problem, value));
   }
-  move_.fill_with_zeros(Payload::value, program_.values[on_nvme.front()].owner, staging, largest);
+  homes_.fill_with_zeros(Payload::value, program_.values[on_nvme.front()].owner, staging, largest);
   for (const ValueId id : on_nvme) {
     const StepValue& value = program_.values[id];
     for (std::uint32_t m = 0; m < slots_.own[id].size(); ++m) {
@@ -160,12 +158,12 @@ void ValueMovements::fill_homes() {
   }
 }
 
-bool ValueMovements::binds(const Operand& operand) const {
+bool ValueMover::binds(const Operand& operand) const {
   if (!operand.optional || operand.kind != OperandKind::value) return true;
   return placed_.keeps(program_.values[operand.number]);
 }
 
-BufferId ValueMovements::bind(const Operand& operand, model::PassId pass, std::uint32_t micro) {
+BufferId ValueMover::bind(const Operand& operand, model::PassId pass, std::uint32_t micro) {
   const Instance at = {operand.number, micro, device_of(pass)};
   if (is_on_host(program_, operand)) return slots_.counts[at.value];
   const DeviceValues& device = slots_.devices[at.device];
@@ -187,7 +185,7 @@ BufferId ValueMovements::bind(const Operand& operand, model::PassId pass, std::u
 
 /// A waiting value has its own buffer on the device of its owner. In a schedule for evaluation no
 /// value waits. `leaves`: only other devices read it.
-BufferId ValueMovements::begin_life(const Instance& at, bool leaves) {
+BufferId ValueMover::begin_life(const Instance& at, bool leaves) {
   const StepValue& value = program_.values[at.value];
   const bool home = placed_.devices() == 1 || placed_.device_of(value.owner) == at.device;
   if (placed_.waits_on_device(value) && home && !leaves) {
@@ -207,14 +205,14 @@ BufferId ValueMovements::begin_life(const Instance& at, bool leaves) {
 }
 
 /// Returns the place where its life began, where it was copied to, or where it was brought back.
-BufferId ValueMovements::read(const Instance& at) {
+BufferId ValueMover::read(const Instance& at) {
   if (backward_ && placed_.leaves(program_.values[at.value])) return bring_back(at);
   const BufferId ring = in_ring(at);
   return ring != kNoBuffer ? ring : begin_life(at, false);
 }
 
 /// The value stays until another value of the micro-batch is brought back.
-BufferId ValueMovements::bring_back(const Instance& at) {
+BufferId ValueMover::bring_back(const Instance& at) {
   Brought& last = brought_[at.micro];
   if (last.value == at.value) return last.buffer;
   const StepValue& value = program_.values[at.value];
@@ -242,7 +240,7 @@ BufferId ValueMovements::bring_back(const Instance& at) {
 
 /// Completes a value from the parts of all tensor places. This place's part is in `own`, or in
 /// `slot` if there is no such buffer.
-void ValueMovements::gather_parts(const Instance& at, BufferId own, BufferId slot) {
+void ValueMover::gather_parts(const Instance& at, BufferId own, BufferId slot) {
   const StepValue& value = program_.values[at.value];
   const Bytes others = placed_.problem.tensor - 1;
   Operation gather = {.action = Action::gather,
@@ -254,10 +252,10 @@ void ValueMovements::gather_parts(const Instance& at, BufferId own, BufferId slo
                       .bytes = others * waiting_bytes(placed_.problem, value),
                       .uses = {{.role = Role::target, .buffer = slot, .writes = true}}};
   if (own != kNoBuffer) gather.uses.push_back({.role = Role::source, .buffer = own});
-  move_.emit_on(at.device, std::move(gather));
+  plan_.emit_on(at.device, std::move(gather));
 }
 
-void ValueMovements::after(model::PassId id, std::uint32_t micro) {
+void ValueMover::after(model::PassId id, std::uint32_t micro) {
   const model::Pass& pass = program_.passes[id];
   copy_to_devices(id, micro);
   if (index_.writes_counts(id)) {
@@ -273,7 +271,7 @@ void ValueMovements::after(model::PassId id, std::uint32_t micro) {
   }
 }
 
-void ValueMovements::copy_to_devices(model::PassId pass, std::uint32_t micro) {
+void ValueMover::copy_to_devices(model::PassId pass, std::uint32_t micro) {
   const std::uint8_t from = device_of(pass);
   for (const Routes::Copy& copy : routes_->after(pass)) {
     const StepValue& value = program_.values[copy.value];
@@ -290,7 +288,7 @@ void ValueMovements::copy_to_devices(model::PassId pass, std::uint32_t micro) {
 }
 
 /// Copies the choices of the routers of all ranks to the host.
-void ValueMovements::share_counts(ValueId id, BlockId block, std::uint32_t micro) {
+void ValueMover::share_counts(ValueId id, BlockId block, std::uint32_t micro) {
   const Instance at = {id, micro, placed_.device_of(block)};
   const StepValue& value = program_.values[id];
   const DeviceValues& device = slots_.devices[at.device];
@@ -308,7 +306,7 @@ void ValueMovements::share_counts(ValueId id, BlockId block, std::uint32_t micro
        {.from = from, .to = slots_.counts[id], .bytes = placed_.problem.sharers * bytes});
 }
 
-void ValueMovements::store(ValueId id, std::uint32_t micro) {
+void ValueMover::store(ValueId id, std::uint32_t micro) {
   const Instance at = at_owner(id, micro);
   const StepValue& value = program_.values[id];
   const BufferId home = slots_.own[id][place_among(micro)];

@@ -1,0 +1,62 @@
+#include "src/step/move_context.h"
+
+#include <cmath>
+
+#include "ballast/step/labels.h"
+
+namespace ballast::step {
+
+MoveContext::MoveContext(std::string name, const PlacedProblem& placed, const Layout& layout,
+                         std::uint32_t micro_batches)
+    : placed(placed),
+      layout(layout),
+      emitter_(std::move(name), layout.buffers.size(), micro_batches) {}
+
+Condition MoveContext::for_pass(std::uint32_t block) const {
+  if (rows_of(block) == nullptr) return {};
+  const bool step = placed.options.order == Order::layer_major;
+  return {.rows = step ? Condition::Rows::in_step : Condition::Rows::in_micro_batch,
+          .micro = step ? 0 : passing_,
+          .any_rank = placed.sizes.keeps_part_of_weights(block)};
+}
+
+Condition MoveContext::for_gradient(std::uint32_t block, std::uint32_t lag) const {
+  if (rows_of(block) == nullptr) return {};
+  return {.rows = lag > 0 ? Condition::Rows::in_step_before : Condition::Rows::in_step,
+          .any_rank = placed.sizes.is_distributed()};
+}
+
+Condition MoveContext::for_update(std::uint32_t block, std::uint32_t lag) const {
+  return placed.options.expert_updates == ExpertUpdates::all ? Condition()
+                                                             : for_gradient(block, lag);
+}
+
+double MoveContext::likelihood(const Condition& condition, std::uint32_t block) const {
+  if (condition.always()) return 1.0;
+  const Problem& problem = placed.problem;
+  const bool one = condition.rows == Condition::Rows::in_micro_batch;
+  const double tokens = static_cast<double>(problem.micro_batch_tokens) *
+                        (one ? 1.0 : static_cast<double>(problem.micro_batches)) *
+                        (condition.any_rank ? static_cast<double>(problem.sharers) : 1.0);
+  return 1.0 - std::pow(1.0 - rows_of(block)->share, tokens);
+}
+
+OpId MoveContext::emit_if(Condition condition, Operation operation,
+                          std::optional<Condition> unless) {
+  operation.condition = condition;
+  operation.unless = unless;
+  const double there = unless ? likelihood(*unless, operation.block) : 0.0;
+  operation.likelihood = static_cast<float>(likelihood(condition, operation.block) * (1.0 - there));
+  if (condition.reads_routing() || (unless && unless->reads_routing())) {
+    const model::ValueId routing = rows_of(operation.block)->routing;
+    operation.uses.push_back({Role::counts, layout.values.counts[routing], false});
+  }
+  return emit(std::move(operation));
+}
+
+bool Mover::has_separate_trained_home(std::uint32_t block, Tier tier) const {
+  const BufferId home = layout_.trained_home[block];
+  return home != kNoBuffer && layout_.buffers[home].tier == tier;
+}
+
+}  // namespace ballast::step
