@@ -182,14 +182,14 @@ Json json_of(const CheckpointFacts& facts) {
                             {"skipped_batches", facts.skipped_batches},
                             {"losses", losses}});
   if (!facts.arithmetic.empty()) json["arithmetic"] = facts.arithmetic;
-  if (!facts.correction_biases.empty()) {
-    Json routers = Json::array();
-    for (const std::vector<float>& router : facts.correction_biases) {
-      Json biases = Json::array();
-      for (const float bias : router) biases.push_back(static_cast<double>(bias));
-      routers.push_back(std::move(biases));
+  for (const auto& [name, lists] : facts.side_states) {
+    Json written = Json::array();
+    for (const std::vector<float>& list : lists) {
+      Json values = Json::array();
+      for (const float value : list) values.push_back(static_cast<double>(value));
+      written.push_back(std::move(values));
     }
-    json["correction_biases"] = std::move(routers);
+    json[name] = std::move(written);
   }
   if (facts.loss_scale) {
     json["loss_scale"] = Json::object({{"scale", facts.loss_scale->scale},
@@ -213,19 +213,18 @@ LossScale loss_scale_of(const Json& json, const fs::path& path) {
   return {scale->number(), whole_of(json, "hysteresis", path), whole_of(json, "good_steps", path)};
 }
 
-std::vector<std::vector<float>> biases_of(const Json& json, const fs::path& path) {
-  std::vector<std::vector<float>> routers;
-  const auto refuse = [&] { refuse_checkpoint(path, "the correction biases are malformed"); };
-  if (!json.is_array()) refuse();
-  for (const Json& router : json.elements()) {
-    if (!router.is_array()) refuse();
-    std::vector<float>& biases = routers.emplace_back();
-    for (const Json& bias : router.elements()) {
-      if (!bias.is_number()) refuse();
-      biases.push_back(static_cast<float>(bias.number()));
+std::vector<std::vector<float>> side_state_of(const Json& json, std::string_view name,
+                                              const fs::path& path) {
+  std::vector<std::vector<float>> lists;
+  for (const Json& list : array_of(json, name, path)) {
+    if (!list.is_array()) refuse_checkpoint(path, fmt::format("{} is not a list of lists", name));
+    std::vector<float>& values = lists.emplace_back();
+    for (const Json& value : list.elements()) {
+      if (!value.is_number()) refuse_checkpoint(path, fmt::format("{} has no number", name));
+      values.push_back(static_cast<float>(value.number()));
     }
   }
-  return routers;
+  return lists;
 }
 
 }  // namespace
@@ -248,8 +247,9 @@ CheckpointFacts facts_of(const Json& content, const fs::path& path) {
   if (const Json* const scale = content.find("loss_scale")) {
     facts.loss_scale = loss_scale_of(*scale, path);
   }
-  if (const Json* const biases = content.find("correction_biases")) {
-    facts.correction_biases = biases_of(*biases, path);
+  for (const engine::SideStateKind& kind : engine::kSideStates) {
+    if (content.find(kind.name) == nullptr) continue;
+    facts.side_states.emplace(kind.name, side_state_of(content, kind.name, path));
   }
   if (const Json* const settings = content.find("settings")) {
     if (!settings->is_object()) refuse_checkpoint(path, "the settings are not an object");

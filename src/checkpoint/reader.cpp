@@ -426,8 +426,8 @@ std::uint64_t hash_of(const Checkpoint& checkpoint, const std::function<void(Byt
     });
     digests.push_back(hash.digest());
   }
-  return engine::hash_with_biases(state::checksum(std::as_bytes(std::span(digests))),
-                                  checkpoint.facts().correction_biases);
+  return engine::hash_with(state::checksum(std::as_bytes(std::span(digests))),
+                           checkpoint.facts().side_states);
 }
 
 }  // namespace

@@ -151,7 +151,7 @@ CheckpointWriter::CheckpointWriter(engine::Engine& engine, fs::path run, Checkpo
       ranks_(ranks),
       first_(ranks == nullptr || ranks->rank() == 0) {
   engine.finish();
-  facts_.correction_biases = engine.correction_biases();
+  facts_.side_states = engine.side_states();
   try {
     comm::collective_try(ranks_, [this] { make_folder(); });
     comm::collective_try(ranks_, [this] { start_own(); });

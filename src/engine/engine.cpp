@@ -94,7 +94,7 @@ Engine::Engine(Blueprint blueprint, EngineOptions options, const std::atomic<boo
       trials_(trials_of(options_.kernels)),
       updater_(options_.update),
       devices_(make_devices()),
-      biases_(std::make_unique<CorrectionBiases>(blueprint_.own())) {
+      side_(std::make_unique<SideStates>(blueprint_.own())) {
   if (options_.nvtx && !device::profiler_refusal().empty()) {
     throw Error(ErrorCategory::config, "ballast.nvtx: " + device::profiler_refusal());
   }
@@ -154,7 +154,7 @@ Modules Engine::modules() {
           .devices = std::move(devices),
           .store = *store_,
           .updater = updater_,
-          .biases = *biases_,
+          .side = *side_,
           .ranks = ranks_,
           .preference = options_.preference,
           .gradient_clipping = options_.gradient_clipping,
@@ -182,9 +182,9 @@ void Engine::start() {
 }
 
 bool Engine::resume(const StateSource& source, std::uint64_t updates, const KeptStates& here,
-                    const state::KeptExtents& kept, const std::vector<std::vector<float>>& biases) {
+                    const state::KeptExtents& kept, SideValues side) {
   expect_training(blueprint_);
-  biases_->set(biases);
+  side_->set(std::move(side));
   const bool same = same_homes(here.homes, homes_on(blueprint_, Tier::nvme));
   bool reused = false;
   start_with(same ? here.image : state::SwapImage{}, [&](bool reuses) {
@@ -209,7 +209,7 @@ void Engine::start_with(const state::SwapImage& here,
   });
   lanes_ = std::make_unique<Lanes>(modules());
   snapshot_.emplace(
-      blueprint_, *store_, *biases_, ranks_, [this] { finish(); }, perform());
+      blueprint_, *store_, *side_, ranks_, [this] { finish(); }, perform());
   const plan::Schedule& schedule = blueprint_.schedule;
   for (std::size_t d = 0; d < devices_.size(); ++d) {
     const plan::BufferId workspace = schedule.workspace[d];
@@ -223,7 +223,7 @@ void Engine::start_with(const state::SwapImage& here,
   const auto begin = std::chrono::steady_clock::now();
   fill(reuses);
   fill_time_ = std::chrono::steady_clock::now() - begin;
-  read_correction_biases();
+  read_side_states();
   if (device().kind() != "host") {
     const auto start_of_warm_up = std::chrono::steady_clock::now();
     warm_up(*lanes_);
@@ -235,17 +235,17 @@ void Engine::start_with(const state::SwapImage& here,
   });
 }
 
-void Engine::read_correction_biases() {
+void Engine::read_side_states() {
   const bool moves = blueprint_.options.purpose == step::Purpose::training &&
                      options_.router_bias_update_speed > 0.0;
-  if (!moves || !biases_->values().empty()) return;
-  biases_->set_from([&](std::size_t block, const model::TensorSpec& tensor) {
+  if (!moves || side_->has(kCorrectionBiases)) return;
+  side_->set_from(kCorrectionBiases, [&](std::size_t block, const model::TensorSpec& tensor) {
     return read_master(blueprint_, ranks_, block, tensor.offset, tensor.size, perform());
   });
 }
 
-const std::vector<std::vector<float>>& Engine::correction_biases() const {
-  return biases_->values();
+const SideValues& Engine::side_states() const {
+  return side_->values();
 }
 
 bool Engine::checks_each() const {
@@ -275,7 +275,7 @@ StepResult Engine::train_step(const TokenBatch& batch, double learning_rate, dou
   StepResult result = context.result;
   if (!result.skipped) {
     ++updates_;
-    biases_->move(result.expert_rows, options_.router_bias_update_speed);
+    side_->balance(result.expert_rows, options_.router_bias_update_speed);
   }
   const plan::Plan& rollback = blueprint_.schedule.rollback;
   if (rollback.operations.empty()) return result;

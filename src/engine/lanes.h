@@ -20,6 +20,7 @@
 #include "ballast/device/device.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/engine/run_states.h"
+#include "ballast/engine/side_states.h"
 #include "ballast/engine/step_types.h"
 #include "ballast/model/compute.h"
 #include "ballast/plan/executor.h"
@@ -151,7 +152,7 @@ struct Modules {
   std::vector<DeviceModules> devices;  ///< by Operation::device
   state::Store& store;
   const cpu_adam::Updater& updater;
-  const CorrectionBiases& biases;
+  const SideStates& side;
   comm::Ranks* ranks = nullptr;  ///< nullptr with one rank
   model::Preference preference;  ///< see EngineOptions
   double gradient_clipping = 0.0;

@@ -95,7 +95,7 @@ model::PassScalars scalars_of(const CurrentOperation& at, const model::Pass& pas
 
 model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass& pass) {
   model::PassArguments arguments = {
-      .correction_biases = at.modules().biases.of(pass.block),
+      .correction_biases = at.modules().side.of(kCorrectionBiases, pass.block),
       .scalars = scalars_of(at, pass),
       .exchange = at.channels().rows.get(),
       .sequence_slice = {at.blueprint().mesh.sequence_place(), at.channels().heads.get()}};

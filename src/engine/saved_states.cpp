@@ -287,15 +287,6 @@ bool same_homes(const std::vector<KeptHome>& one, const std::vector<KeptHome>& o
                     });
 }
 
-std::uint64_t hash_with_biases(std::uint64_t states,
-                               const std::vector<std::vector<float>>& biases) {
-  if (biases.empty()) return states;
-  state::RunningChecksum hash;
-  hash.add(std::as_bytes(std::span(&states, 1)));
-  for (const std::vector<float>& router : biases) hash.add(std::as_bytes(std::span(router)));
-  return hash.digest();
-}
-
 void save_states(const Blueprint& blueprint, const StateSink& sink, const Perform& perform,
                  step::Homes homes) {
   const auto blocks = static_cast<std::uint32_t>(blueprint.own().blocks.size());

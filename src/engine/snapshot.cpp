@@ -6,6 +6,7 @@
 #include "ballast/comm/agreement.h"
 #include "ballast/core/error.h"
 #include "ballast/engine/run_states.h"
+#include "ballast/engine/side_states.h"
 #include "ballast/state/swap_space.h"
 
 #include "src/engine/held_states.h"
@@ -81,11 +82,11 @@ void BackgroundSave::cancel() {
   if (thread_.joinable()) thread_.join();
 }
 
-Snapshot::Snapshot(const Blueprint& blueprint, state::Store& store, const CorrectionBiases& biases,
+Snapshot::Snapshot(const Blueprint& blueprint, state::Store& store, const SideStates& side,
                    comm::Ranks* ranks, std::function<void()> settle, Perform perform)
     : blueprint_(blueprint),
       store_(store),
-      biases_(biases),
+      side_(side),
       ranks_(ranks),
       settle_(std::move(settle)),
       perform_(std::move(perform)) {}
@@ -179,7 +180,7 @@ std::vector<float> Snapshot::read_weights(std::size_t block, const model::Tensor
   settle();
   std::vector<float> values =
       read_master(blueprint_, ranks_, block, tensor.offset, tensor.size, perform_);
-  biases_.replace_in(block, tensor.offset, values);
+  side_.replace_in(block, tensor.offset, values);
   return values;
 }
 
@@ -187,13 +188,13 @@ std::vector<float> Snapshot::read_block(std::size_t block) {
   settle();
   const Elems elements = blueprint_.model.blocks[block].elements;
   std::vector<float> values = read_master(blueprint_, ranks_, block, 0, elements, perform_);
-  biases_.replace_in(block, 0, values);
+  side_.replace_in(block, 0, values);
   return values;
 }
 
 std::uint64_t Snapshot::hash() {
   settle();
-  return hash_with_biases(hash_states(blueprint_, ranks_, perform_), biases_.values());
+  return hash_with(hash_states(blueprint_, ranks_, perform_), side_.values());
 }
 
 }  // namespace ballast::engine

@@ -238,7 +238,7 @@ ResumedRun resume_run(engine::Engine& engine, const config::Config& config,
         });
       },
       states.facts().updates, reusable ? states.kept_by(rank) : engine::KeptStates{}, beside,
-      states.facts().correction_biases);
+      states.facts().side_states);
   if (!reused) verify_again(states, ranks);
   // The warm-up has settled the kernels.
   note_other_arithmetic(states, engine);

@@ -110,7 +110,7 @@ void resume(engine::Engine& engine, const fs::path& folder, comm::Ranks* ranks) 
       checkpoint::Checkpoint::open(folder, engine.blueprint(), ranks);
   engine.resume(
       [&](const engine::StateRange& range, HostBytes bytes) { checkpoint.read(range, bytes); },
-      checkpoint.facts().updates, {}, {}, checkpoint.facts().correction_biases);
+      checkpoint.facts().updates, {}, {}, checkpoint.facts().side_states);
 }
 
 std::uint64_t hash_of(const fs::path& folder) {
@@ -232,7 +232,8 @@ TEST(RoutersOfRanks, MoveBiasesByTheRowsOfAllRanksAndMicroBatches) {
     const std::uint64_t mean = batch.tokens.size() / 4;
     expected.push_back(load < mean ? 0.0625F : load > mean ? -0.0625F : 0.0F);
   }
-  EXPECT_EQ(alone.correction_biases(), (std::vector<std::vector<float>>{expected}));
+  EXPECT_EQ(alone.side_states().at("correction_biases"),
+            (std::vector<std::vector<float>>{expected}));
   for (const std::uint64_t shared : {std::uint64_t{1}, std::uint64_t{ranks.world()}}) {
     engine::Engine together =
         setup::make_engine(config_of(trained, directory.path(), ranks.world(),
@@ -241,7 +242,8 @@ TEST(RoutersOfRanks, MoveBiasesByTheRowsOfAllRanksAndMicroBatches) {
     together.start();
     const test::Batch own = test::part_of(batch, &ranks);
     EXPECT_EQ(together.train_step(own.view(), 0.003).expert_rows, rows);
-    EXPECT_EQ(together.correction_biases(), (std::vector<std::vector<float>>{expected}));
+    EXPECT_EQ(together.side_states().at("correction_biases"),
+              (std::vector<std::vector<float>>{expected}));
   }
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ballast/core/units.h"
+#include "ballast/engine/side_states.h"
 #include "ballast/formats/export.h"
 
 namespace ballast::checkpoint {
@@ -38,8 +39,8 @@ struct CheckpointFacts {
   /// training data): compact JSON by key. Empty if an older version wrote the checkpoint.
   std::map<std::string, std::string> settings;
   std::string arithmetic;  ///< engine::Engine::arithmetic(); "" if unknown
-  /// engine::Engine::correction_biases(). CheckpointWriter sets it.
-  std::vector<std::vector<float>> correction_biases = {};
+  /// engine::Engine::side_states(). CheckpointWriter sets it.
+  engine::SideValues side_states = {};
 };
 
 /// Returns whether `path` denotes a checkpoint, complete or not: it has the name of a run's

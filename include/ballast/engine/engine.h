@@ -19,6 +19,7 @@
 #include "ballast/cpu_adam/updater.h"
 #include "ballast/engine/blueprint.h"
 #include "ballast/engine/run_states.h"
+#include "ballast/engine/side_states.h"
 #include "ballast/engine/snapshot.h"
 #include "ballast/engine/step_types.h"
 #include "ballast/model/compute.h"
@@ -31,7 +32,6 @@
 
 namespace ballast::engine {
 
-class CorrectionBiases;
 class Lanes;
 struct Modules;
 struct StepContext;
@@ -106,11 +106,10 @@ class Engine {
   /// with the same bits as if it had never stopped. `here`: states that the checkpoint keeps in
   /// this rank's swap files. If this engine places the same states there, it continues in these
   /// files, does not read these states from `source`, and returns true. `kept`: all extents that
-  /// checkpoints keep in these files. `biases`: see correction_biases(). Throws the errors of
+  /// checkpoints keep in these files. `side`: see side_states(). Throws the errors of
   /// `source`.
   bool resume(const StateSource& source, std::uint64_t updates, const KeptStates& here = {},
-              const state::KeptExtents& kept = {},
-              const std::vector<std::vector<float>>& biases = {});
+              const state::KeptExtents& kept = {}, SideValues side = {});
 
   /// Appends every operation to `timeline` from now on; it must outlive the engine or the next
   /// call. nullptr stops recording. Read it after the next call of record() or when nothing runs.
@@ -146,10 +145,9 @@ class Engine {
   /// weights, in a few words: the number of ranks and this rank's model::Compute::arithmetic().
   [[nodiscard]] std::string arithmetic() const;
 
-  /// Correction biases that this run or the one it has resumed has moved
-  /// (EngineOptions::router_bias_update_speed), by router and expert. Empty if none were. Weights
-  /// of a checkpoint contain the initial ones, because frozen weights do not change.
-  [[nodiscard]] const std::vector<std::vector<float>>& correction_biases() const;
+  /// Side states that this run or the one it has resumed has changed. Weights of a checkpoint
+  /// contain the initial ones, because frozen weights do not change.
+  [[nodiscard]] const SideValues& side_states() const;
   /// Number of updates applied so far (steps that were not skipped).
   [[nodiscard]] std::uint64_t updates() const { return updates_; }
   [[nodiscard]] EngineTotals totals() const;
@@ -172,8 +170,8 @@ class Engine {
   [[nodiscard]] Modules modules();
   /// `here`: existing swap files. Passes to `fill` whether they are reused.
   void start_with(const state::SwapImage& here, const std::function<void(bool reuses)>& fill);
-  /// Reads the correction biases from the weights if this run moves them and has none yet.
-  void read_correction_biases();
+  /// Reads side states that this run changes, and does not have yet, from the weights.
+  void read_side_states();
   /// Returns whether each operation is awaited and its results are checked (model::GpuChecks).
   [[nodiscard]] bool checks_each() const;
   /// Logs versions and memory of a device other than the host device on rank 0.
@@ -198,7 +196,7 @@ class Engine {
   std::shared_ptr<TrialsBeforeSteps> trials_;  ///< null if products are not timed
   cpu_adam::Updater updater_;
   std::vector<OwnDevice> devices_;
-  std::unique_ptr<CorrectionBiases> biases_;
+  std::unique_ptr<SideStates> side_;
   std::unique_ptr<state::Store> store_;
   std::unique_ptr<Lanes> lanes_;
   std::optional<Snapshot> snapshot_;

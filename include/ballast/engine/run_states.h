@@ -127,42 +127,4 @@ using StateSink = std::function<void(const StateRange& range, ConstHostBytes byt
 /// Writes the bytes of a range to `bytes`. Throws Error if it has none.
 using StateSource = std::function<void(const StateRange& range, HostBytes bytes)>;
 
-/// Returns the hash of weights and states together with the correction biases that a run has moved
-/// (Engine::correction_biases()): `states` if there are none.
-std::uint64_t hash_with_biases(std::uint64_t states, const std::vector<std::vector<float>>& biases);
-
-/// Correction biases of the routers of a run that moves them (Wang et al., "Auxiliary-Loss-Free
-/// Load Balancing Strategy for Mixture-of-Experts", 2024; DeepSeek-AI, "DeepSeek-V3", 2024, section
-/// 2.1.2). They are fp32 values in host memory, equal on all ranks. Router passes read them instead
-/// of the block's tensor, which is frozen and keeps the initial values.
-class CorrectionBiases {
- public:
-  /// `model` must outlive the object.
-  explicit CorrectionBiases(const model::Architecture& model);
-
-  /// Values [experts] by router, in the order of the blocks. Empty while none are set.
-  [[nodiscard]] const std::vector<std::vector<float>>& values() const { return values_; }
-  void set(const std::vector<std::vector<float>>& values);
-  /// Sets the values of all routers from the elements that `read` returns for a tensor of a block.
-  void set_from(const std::function<std::vector<float>(std::size_t block,
-                                                       const model::TensorSpec& tensor)>& read);
-
-  /// Adds `speed` to the bias of each expert with less than the mean of its layer's rows, and
-  /// subtracts it from that of each expert with more. `rows`: StepResult::expert_rows. Does nothing
-  /// while no values are set. Call it when no router pass is pending.
-  void move(const std::vector<std::vector<std::uint64_t>>& rows, double speed);
-
-  /// Returns the values for the router in `block`, for PassArguments::correction_biases; empty for
-  /// other blocks and while none are set.
-  [[nodiscard]] std::span<const float> of(std::size_t block) const;
-  /// Replaces the elements of the biases' tensor among `elements`, which are those of `block` from
-  /// `first` on, by the present values.
-  void replace_in(std::size_t block, Elems first, std::span<float> elements) const;
-
- private:
-  const model::Architecture& model_;
-  std::vector<std::size_t> blocks_;  ///< routers with correction biases
-  std::vector<std::vector<float>> values_;
-};
-
 }  // namespace ballast::engine

@@ -64,7 +64,7 @@ class BackgroundSave {
   std::thread thread_;
 };
 
-class CorrectionBiases;
+class SideStates;
 
 /// Weights and states of a running engine, from which checkpoints are made. Unless stated
 /// otherwise, functions are collective and first wait for all updates; they throw Error(state) for
@@ -73,7 +73,7 @@ class Snapshot {
  public:
   /// `settle` waits for all updates. `ranks`: nullptr with one rank. All arguments must outlive the
   /// object.
-  Snapshot(const Blueprint& blueprint, state::Store& store, const CorrectionBiases& biases,
+  Snapshot(const Blueprint& blueprint, state::Store& store, const SideStates& side,
            comm::Ranks* ranks, std::function<void()> settle, Perform perform);
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;
@@ -111,14 +111,14 @@ class Snapshot {
   void restore(const StateSource& source, bool reused, const KeptStates& here,
                const state::KeptExtents& kept);
 
-  /// Returns the fp32 master weights of one tensor. Correction biases that the run has moved are
+  /// Returns the fp32 master weights of one tensor. Side states that the run has changed are
   /// the present ones, also below.
   std::vector<float> read_weights(std::size_t block, const model::TensorSpec& tensor);
   /// Returns the fp32 master weights of a block at the offsets of its tensors; other elements are
   /// zero. Reads the block once.
   std::vector<float> read_block(std::size_t block);
   /// Returns the XXH3 over the XXH3 of each array of weights and states, in the order of
-  /// whole_ranges(), together with Engine::correction_biases() (hash_with_biases()). It is equal
+  /// whole_ranges(), together with Engine::side_states() (hash_with()). It is equal
   /// for every placement, sub-group size and stage with the same number of ranks.
   std::uint64_t hash();
 
@@ -127,7 +127,7 @@ class Snapshot {
 
   const Blueprint& blueprint_;
   state::Store& store_;
-  const CorrectionBiases& biases_;
+  const SideStates& side_;
   comm::Ranks* ranks_;
   std::function<void()> settle_;
   Perform perform_;

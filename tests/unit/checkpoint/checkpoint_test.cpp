@@ -480,7 +480,7 @@ void expect_to_go_on(const std::string& model, const std::vector<std::string>& o
     EXPECT_EQ(examined(checkpoint.folder()).hash, hash);
     EXPECT_EQ(checkpoint.facts().loss_scale, (LossScale{0.75, 3, 17}));
     after.resume([&](const StateRange& range, HostBytes bytes) { checkpoint.read(range, bytes); },
-                 checkpoint.facts().updates, {}, {}, checkpoint.facts().correction_biases);
+                 checkpoint.facts().updates, {}, {}, checkpoint.facts().side_states);
     EXPECT_EQ(after.snapshot().hash(), hash);
     EXPECT_EQ(step(after, 3), loss);
   }

@@ -4,12 +4,13 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "ballast/engine/engine.h"
-#include "ballast/engine/run_states.h"
+#include "ballast/engine/side_states.h"
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
 #include "ballast/setup/setup.h"
@@ -22,6 +23,10 @@ namespace ballast::engine::correction_biases_test {
 namespace {
 
 using Biases = std::vector<std::vector<float>>;
+
+SideValues of_routers(Biases biases) {
+  return {{std::string(kCorrectionBiases.name), std::move(biases)}};
+}
 
 /// The first layer is dense.
 const std::string kModel =
@@ -57,16 +62,16 @@ TEST(CorrectionBiases, MoveBySignOfMeanLessLoad) {
   const test::TempDir directory;
   const Engine engine =
       setup::make_engine(test::tiny_config(kModel, true, directory.path(), {speed("0.5")}));
-  CorrectionBiases biases(engine.blueprint().own());
-  biases.move({{}, {0, 0, 0, 0, 0, 9}}, 0.5);
-  EXPECT_EQ(biases.values(), Biases());
-  biases.set({{0.25F, -0.25F, 0.0F, 1.0F, 8.0F, 8.0F}});
-  biases.move({{}, {2, 1, 3, 0, 2, 4}}, 0.5);  // a mean of 2
-  EXPECT_EQ(biases.values(), (Biases{{0.25F, 0.25F, -0.5F, 1.5F, 8.0F, 7.5F}}));
-  biases.move({{}, {2, 2, 2, 2, 2, 3}}, 0.25);  // a mean between 2 and 3
-  EXPECT_EQ(biases.values(), (Biases{{0.5F, 0.5F, -0.25F, 1.75F, 8.25F, 7.25F}}));
-  biases.move({{}, {0, 0, 0, 0, 0, 0}}, 0.25);
-  EXPECT_EQ(biases.values(), (Biases{{0.5F, 0.5F, -0.25F, 1.75F, 8.25F, 7.25F}}));
+  SideStates biases(engine.blueprint().own());
+  biases.balance({{}, {0, 0, 0, 0, 0, 9}}, 0.5);
+  EXPECT_FALSE(biases.has(kCorrectionBiases));
+  biases.set(of_routers({{0.25F, -0.25F, 0.0F, 1.0F, 8.0F, 8.0F}}));
+  biases.balance({{}, {2, 1, 3, 0, 2, 4}}, 0.5);  // a mean of 2
+  EXPECT_EQ(biases.values(), of_routers(Biases{{0.25F, 0.25F, -0.5F, 1.5F, 8.0F, 7.5F}}));
+  biases.balance({{}, {2, 2, 2, 2, 2, 3}}, 0.25);  // a mean between 2 and 3
+  EXPECT_EQ(biases.values(), of_routers(Biases{{0.5F, 0.5F, -0.25F, 1.75F, 8.25F, 7.25F}}));
+  biases.balance({{}, {0, 0, 0, 0, 0, 0}}, 0.25);
+  EXPECT_EQ(biases.values(), of_routers(Biases{{0.5F, 0.5F, -0.25F, 1.75F, 8.25F, 7.25F}}));
 }
 
 /// Biases that are larger than all scores decide alone.
@@ -86,7 +91,7 @@ TEST(CorrectionBiases, OfAStepChooseTheExpertsOfTheNext) {
       const double less = static_cast<double>(all) / 6.0 - static_cast<double>(load);
       expected.push_back(less > 0.0 ? 3.0F : less < 0.0 ? -3.0F : 0.0F);
     }
-    EXPECT_EQ(engine.correction_biases(), Biases{expected});
+    EXPECT_EQ(engine.side_states(), of_routers({expected}));
     EXPECT_EQ(in_weights(engine, router), expected);
     const model::TensorSpec& tensor =
         *model::correction_biases(engine.blueprint().model.blocks[router]);
@@ -108,13 +113,13 @@ TEST(CorrectionBiases, DoNotMoveInSkippedStepsAndEvaluations) {
   Engine engine = setup::make_engine(test::tiny_config(kModel, false, directory.path(), options));
   engine.start();
   ASSERT_FALSE(step(engine, 1, 0x1p12).skipped);
-  const Biases before = engine.correction_biases();
+  const SideValues before = engine.side_states();
   ASSERT_TRUE(step(engine, 2, 0x1p40).skipped);
   const std::size_t tokens = engine.evaluation_micro_batches() * engine.blueprint().shape.tokens();
   engine.evaluate(test::scattered_ids(tokens, 3).view());
-  EXPECT_EQ(engine.correction_biases(), before);
+  EXPECT_EQ(engine.side_states(), before);
   ASSERT_FALSE(step(engine, 2, 0x1p12).skipped);
-  EXPECT_NE(engine.correction_biases(), before);
+  EXPECT_NE(engine.side_states(), before);
 }
 
 }  // namespace
