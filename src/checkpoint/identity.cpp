@@ -22,11 +22,14 @@ struct Field {
   std::string_view key;
 };
 
-constexpr auto kAdapterFields = std::to_array<Field>({{"rank", "ballast.adapters.rank"},
-                                                      {"alpha", "ballast.adapters.alpha"},
-                                                      {"rslora", "ballast.adapters.rslora"},
-                                                      {"dora", "ballast.adapters.dora"},
-                                                      {"targets", "ballast.adapters.targets"}});
+constexpr auto kAdapterFields =
+    std::to_array<Field>({{"rank", "ballast.adapters.rank"},
+                          {"alpha", "ballast.adapters.alpha"},
+                          {"rank_pattern", "ballast.adapters.rank_pattern"},
+                          {"alpha_pattern", "ballast.adapters.alpha_pattern"},
+                          {"rslora", "ballast.adapters.rslora"},
+                          {"dora", "ballast.adapters.dora"},
+                          {"targets", "ballast.adapters.targets"}});
 constexpr auto kBaseFields =
     std::to_array<Field>({{"format", "ballast.quantized_base"},
                           {"block", "elements per scale"},
@@ -40,10 +43,20 @@ Json sorted_list(std::vector<std::string> names) {
   return list;
 }
 
+/// The rows of patterns in their order, which matters: "'q_proj': 4".
+Json rows_of(const model::ModulePatterns& patterns) {
+  Json list = Json::array();
+  for (const model::ModulePatterns::Row& row : patterns.rows()) {
+    list.push_back(fmt::format("'{}': {}", row.pattern, row.value));
+  }
+  return list;
+}
+
 /// Formats a value for a message: "nf4", "8", "true", "q_proj, v_proj".
 std::string shown(const Json& value) {
   if (value.is_number()) return fmt::format("{}", value.number());
   if (!value.is_array()) return text::printable(value.text());
+  if (value.elements().empty()) return "none";
   std::string list;
   for (const Json& name : value.elements()) list += (list.empty() ? "" : ", ") + name.text();
   return text::printable(list, 400);
@@ -119,6 +132,8 @@ Json identity_of(const std::optional<model::AdapterConfig>& adapters) {
   return Json::object({{"rank", adapters->rank},
                        {"alpha", adapters->alpha},
                        {"dropout", adapters->dropout},
+                       {"rank_pattern", rows_of(adapters->rank_pattern)},
+                       {"alpha_pattern", rows_of(adapters->alpha_pattern)},
                        {"rslora", adapters->rslora},
                        {"dora", adapters->dora},
                        {"targets", sorted_list(adapters->targets)},
@@ -163,7 +178,11 @@ void check_adapters(const fs::path& folder, const Json& stored,
                                    : "was written with adapters, but the config has none; give the "
                                      "same ballast.adapters");
   }
-  compare(folder, stored, identity_of(here), kAdapterFields);
+  Json before = stored;
+  for (const char* const key : {"rank_pattern", "alpha_pattern"}) {  // earlier checkpoints
+    if (!before.is_null() && before.find(key) == nullptr) before[key] = Json::array();
+  }
+  compare(folder, before, identity_of(here), kAdapterFields);
 }
 
 void check_quantization(const fs::path& folder, const Json& stored,

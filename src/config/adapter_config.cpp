@@ -20,7 +20,6 @@ using text::Json;
 /// Names that PEFT replaces.
 constexpr std::string_view kMapsOfExperts = "gate_proj up_proj down_proj";
 constexpr const char* kModelConfig = "config.json";
-constexpr std::string_view kWeight = ".weight";
 
 /// Returns whether PEFT converts the names of maps in models of this type.
 bool is_converted(std::string_view type) {
@@ -35,6 +34,38 @@ bool is_of_expert(std::string_view module) {
 }
 
 }  // namespace
+
+model::ModulePatterns read_patterns(const Json& value, std::string_view key,
+                                    const std::function<void(const std::string& rule)>& fail) {
+  model::ModulePatterns patterns;
+  if (value.is_null()) return patterns;
+  if (!value.is_object()) fail("an object is expected");
+  for (const auto& [pattern, number, at] : value.members()) {
+    const bool ranks = key == kRankPattern;
+    const bool valid =
+        ranks ? number.whole().value_or(0) > 0 : number.is_number() && number.number() > 0.0;
+    if (!valid) {
+      fail(fmt::format("its values must be {} above 0", ranks ? "whole numbers" : "numbers"));
+    }
+    if (!patterns.add(pattern, number.number())) {
+      fail(
+          fmt::format("Ballast cannot read the regular expression '{}'; write the names of the "
+                      "modules out",
+                      text::printable(pattern)));
+    }
+  }
+  return patterns;
+}
+
+Json write_patterns(const model::ModulePatterns& patterns) {
+  Json written = Json::object();
+  for (const model::ModulePatterns::Row& row : patterns.rows()) {
+    const auto whole = static_cast<std::uint64_t>(row.value);
+    const bool is_whole = static_cast<double>(whole) == row.value;
+    written.add(row.pattern, is_whole ? Json(whole) : Json(row.value));
+  }
+  return written;
+}
 
 std::string type_of_base(const fs::path& weights) {
   std::error_code ignored;

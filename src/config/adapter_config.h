@@ -1,10 +1,12 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "ballast/model/lora.h"
 #include "ballast/text/json.h"
 
 namespace ballast::config {
@@ -12,6 +14,18 @@ namespace ballast::config {
 /// Throws Error(config): "FILE: KEY is VALUE, but RULE".
 [[noreturn]] void refuse_adapters(const std::string& file, std::string_view key,
                                   const text::Json& value, std::string_view rule);
+
+/// Keys of LoraConfig and of ballast.adapters.
+inline constexpr const char* kRankPattern = "rank_pattern";
+inline constexpr const char* kAlphaPattern = "alpha_pattern";
+/// End of the name of a map's weights.
+inline constexpr std::string_view kWeight = ".weight";
+
+/// Reads patterns for names of modules and the numbers for such modules: an object, or null for
+/// none. `key`: one of the two above. Calls `fail` with the rule that the value breaks.
+model::ModulePatterns read_patterns(const text::Json& value, std::string_view key,
+                                    const std::function<void(const std::string& rule)>& fail);
+text::Json write_patterns(const model::ModulePatterns& patterns);
 
 /// Whether a value of LoraConfig means the same as a missing key.
 bool has_no_value(const text::Json& value);

@@ -28,9 +28,11 @@ namespace fs = std::filesystem;
 using text::Json;
 
 /// Keys of LoraConfig and those of ballast.adapters with the same value.
-constexpr std::array<std::pair<const char*, const char*>, 7> kSame = {
+constexpr std::array<std::pair<const char*, const char*>, 9> kSame = {
     {{"r", "rank"},
      {"lora_alpha", "alpha"},
+     {kRankPattern, kRankPattern},
+     {kAlphaPattern, kAlphaPattern},
      {"lora_dropout", "dropout"},
      {"use_rslora", "rslora"},
      {"use_dora", "dora"},
@@ -57,7 +59,9 @@ void check_type(const std::string& file, std::string_view key, const Json& value
   if (number && !value.is_number()) refuse_adapters(file, key, value, "a number is expected");
   const bool flag = key.starts_with("use_");
   if (flag && !value.is_boolean()) refuse_adapters(file, key, value, "a flag is expected");
-  if (number || flag || value.is_string()) return;
+  const bool patterns = key == kRankPattern || key == kAlphaPattern;
+  if (patterns && !value.is_object()) refuse_adapters(file, key, value, "an object is expected");
+  if (number || flag || patterns || value.is_string()) return;
   const auto& names = value.elements();
   const bool list =
       value.is_array() &&
@@ -110,6 +114,17 @@ Json names_in_text_model(const Json& names) {
   Json list = Json::array();
   for (const Json& name : names.elements()) list.push_back(name_in_text_model(name.text()));
   return list;
+}
+
+/// Patterns that are names of modules, or of the weights that target_parameters names.
+Json patterns_in_text_model(const Json& patterns) {
+  Json renamed = Json::object();
+  for (const auto& [pattern, value, at] : patterns.members()) {
+    const bool weight = pattern.ends_with(kWeight);
+    const std::string name = weight ? pattern.substr(0, pattern.size() - kWeight.size()) : pattern;
+    renamed.add(name_in_text_model(name), value);
+  }
+  return renamed;
 }
 
 /// Adds the modules that target_parameters names to the targets.
@@ -165,7 +180,6 @@ namespace {
 /// Refuses a key that changes what is trained and has no equivalent in ballast.adapters.
 void check_trained_key(const std::string& file, const std::string& key, const Json& value) {
   constexpr std::array kSelections = {"exclude_modules", "layers_pattern", "layers_to_transform"};
-  constexpr std::array kPatterns = {"alpha_pattern", "rank_pattern"};
   if (key == "bias" && !(value == "none")) {
     refuse_adapters(file, key, value,
                     "training with adapters trains no biases; only \"none\" is supported");
@@ -183,11 +197,6 @@ void check_trained_key(const std::string& file, const std::string& key, const Js
     refuse_adapters(file, key, value,
                     "Ballast trains the maps that target_modules lists; list their full names "
                     "there (\"model.layers.0.self_attn.q_proj\") and set this to null");
-  }
-  if (has_name(kPatterns, key)) {
-    refuse_adapters(file, key, value,
-                    "Ballast trains adapters of one rank and alpha; merge these with ballast "
-                    "export --merged and train new ones over the result");
   }
   check_adapter_key(file, key, value);
 }
@@ -213,6 +222,8 @@ Json read_adapter_folder(const fs::path& folder) {
     check_type(file, theirs, *value);
     if (value->is_array()) {
       section.add(own, names_in_text_model(*value));
+    } else if (value->is_object()) {
+      section.add(own, patterns_in_text_model(*value));
     } else {
       section.add(own, value->is_string() ? Json::array({*value}) : *value);
     }
@@ -231,13 +242,37 @@ std::string name_in_class(const std::string& name, const std::string& prefix) {
   return prefix + name.substr(std::string_view(kModulePrefix).size());
 }
 
+namespace {
+
+/// Writes the patterns of `model`, for folders that list each adapted module by its name there:
+/// those of modules whose numbers differ from the ones of all.
+void write_named_patterns(Json& json, const model::Architecture& model, const std::string& prefix,
+                          bool parameters) {
+  const model::AdapterConfig& adapters = *model.adapters;
+  model::ModulePatterns ranks;
+  model::ModulePatterns alphas;
+  for (const std::string& module : adapted_modules(model)) {
+    std::string name = name_in_class(module, prefix);
+    if (parameters && is_named_like_expert(module)) name += kWeight;
+    const auto rank = static_cast<double>(adapters.rank_of(module));
+    const double alpha = adapters.alpha_of(module);
+    if (adapters.rank_of(module) != adapters.rank) expects(ranks.add(name, rank), "a plain name");
+    if (alpha != adapters.alpha) expects(alphas.add(name, alpha), "a plain name");
+  }
+  json[kRankPattern] = write_patterns(ranks);
+  json[kAlphaPattern] = write_patterns(alphas);
+}
+
+}  // namespace
+
 Json make_adapter_config(const model::Architecture& model, const fs::path& base,
                          const std::string& prefix) {
   expects(model.adapters.has_value(), "the model has no adapters");
   const model::AdapterConfig& adapters = *model.adapters;
   std::vector<std::string> modules = trained_modules(model);
   std::vector<std::string> targets = adapters.targets;
-  if (prefix != kModulePrefix || has_ambiguous_targets(model)) targets = adapted_modules(model);
+  const bool named = prefix != kModulePrefix || has_ambiguous_targets(model);
+  if (named) targets = adapted_modules(model);
   for (std::string& name : targets) name = name_in_class(name, prefix);
   for (std::string& name : modules) name = name_in_class(name, prefix);
   Json json =
@@ -246,6 +281,8 @@ Json make_adapter_config(const model::Architecture& model, const fs::path& base,
                     {"base_model_name_or_path", base.empty() ? Json() : Json(base.string())},
                     {"r", adapters.rank},
                     {"lora_alpha", adapters.alpha},
+                    {kRankPattern, write_patterns(adapters.rank_pattern)},
+                    {kAlphaPattern, write_patterns(adapters.alpha_pattern)},
                     {"lora_dropout", adapters.dropout},
                     {"use_rslora", adapters.rslora},
                     {"use_dora", adapters.dora},
@@ -257,6 +294,9 @@ Json make_adapter_config(const model::Architecture& model, const fs::path& base,
                     {"inference_mode", true}});
   const bool parameters = needs_parameters(type_over(model, base), targets);
   if (parameters && !adapters.dora) set_targets(json, targets);
+  if (named || parameters) {
+    write_named_patterns(json, model, prefix, parameters && !adapters.dora);
+  }
   return json;
 }
 
@@ -267,9 +307,9 @@ std::string note_about_peft(const model::Architecture& model, const fs::path& ba
 }
 
 RespeltAdapters respell_adapters(const std::string& text, const std::vector<std::string>& modules) {
-  constexpr std::array kRules = {"alpha_pattern",  "exclude_modules",     "fan_in_fan_out",
+  constexpr std::array kRules = {kAlphaPattern,    "exclude_modules",     "fan_in_fan_out",
                                  "layers_pattern", "layers_to_transform", "lora_bias",
-                                 "rank_pattern",   kTargetParameters};
+                                 kRankPattern,     kTargetParameters};
   Json json = text::parse_json(text, kAdapterConfig, {.category = ErrorCategory::data});
   const auto value_of = [&json](const char* key) {
     const Json* const found = json.find(key);
@@ -294,75 +334,6 @@ namespace fs = std::filesystem;
 constexpr std::array kShownByTensors = {
     "bias",      "exclude_modules", "init_lora_weights", "layers_pattern", "layers_to_transform",
     "lora_bias", "lora_dropout",    "modules_to_save",   "target_modules", "velora_config"};
-
-/// Whether std::regex reads `pattern` like Python's re: without groups other than (?:...) and
-/// (?=...), and only with escapes of characters and of common classes.
-bool is_read_alike(std::string_view pattern) {
-  constexpr std::size_t kLongest = 1000;
-  constexpr std::string_view kClasses = "dDwWsSbB";
-  if (pattern.size() > kLongest) return false;
-  for (std::size_t i = 0; i + 1 < pattern.size(); ++i) {
-    const char next = pattern[i + 1];
-    if (pattern[i] == '(' && next == '?' && i + 2 < pattern.size()) {
-      if (std::string_view(":=!").find(pattern[i + 2]) == std::string_view::npos) return false;
-    }
-    if (pattern[i] == '[' && next == '[') return false;
-    if (pattern[i] != '\\') continue;
-    const bool letter = (next >= 'a' && next <= 'z') || (next >= 'A' && next <= 'Z') ||
-                        (next >= '0' && next <= '9');
-    if (letter && kClasses.find(next) == std::string_view::npos) return false;
-    ++i;
-  }
-  return true;
-}
-
-/// PEFT's rule: re.match(rf"(.*\.)?({key})$", module).
-std::regex expression_of(const std::string& pattern) {
-  return std::regex("(?:.*\\.)?(?:" + pattern + ")");
-}
-
-/// A pattern for the ends of module names, and the number for such modules.
-struct PatternReader {
-  const std::string& file;
-  std::string_view key;
-
-  std::vector<MergeSettings::Pattern> read(const Json* found) const {
-    std::vector<MergeSettings::Pattern> patterns;
-    if (found == nullptr || found->is_null()) return patterns;
-    if (!found->is_object()) refuse_adapters(file, key, *found, "an object is expected");
-    for (const auto& [pattern, value, at] : found->members()) {
-      const bool rank = key == "rank_pattern";
-      if (!value.is_number() || !(value.number() > 0.0) || (rank && !value.whole())) {
-        refuse_adapters(file, key, *found,
-                        rank ? "its values must be whole numbers above 0"
-                             : "its values must be numbers above 0");
-      }
-      if (!is_read_alike(pattern)) fail(*found, pattern);
-      try {
-        static_cast<void>(expression_of(pattern));
-        patterns.push_back({pattern, value.number()});
-      } catch (const std::regex_error&) {
-        fail(*found, pattern);
-      }
-    }
-    return patterns;
-  }
-
-  [[noreturn]] void fail(const Json& found, const std::string& pattern) const {
-    refuse_adapters(file, key, found,
-                    fmt::format("Ballast cannot read the regular expression '{}'; write the names "
-                                "of the modules out",
-                                text::printable(pattern)));
-  }
-};
-
-const MergeSettings::Pattern* find_match(const std::vector<MergeSettings::Pattern>& patterns,
-                                         const std::string& module) {
-  const auto found = std::find_if(patterns.begin(), patterns.end(), [&](const auto& pattern) {
-    return std::regex_match(module, expression_of(pattern.names));
-  });
-  return found == patterns.end() ? nullptr : &*found;
-}
 
 std::vector<std::uint64_t> read_tokens(const std::string& file, const Json& whole,
                                        const Json& list) {
@@ -404,18 +375,6 @@ bool flag_of(const std::string& file, const Json& json, std::string_view key) {
 
 }  // namespace
 
-std::uint64_t MergeSettings::rank_of(const std::string& module) const {
-  const Pattern* const found = find_match(ranks, module);
-  constexpr double kMax = 1e15;  // no tensor has this number of rows
-  return found == nullptr ? rank : static_cast<std::uint64_t>(std::min(found->value, kMax));
-}
-
-double MergeSettings::scale_of(const std::string& module) const {
-  const Pattern* const found = find_match(alphas, module);
-  const auto r = static_cast<double>(rank_of(module));
-  return (found == nullptr ? alpha : found->value) / (rslora ? std::sqrt(r) : r);
-}
-
 const std::vector<std::uint64_t>* MergeSettings::tokens_of(const std::string& module) const {
   for (const auto& [name, list] : tokens) {
     const bool fits = name.empty() || module == name || module.ends_with("." + name);
@@ -433,8 +392,8 @@ MergeSettings read_merge_settings(const fs::path& folder) {
                                 "lora_alpha",
                                 "use_rslora",
                                 "use_dora",
-                                "rank_pattern",
-                                "alpha_pattern",
+                                kRankPattern,
+                                kAlphaPattern,
                                 "trainable_token_indices"};
   const auto is_one_of = [](const auto& list, const std::string& key) {
     return std::find(list.begin(), list.end(), key) != list.end();
@@ -457,8 +416,15 @@ MergeSettings read_merge_settings(const fs::path& folder) {
   settings.rslora = flag_of(file, json, "use_rslora");
   settings.dora = flag_of(file, json, "use_dora");
   settings.input_first = flag_of(file, json, "fan_in_fan_out");
-  settings.ranks = PatternReader{file, "rank_pattern"}.read(json.find("rank_pattern"));
-  settings.alphas = PatternReader{file, "alpha_pattern"}.read(json.find("alpha_pattern"));
+  const auto patterns = [&](const char* key) {
+    const Json* const found = json.find(key);
+    const bool none = found == nullptr || !found->is_object();
+    const Json given = found == nullptr ? Json() : none ? *found : patterns_in_text_model(*found);
+    return read_patterns(given, key,
+                         [&](const std::string& rule) { refuse_adapters(file, key, given, rule); });
+  };
+  settings.rank_pattern = patterns(kRankPattern);
+  settings.alpha_pattern = patterns(kAlphaPattern);
   read_tokens(file, json, settings);
   return settings;
 }

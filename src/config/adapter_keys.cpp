@@ -29,18 +29,37 @@ Key names(const char* name, std::vector<std::string>& target) {
   });
 }
 
+/// A key for numbers by patterns of module names.
+Key patterns(const char* name, model::ModulePatterns& target) {
+  return {name,
+          [name, &target](const Value& value) {
+            target = read_patterns(value.json(), name,
+                                   [&](const std::string& rule) { value.fail(rule); });
+          },
+          [&target] { return write_patterns(target); }};
+}
+
 Section keys_of(AdapterSection& a) {
   constexpr WholeRange kRanks = {1, 65536};
   return {
       row(kPlanOnly, path("path", a.path),
           {"PEFT folder (`adapter_config.json`, `adapter_model.safetensors`) to start from. It "
-           "gives all other keys of this section; `rank`, `alpha`, `rslora` and `dora` may be "
+           "gives all other keys of this section; `rank`, `alpha`, their patterns, `rslora` and "
+           "`dora` may be "
            "given only with the same values",
            "none: new adapters", "folder"}),
       row(kResultsAndPlan, also_called(whole("rank", a.rank, kRanks), {"r", "lora_rank"}),
           {"rows of A [rank, in] and columns of B [out, rank]", "8", "1 to 65536"}),
       row(kResultsAndPlan, also_called(real("alpha", a.alpha, kPositive), {"lora_alpha"}),
           {"s = alpha / rank", "8", "above 0"}),
+      row(kResultsAndPlan, patterns(kRankPattern, a.rank_pattern),
+          {"object of ranks for modules whose names match, as in PEFT: regular expressions for a "
+           "name or its end (`\"layers\\\\.0\\\\..*\"`, `\"q_proj\"`). The first that matches "
+           "counts",
+           "none", "object"}),
+      row(kResultsAndPlan, patterns(kAlphaPattern, a.alpha_pattern),
+          {"object of alphas, likewise. A module's scale follows from its rank and its alpha",
+           "none", "object"}),
       row(kResultsAndPlan, also_called(real("dropout", a.dropout, kBelowOne), {"lora_dropout"}),
           {"probability that an element of A's input is dropped in training", "0", "0 to below 1"}),
       row(kResultsAndPlan, also_called(flag("rslora", a.rslora), {"use_rslora"}),
@@ -183,7 +202,8 @@ void expand_adapter_path(Document& document) {
     document.fail("ballast.adapters.path", error.what());
   }
   // The other keys are compared through the tensors that they determine.
-  constexpr std::array kMustAgree = {"rank", "alpha", "rslora", "dora"};
+  constexpr std::array kMustAgree = {"rank",        "alpha",  kRankPattern,
+                                     kAlphaPattern, "rslora", "dora"};
   for (const auto& member : found.members()) {
     const Json* const own = find_given(*section, member.key);
     if (own == nullptr) {

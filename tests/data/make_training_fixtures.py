@@ -154,6 +154,13 @@ CASES["gpt2_lora"] = CASES["gpt2"] | {
     "initial": "gpt2", "clip": 0.6,
     "adapters": {"r": 3, "lora_alpha": 5, "use_rslora": True, "fan_in_fan_out": True,
                  "modules_to_save": ["ln_f"], "target_modules": ["c_attn", "mlp.c_proj", "c_fc"]}}
+# Ranks and alphas by names: maps that are joined with adapters of different ranks.
+CASES["llama_patterns"] = CASES["llama"] | {
+    "initial": "llama", "clip": 0.8,
+    "adapters": {"r": 4, "lora_alpha": 6, "use_rslora": True,
+                 "rank_pattern": {"q_proj": 1, r"layers\.1\..*v_proj": 8, "mlp.up_proj": 3},
+                 "alpha_pattern": {r"layers\.0\.self_attn\..*": 9, "down_proj": 2.5},
+                 "target_modules": ["q_proj", "k_proj", "v_proj", "up_proj", "down_proj"]}}
 # DoRA: a part between two others without an adapter; one map for queries, keys and values with
 # biases, and one that adds to the residual.
 CASES["llama_dora"] = CASES["llama"] | {

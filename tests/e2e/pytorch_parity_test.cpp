@@ -328,6 +328,9 @@ TEST(PytorchParity, FrozenTiedLlamaInFp32) {
 TEST(PytorchParity, LlamaWithAdaptersInFp32) {
   expect_fp32_parity("llama_lora");
 }
+TEST(PytorchParity, LlamaWithRanksByNamesInFp32) {
+  expect_fp32_parity("llama_patterns");
+}
 TEST(PytorchParity, Gpt2WithAdaptersInFp32) {
   expect_fp32_parity("gpt2_lora");
 }

@@ -28,25 +28,10 @@ text::Json read_adapter_folder(const std::filesystem::path& folder);
 
 /// The settings of an adapter_config.json that merging needs. The tensors themselves show which
 /// modules have adapters, and with which rank.
-struct MergeSettings {
-  /// A regular expression for the end of a module's name, and the number for such modules.
-  struct Pattern {
-    std::string names;
-    double value = 0.0;
-  };
-  std::uint64_t rank = 8;
-  double alpha = 8.0;
-  bool rslora = false;
-  bool dora = false;
-  bool input_first = false;     ///< fan_in_fan_out
-  std::vector<Pattern> ranks;   ///< rank_pattern; the first match applies
-  std::vector<Pattern> alphas;  ///< alpha_pattern
+struct MergeSettings : model::AdapterConfig {
   /// Ids of the tokens whose rows are trained, by module; "" is the embedding.
   std::vector<std::pair<std::string, std::vector<std::uint64_t>>> tokens;
 
-  /// The rank and the factor s of the adapter of `module` ("model.layers.0.self_attn.q_proj").
-  [[nodiscard]] std::uint64_t rank_of(const std::string& module) const;
-  [[nodiscard]] double scale_of(const std::string& module) const;
   /// nullptr if the config names no tokens of `module`.
   [[nodiscard]] const std::vector<std::uint64_t>* tokens_of(const std::string& module) const;
 };

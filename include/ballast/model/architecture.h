@@ -118,12 +118,13 @@ struct TensorSpec {
   /// For Init::uniform: the bound b of [-b, b]; for log_uniform: that of (0, b).
   double stddev = 0.0;
   StoredRows stored;
-  bool frozen = false;     ///< not trained, see freeze()
-  bool buffer = false;     ///< never trained: it has no gradient
-  bool table = false;      ///< each token reads one row, see BlockBuilder::table()
-  bool quantized = false;  ///< stored quantised, see quantize()
-  bool adapter = false;    ///< part of an adapter (see adapt()), not of the base model
-  bool undecayed = false;  ///< exempt from weight decay, see exempt_from_decay()
+  double adapter_scale = 1.0;  ///< for A of an adapter: its factor s
+  bool frozen = false;         ///< not trained, see freeze()
+  bool buffer = false;         ///< never trained: it has no gradient
+  bool table = false;          ///< each token reads one row, see BlockBuilder::table()
+  bool quantized = false;      ///< stored quantised, see quantize()
+  bool adapter = false;        ///< part of an adapter (see adapt()), not of the base model
+  bool undecayed = false;      ///< exempt from weight decay, see exempt_from_decay()
 
   [[nodiscard]] std::vector<std::uint64_t> whole_shape() const;
   /// Returns the index in the whole tensor of the first element in this block.

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,6 +10,30 @@
 #include "ballast/core/units.h"
 
 namespace ballast::model {
+
+/// Numbers for modules whose names match patterns, as rank_pattern and alpha_pattern of PEFT: a
+/// pattern is a regular expression of Python's re for a module's name, or for its end after a dot.
+/// The first pattern that matches counts.
+class ModulePatterns {
+ public:
+  struct Row {
+    std::string pattern;
+    double value = 0.0;
+    friend bool operator==(const Row&, const Row&) = default;
+  };
+
+  /// Returns false, and adds nothing, for an expression that std::regex reads differently or not.
+  [[nodiscard]] bool add(std::string pattern, double value);
+  /// Returns the number for a module ("model.layers.0.self_attn.q_proj").
+  [[nodiscard]] std::optional<double> find(const std::string& module) const;
+  /// Whether the pattern of a row matches one of the modules.
+  [[nodiscard]] static bool matches_any(const Row& row, const std::vector<std::string>& modules);
+  [[nodiscard]] const std::vector<Row>& rows() const { return rows_; }
+  friend bool operator==(const ModulePatterns&, const ModulePatterns&) = default;
+
+ private:
+  std::vector<Row> rows_;
+};
 
 /// Low-rank adapters of frozen linear maps: y = W x + s B (A x), with A [rank, in] and B [out,
 /// rank] trained. Source: Hu et al., "LoRA: Low-rank adaptation of large language models", ICLR
@@ -21,6 +46,9 @@ namespace ballast::model {
 struct AdapterConfig {
   std::uint64_t rank = 8;
   double alpha = 8.0;
+  // For modules that match. The scale s follows from the rank and alpha of the module.
+  ModulePatterns rank_pattern = {};
+  ModulePatterns alpha_pattern = {};
   double dropout = 0.0;  ///< dropout rate of the input of A during training
   /// s = alpha / sqrt(rank) instead of alpha / rank. Source: Kalajdzievski, "A rank stabilization
   /// scaling factor for fine-tuning with LoRA", 2023.
@@ -36,7 +64,10 @@ struct AdapterConfig {
   /// True if weights are stored as [in, out] (PEFT's fan_in_fan_out). Set by adapt().
   bool input_first = false;
 
-  [[nodiscard]] double scale() const;  ///< the factor s
+  // The rank, alpha and factor s of the adapter of a module.
+  [[nodiscard]] std::uint64_t rank_of(const std::string& module) const;
+  [[nodiscard]] double alpha_of(const std::string& module) const;
+  [[nodiscard]] double scale_of(const std::string& module) const;
   /// Returns one line with every setting that changes the model's results.
   [[nodiscard]] std::string description() const;
 };

@@ -31,8 +31,11 @@ class AdaptedMaps {
  public:
   AdaptedMaps(const Architecture& model, DeviceOps<T>& ops) : ops_(ops) {
     if (!model.adapters) return;
-    rank_ = model.adapters->rank;
-    scale_ = static_cast<float>(model.adapters->scale());
+    for (const BlockSpec& block : model.blocks) {
+      for (const TensorSpec& tensor : block.tensors) {
+        if (tensor.name.ends_with(".lora_A.weight")) rank_ = std::max(rank_, tensor.shape[0]);
+      }
+    }
     dropout_ = model.adapters->dropout;
     dora_ = model.adapters->dora;
   }
@@ -109,8 +112,8 @@ class AdaptedMaps {
       }
       ops_.products->linear_weight(b, h_, dsum, dsum_row, rows.count);
       ops_.products->linear_input(b, dsum, dsum_row, dh, rows.count);
-      ops_.elementwise->scale(dh, scale_, rows.count * rank_);
-      ops_.products->linear_weight(block[first(at, map.in)], read, dh, rank_, rows.count);
+      ops_.elementwise->scale(dh, at.scale, rows.count * at.rank);
+      ops_.products->linear_weight(block[first(at, map.in)], read, dh, at.rank, rows.count);
     }
   }
   template <class D>
@@ -126,10 +129,10 @@ class AdaptedMaps {
         const Linear<T> a = block[first(at, map.in)];
         const T* const dh = dh_.at(at.number);
         if (!drops(block)) {
-          ops_.products->linear_input(a, dh, rank_, dx, rows.count, true);
+          ops_.products->linear_input(a, dh, at.rank, dx, rows.count, true);
           continue;
         }
-        ops_.products->linear_input(a, dh, rank_, dropped_, rows.count);
+        ops_.products->linear_input(a, dh, at.rank, dropped_, rows.count);
         ops_.elementwise->drop(mask(block, at, map.in, rows), dropped_, dx, rows.count * map.in,
                                true);
       }
@@ -141,10 +144,10 @@ class AdaptedMaps {
 
  private:
   [[nodiscard]] LinearAt first(const AdapterAt& at, std::size_t in) const {
-    return {.weight = at.a, .in = in, .out = rank_, .flipped = true};
+    return {.weight = at.a, .in = in, .out = at.rank, .flipped = true};
   }
   [[nodiscard]] LinearAt second(const AdapterAt& at) const {
-    return {.weight = at.b, .in = rank_, .out = at.out, .flipped = true};
+    return {.weight = at.b, .in = at.rank, .out = at.out, .flipped = true};
   }
   [[nodiscard]] bool has_dora(const LinearAt& map) const { return dora_ && !map.adapters.empty(); }
   /// Returns the map that is multiplied with x. With scales, the bias is added later.
@@ -178,8 +181,8 @@ class AdaptedMaps {
       ops_.elementwise->drop(mask(block, at, in, rows), x, dropped_, rows.count * in, false);
       read = dropped_;
     }
-    ops_.products->linear(block[first(at, in)], read, h_, rank_, rows.count);
-    ops_.elementwise->scale(h_, scale_, rows.count * rank_);
+    ops_.products->linear(block[first(at, in)], read, h_, at.rank, rows.count);
+    ops_.elementwise->scale(h_, at.scale, rows.count * at.rank);
     return read;
   }
   void add_adapters(const BlockWeights<T>& block, const LinearAt& map, const T* x, T* y,
@@ -203,13 +206,14 @@ class AdaptedMaps {
     const Linear<T> a = block[first(at, map.in)];
     const Matrix rows_of_w = w.flipped ? matrix(w.weight, w.in) : transposed(w.weight, w.out);
     const Matrix columns_of_a = transposed(a.weight, a.in);
-    ops_.products->multiply({w.out, rank_, w.in}, rows_of_w, columns_of_a, matrix(cross_, rank_));
-    ops_.products->multiply({rank_, rank_, w.in}, matrix(a.weight, a.in), columns_of_a,
-                            matrix(gram_, rank_));
+    ops_.products->multiply({w.out, at.rank, w.in}, rows_of_w, columns_of_a,
+                            matrix(cross_, at.rank));
+    ops_.products->multiply({at.rank, at.rank, w.in}, matrix(a.weight, a.in), columns_of_a,
+                            matrix(gram_, at.rank));
     float* const scales = dora_scales_.at(at.number);
     ops_.adapters->compute_dora_scales(
         {w, block[second(at)].weight, block[NormAt{.weight = *at.magnitudes}].weight, cross_, gram_,
-         rank_, scale_},
+         at.rank, at.scale},
         scales, inverse_norms_);
     return scales;
   }
@@ -258,8 +262,7 @@ class AdaptedMaps {
   }
 
   DeviceOps<T>& ops_;
-  std::size_t rank_ = 0;  ///< 0: the model has no adapters
-  float scale_ = 1.0F;
+  std::size_t rank_ = 0;  ///< the largest; 0: the model has no adapters
   double dropout_ = 0.0;
   T* h_ = nullptr;        ///< [rows, rank]
   std::vector<T*> dh_;    ///< gradients of A x for maps with the same input, [rows, rank] each

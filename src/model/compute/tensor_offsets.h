@@ -25,6 +25,7 @@ struct AdapterAt {
   Elems a = 0;
   Elems b = 0;
   std::size_t rank = 0;
+  float scale = 1.0F;  ///< the factor s
   std::size_t out = 0;
   std::size_t column = 0;    ///< first output of the adapter among those of the map
   std::size_t number = 0;    ///< index among the adapters of all maps with the same input
@@ -60,8 +61,8 @@ inline std::vector<AdapterAt> find_adapters(const BlockSpec& block, std::string_
   if (a == nullptr) return {};
   const TensorSpec& b = block.tensor(std::string(name) + ".lora_B.weight");
   const TensorSpec* const m = block.find(std::string(name) + ".lora_magnitude_vector");
-  return {{a->offset, b.offset, a->shape[0], b.shape[0], 0, 0, fnv1a(a->name),
-           m == nullptr ? std::nullopt : std::optional(m->offset)}};
+  return {{a->offset, b.offset, a->shape[0], static_cast<float>(a->adapter_scale), b.shape[0], 0, 0,
+           fnv1a(a->name), m == nullptr ? std::nullopt : std::optional(m->offset)}};
 }
 
 /// Finds NAME.weight [out, in] with its adapter and, if the block has it, NAME.bias [out].

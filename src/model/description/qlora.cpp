@@ -114,14 +114,15 @@ AdapterValues values_of_adapter(std::uint64_t in, std::uint64_t out, bool drops,
 /// Adds A, B and, with DoRA, the magnitudes of the map `weight`. The backward pass recomputes A x.
 void add_adapter(BlockSpec& block, const TensorSpec& weight, const AdapterConfig& wanted,
                  bool last) {
-  const std::uint64_t rank = wanted.rank;
+  const std::string module(module_of(weight));
+  const std::uint64_t rank = wanted.rank_of(module);
   const std::uint64_t in = weight.shape[wanted.input_first ? 0 : 1];
   const std::uint64_t out = weight.shape[wanted.input_first ? 1 : 0];
-  const std::string module(module_of(weight));
   add_tensor(block, {.name = module + ".lora_A.weight",
                      .shape = {rank, in},
                      .init = Init::uniform,
-                     .stddev = 1.0 / std::sqrt(static_cast<double>(in))});
+                     .stddev = 1.0 / std::sqrt(static_cast<double>(in)),
+                     .adapter_scale = wanted.scale_of(module)});
   // B has the rows of the map.
   add_tensor(block, {.name = module + ".lora_B.weight",
                      .shape = {out, rank},
@@ -153,6 +154,34 @@ void add_adapters(BlockSpec& block, const AdapterConfig& wanted) {
     if (!target) continue;
     add_adapter(block, maps[m], wanted, ends_with_map && m + 1 == maps.size());
   }
+}
+
+/// Calls `refuse` for a pattern that matches no module with an adapter, and for a rank that is too
+/// large.
+void check_patterns(const Architecture& model, const AdapterConfig& wanted, const Refuse& refuse) {
+  constexpr std::uint64_t kMaxRank = 65536;
+  std::vector<std::string> modules;
+  for (const BlockSpec& block : model.blocks) {
+    for (const TensorSpec& tensor : block.tensors) {
+      if (!tensor.name.ends_with(".lora_A.weight")) continue;
+      const std::string_view module = module_of(tensor);
+      modules.emplace_back(module.substr(0, module.rfind('.')));
+    }
+  }
+  const auto check = [&](const std::string& key, const ModulePatterns& patterns) {
+    for (const ModulePatterns::Row& row : patterns.rows()) {
+      if (!ModulePatterns::matches_any(row, modules)) {
+        refuse(key, fmt::format("'{}' matches no map with an adapter; adapters have {}",
+                                row.pattern, listed(wanted.targets)));
+      }
+      if (key == "rank_pattern" && row.value > static_cast<double>(kMaxRank)) {
+        refuse(key, fmt::format("'{}' has the rank {}; at most {} is possible", row.pattern,
+                                row.value, kMaxRank));
+      }
+    }
+  };
+  check("rank_pattern", wanted.rank_pattern);
+  check("alpha_pattern", wanted.alpha_pattern);
 }
 
 /// Names of modules, and their last parts.
@@ -200,16 +229,6 @@ void check_saved(const Architecture& model, const Refuse& refuse) {
 
 }  // namespace
 
-double AdapterConfig::scale() const {
-  const auto r = static_cast<double>(rank);
-  return alpha / (rslora ? std::sqrt(r) : r);
-}
-
-std::string AdapterConfig::description() const {
-  return fmt::format("rank {}, alpha {}{}{}, for {}", rank, alpha, rslora ? " (rsLoRA)" : "",
-                     dora ? " (DoRA)" : "", listed(targets));
-}
-
 const TensorSpec& map_of_magnitudes(const BlockSpec& block, const TensorSpec& tensor) {
   expects(tensor.name.ends_with(kMagnitude), "the tensor is not one of magnitudes");
   const std::string module = tensor.name.substr(0, tensor.name.size() - kMagnitude.size());
@@ -240,6 +259,7 @@ void adapt(Architecture& model, AdapterConfig wanted, const Refuse& refuse) {
     wanted.input_first = model.layer(block.layer).input_first;
     add_adapters(block, wanted);
   }
+  check_patterns(model, wanted, refuse);
   std::vector<std::string> patterns = {"*.lora_A.weight", "*.lora_B.weight"};
   if (wanted.dora) patterns.push_back("*" + std::string(kMagnitude));
   const std::size_t of_adapters = patterns.size();

@@ -16,11 +16,14 @@
 #include "src/config/adapter_config.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
+#include "tests/unit/config/samples.h"
 
 namespace ballast::config::adapter_targets_test {
 namespace {
 
 using nlohmann::json;
+using test::error_of;
+using test::kMinimal;
 
 /// config.json of a model whose first layer is dense and whose second one has experts.
 json deepseek() {
@@ -213,6 +216,22 @@ TEST_F(AdapterTargets, OfEarlierFoldersAreSpeltAgain) {
   dora["use_dora"] = true;
   EXPECT_EQ(respelt(dora).text, dora.dump());
   EXPECT_NE(respelt(dora).note.find("--merged"), std::string::npos);
+}
+
+TEST(AdapterPatterns, ThatCannotBeUsedAreRefused) {
+  const auto says = [](const std::string& adapters, const std::string& rule) {
+    const std::string error = error_of(kMinimal, {"ballast.train=adapters", adapters});
+    EXPECT_NE(error.find(rule), std::string::npos) << error;
+  };
+  const auto pattern = [](const std::string& key, const std::string& value) {
+    return R"(ballast.adapters={"targets": "c_fc", ")" + key + R"(": )" + value + "}";
+  };
+  says(pattern("rank_pattern", "4"), "an object is expected");
+  says(pattern("rank_pattern", R"({"c_fc": 0})"), "whole numbers above 0");
+  says(pattern("rank_pattern", R"({"c_fc": 65537})"), "at most 65536");
+  says(pattern("alpha_pattern", R"({"c_fc": "x"})"), "numbers above 0");
+  says(pattern("rank_pattern", R"({"(c_fc": 2})"), "regular expression '(c_fc'");
+  says(pattern("alpha_pattern", R"({"c_attn": 2})"), "'c_attn' matches no map with an adapter");
 }
 
 }  // namespace
