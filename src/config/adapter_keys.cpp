@@ -58,7 +58,8 @@ Section keys_of(AdapterSection& a) {
            "counts",
            "none", "object"}),
       row(kResultsAndPlan, patterns(kAlphaPattern, a.alpha_pattern),
-          {"object of alphas, likewise. A module's scale follows from its rank and its alpha",
+          {"object of alphas for such modules. A module's scale follows from its rank and its "
+           "alpha",
            "none", "object"}),
       row(kResultsAndPlan, also_called(real("dropout", a.dropout, kBelowOne), {"lora_dropout"}),
           {"probability that an element of A's input is dropped in training", "0", "0 to below 1"}),

@@ -140,11 +140,10 @@ void check_sequence_parallel(const Config& c, const Document& document, std::uin
                     "one of them to 1",
                     c.model.layer_tiles));
   }
-  if (model::any_has<model::DeltaSpec>(layers)) {
-    fail(
-        fmt::format("gated delta nets of this {} model need whole sequences on one rank; set it "
-                    "to 1",
-                    c.model.family));
+  const bool convolves = model::any_has<model::ConvolutionSpec>(layers);
+  if (convolves || model::any_has<model::DeltaSpec>(layers)) {
+    fail(fmt::format("{} of this {} model need whole sequences on one rank; set it to 1",
+                     convolves ? "convolutions" : "gated delta nets", c.model.family));
   }
   if (model::links_layers(layers)) {
     fail(

@@ -139,6 +139,11 @@ CASES = {
              "norm_eps": 1e-5, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3,
              "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.1, "block_multiple_of": 8,
              "tie_word_embeddings": True, "rope": PLAIN},
+    # Sequences of several stretches, with documents that end inside of them and at their edges.
+    "lfm2_biases": {"type": "lfm2", "without": ["head_dim", "rms_norm_eps"], "num_attention_heads": 3,
+                    "norm_eps": 1e-5, "full_attn_idxs": [1], "conv_L_cache": 4, "conv_bias": True,
+                    "block_auto_adjust_ff_dim": False, "length": 193,
+                    "documents": [[30, 98, 65], [64, 1, 128]], "rope": PLAIN},
     "qwen2": {"tie_word_embeddings": True, "rope": {"rope_type": "default", "rope_theta": 1000.0}},
     "qwen3": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1, "rope": PLAIN},
     "smollm3": {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "use_sliding_window": True,

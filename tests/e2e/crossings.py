@@ -40,13 +40,13 @@ HANGS_AFTER = 120  # seconds; a run takes about one
 VOCABULARY = 300
 COMPARED = ("loss", "lr", "grad_norm", "tokens", "skipped", "eval_loss", "loss_scale", "experts",
             "rewards")
-DENSE = ["gpt2", "llama", "granite", "arcee", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "olmo2",
+DENSE = ["gpt2", "llama", "granite", "arcee", "lfm2", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "olmo2",
          "olmo3", "gemma3", "gpt_neox"]
 LATENT = ["deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4"]
 DELTA = ["qwen3_5", "qwen3_5_moe", "qwen3_next"]  # gated delta nets
 SIGMOID = ["glm4_moe", "minimax_m2"]  # routers with sigmoids
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", *LATENT, *SIGMOID, *DELTA[1:]]
-CAN_BE_TILED = {"arcee", "gpt2", "llama", "mistral", "ministral3", "phi3", "qwen2", "qwen3", "smollm3"}
+CAN_BE_TILED = {"arcee", "gpt2", "lfm2", "llama", "mistral", "ministral3", "phi3", "qwen2", "qwen3", "smollm3"}
 MOST_RANKS = 4
 # Patterns of the tensors of a layer in Hugging Face's folders.
 LAYER = {"gpt2": "*h.{}.*", "gpt_neox": "*gpt_neox.layers.{}.*"}
@@ -104,6 +104,10 @@ def draw_model(dice):
             model["first_k_dense_replace"] = dice.choice([0, 1])
     elif family in DELTA:
         draw_delta(dice, model)
+    elif family == "lfm2":
+        model |= {"layer_types": [dice.choice(["conv", "conv", "full_attention"])
+                                  for _ in range(model["num_layers"])],
+                  "conv_bias": dice.choice([True, False]), "block_multiple_of": 32}
     elif family == "glm4_moe":
         model |= {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
                   "intermediate_size": 64, "moe_intermediate_size": 32,

@@ -151,7 +151,7 @@ double project(const std::vector<double>& gradient, const model::TensorSpec& ten
   return sum;
 }
 
-TAG_TESTS("emulated", "*TwoDoc*/gemma3:*TwoDoc*/qwen3_next");
+TAG_TESTS("emulated", "*TwoDoc*/gemma3:*TwoDoc*/qwen3_next:*TwoDoc*/lfm2_biases");
 TEST_P(Families, TwoDocumentsInASequenceAreThoseOfTransformers) {
   const json record = read_record(GetParam());
   const json& packed = record["packed"];
@@ -185,7 +185,7 @@ TEST_P(Families, TwoDocumentsInASequenceAreThoseOfTransformers) {
 
 TAG_TESTS("emulated",
           "*Kept*/gemma3:*Kept*/gemma4:*Kept*/gemma4_shared_keys:*Kept*/gemma4_experts:*Kept*/"
-          "gpt_neox:*Kept*/qwen3_next");
+          "gpt_neox:*Kept*/lfm2:*Kept*/qwen3_next");
 TEST_P(Families, KeptIntermediatesGiveTheSameBits) {
   const json record = read_record(GetParam());
   const formats::SafetensorsReader tensors(fixture(std::string(GetParam()) + ".safetensors"));
@@ -300,13 +300,13 @@ TEST_P(FamiliesInTiles, TenStepsAreThoseOfTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(All, FamiliesInTiles,
                          testing::Values("ministral3", "qwen2", "qwen3", "phi3",
-                                         "gpt_neox_sequential", "qwen3_5"),
+                                         "gpt_neox_sequential", "qwen3_5", "lfm2"),
                          [](const auto& family) { return std::string(family.param); });
 
 INSTANTIATE_TEST_SUITE_P(
     All, Families,
-    testing::Values("llama", "granite", "arcee", "mistral", "qwen2", "qwen3", "smollm3", "phi3",
-                    "olmo2", "olmo3", "ministral3", "gemma2", "gemma3", "gemma4",
+    testing::Values("llama", "granite", "arcee", "lfm2", "lfm2_biases", "mistral", "qwen2", "qwen3",
+                    "smollm3", "phi3", "olmo2", "olmo3", "ministral3", "gemma2", "gemma3", "gemma4",
                     "gemma4_separate_values", "gemma4_experts", "gemma4_shared_keys",
                     "gemma4_layer_inputs", "gpt_neox", "gpt_neox_sequential", "deepseek_v3",
                     "deepseek_v3_plain_queries", "deepseek_v3_experts", "glm4_moe_lite",

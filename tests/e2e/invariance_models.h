@@ -66,6 +66,11 @@ inline const Model kDelta = {"gated delta nets",
                          "full_attention_interval": 2, "linear_num_key_heads": 2,
                          "linear_num_value_heads": 4, "linear_key_head_dim": 12,
                          "linear_value_head_dim": 8)"};
+inline const Model kConvolutions = {"short convolutions",
+                                    R"("family": "lfm2", "vocab_size": 131, "hidden_size": 48,
+                         "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 12,
+                         "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 4,
+                         "intermediate_size": 100, "block_multiple_of": 8, "conv_bias": true)"};
 /// Layers of two head shapes, one of which has keys as values, with experts besides the MLP.
 inline const Model kGemma4 = {"gemma4 with experts",
                               R"("family": "gemma4", "vocab_size": 131, "hidden_size": 48,

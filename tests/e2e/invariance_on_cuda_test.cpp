@@ -50,6 +50,11 @@ const std::string kDelta = R"("family": "qwen3_5", "vocab_size": 131, "hidden_si
                               "linear_num_key_heads": 4, "linear_num_value_heads": 8,
                               "linear_key_head_dim": 8, "linear_value_head_dim": 8)";
 
+const std::string kConvolutions = R"("family": "lfm2", "vocab_size": 131, "hidden_size": 32,
+                              "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
+                              "layer_types": ["conv", "full_attention", "conv"],
+                              "intermediate_size": 96, "block_multiple_of": 8, "conv_bias": true)";
+
 /// Shared keys and values, and inputs of layers.
 const std::string kLinks = R"("family": "gemma4", "vocab_size": 131, "hidden_size": 32,
                               "num_layers": 3, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8,
@@ -138,6 +143,9 @@ TEST(InvarianceOnCuda, LlamaInBf16) {
 }
 TEST(InvarianceOnCuda, PackedGatedDeltaNetsInBf16) {
   expect_invariance(kDelta, true, true);
+}
+TEST(InvarianceOnCuda, PackedShortConvolutionsInBf16) {
+  expect_invariance(kConvolutions, true, true);
 }
 TEST(InvarianceOnCuda, PackedSharedKeysAndLayerInputsInBf16) {
   expect_invariance(kLinks, true, true, kUnlessSlow, std::max<std::uint64_t>(kSteps, 6));

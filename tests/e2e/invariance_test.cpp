@@ -291,6 +291,20 @@ TEST(Invariance, PackedGatedDeltaNetsInBf16) {
                     {adapters, "ballast.quantized_base=nf4", test::kPacked});
 }
 
+TEST(Invariance, PackedShortConvolutionsInBf16) {
+  expect_invariance(kConvolutions, true, {test::kPacked});
+  const std::string adapters = R"(ballast.adapters={"targets": "all-linear", "rank": 4})";
+  expect_invariance(training(kConvolutions, "adapters"), true,
+                    {adapters, "ballast.quantized_base=nf4", test::kPacked});
+}
+
+TEST(Invariance, PackedShortConvolutionsInTilesInBf16) {
+  expect_invariance(cut_everywhere(kConvolutions, 2), true, {test::kPacked});
+  expect_invariance(training(cut_everywhere(kConvolutions, 2),
+                             R"(["*.conv.conv.weight", "*.2.conv.conv.bias", "*.k_layernorm.*"])"),
+                    true, {test::kPacked});
+}
+
 TEST(Invariance, PackedGatedDeltaNetsInTilesInBf16) {
   expect_invariance(cut_everywhere(kDelta, 2), true, {test::kPacked});
   expect_invariance(
@@ -378,7 +392,9 @@ TEST(Invariance, ComputeThreads) {
   same(kGpt2, false, {}, 10);  // with an evaluation
   same(kGpt2, true, {test::kPacked});
   same(cut_everywhere(kTiedLlama, 3), false, {test::kPacked});
-  for (const Model& model : {kDelta, kGemma4, kLinks}) same(model, true, {test::kPacked});
+  for (const Model& model : {kDelta, kConvolutions, kGemma4, kLinks}) {
+    same(model, true, {test::kPacked});
+  }
   for (const bool bf16 : {true, false}) same(kExperts, bf16);
   same(kAllExperts, false, {test::kPacked});
   same(kAllExperts, false, test::kFp16);

@@ -284,7 +284,10 @@ class ResumeTest(runs.CheckpointTest):
         gemma = {"family": "gemma4", "hidden_size": 32, "num_heads": 2, "num_kv_heads": 1,
                  "num_layers": 2, "head_dim": 8, "global_head_dim": 12, "sliding_window": 7,
                  "layer_types": ["sliding_attention", "full_attention"]}
+        lfm2 = {"family": "lfm2", "hidden_size": 32, "num_heads": 2, "num_layers": 2,
+                "full_attn_idxs": [1], "conv_bias": True, "block_multiple_of": 8}
         for some in ({"ballast": few, "model": delta}, {"ballast": adapters, "model": delta},
+                     {"ballast": few, "model": lfm2}, {"ballast": adapters, "model": lfm2},
                      {"ballast": few, "model": gemma}):
             with self.subTest(family=some["model"]["family"], train=some["ballast"].get("train")):
                 expected = self.reference(**some)

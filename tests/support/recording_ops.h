@@ -90,6 +90,19 @@ class RecordingOps : public model::NormOps<T>,
                          std::byte* scratch) override {
     log_->call("convolve_backward", how, x, dy, scratch);
   }
+  [[nodiscard]] std::size_t convolution_scratch_bytes(
+      const model::ConvolutionShape& /*shape*/) const override {
+    return 1728;
+  }
+  void gated_convolve(const model::Convolution<T>& how, const T* x, T* y,
+                      std::byte* scratch) override {
+    log_->call("gated_convolve", how, how.shape, how.bias, how.bias_gradient, x, y, scratch);
+  }
+  void gated_convolve_backward(const model::Convolution<T>& how, const T* x, const T* dy, T* dx,
+                               std::byte* scratch) override {
+    log_->call("gated_convolve_backward", how, how.shape, how.bias, how.bias_gradient, x, dy, dx,
+               scratch);
+  }
   void gated_norm(const Norm<T>& weights, const T* x, const T* gate, T* y) override {
     log_->call("gated_norm", weights, x, gate, y);
   }

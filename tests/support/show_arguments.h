@@ -51,6 +51,9 @@ template <class T>
 void show(test::CallLog& log, const AttentionSinks<T>& s) {
   log.add_group(s.logits, s.gradient);
 }
+inline void show(test::CallLog& log, const ConvolutionShape& c) {
+  log.add_group(c.sequences, c.length, c.channels, c.taps, c.x_step, c.biased);
+}
 template <class T>
 void show(test::CallLog& log, const Convolution<T>& c) {
   log.add_group(c.weight, c.weight_gradient, c.positions);

@@ -53,13 +53,14 @@ LOCAL = {
     "differentiate<false, 16, ": (40, 36), "differentiate<true, 8, F16>": (8, 8),
     "differentiate_keys_by_warpgroups<128>": (56, 72),
     "differentiate_router<": (8, 16),
-    "differentiate_chunk<float>": (48, 64), "differentiate_columns<": (24, 24),
+    "differentiate_gated_rows<float>": (8, 4), "differentiate_chunk<float>": (48, 64), "differentiate_columns<": (24, 24),
     "go_through_chunks<true, ": (96, 24),
     "find_angles": (40, 0),  # computes in double
 }
 # Kernels that divide 64-bit integers in a loop, most of them once per row.
-DIVIDING = ("advance_columns<", "convolve_rows<", "differentiate<", "differentiate_columns<",
-            "differentiate_norm_and_gate<", "differentiate_rows<", "find_angles",
+DIVIDING = ("advance_columns<", "convolve_gated_rows<", "convolve_rows<", "differentiate<",
+            "differentiate_columns<", "differentiate_gated_rows<", "differentiate_norm_and_gate<",
+            "differentiate_rows<", "find_angles",
             "go_through_chunks<true, ", "merge_sums", "norm_backward_rows<", "turn_eights<",
             "turn_pairs<", "write_row_gradients<")
 # The most PTX instructions per byte of kernels that only move or add values.

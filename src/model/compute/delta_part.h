@@ -178,7 +178,8 @@ class DeltaPart final : public LayerPart<T> {
   Convolution<T> convolution(const Call& call) {
     const std::int32_t* const positions = call.sequences.documents;
     const Norm<T> first = vector(call, convolution_.front().first);
-    if (convolution_.size() == 1) return {first.weight, first.weight_gradient, positions};
+    const ConvolutionShape shape = shape_.convolution();
+    if (convolution_.size() == 1) return {first.weight, first.weight_gradient, positions, shape};
     T* to = this->tools_.taps;
     for (const ElementRange& range : convolution_) {
       this->ops_.elementwise->copy_bytes(
@@ -187,7 +188,8 @@ class DeltaPart final : public LayerPart<T> {
       to += range.count();
     }
     return {this->tools_.taps,
-            first.weight_gradient == nullptr ? nullptr : this->tools_.taps_gradient, positions};
+            first.weight_gradient == nullptr ? nullptr : this->tools_.taps_gradient, positions,
+            shape};
   }
   /// Replaces `d` by the gradient of the channels `x`.
   void convolve_backward(const Call& call, const T* x, T* d) {

@@ -11,6 +11,20 @@
 
 namespace ballast::model {
 
+/// Extents of a convolution over the rows of a micro-batch.
+struct ConvolutionShape {
+  std::size_t sequences = 1;
+  std::size_t length = 1;  ///< rows per sequence
+  std::size_t channels = 0;
+  std::size_t taps = 0;    ///< rows that it reads for a row, including its own
+  std::size_t x_step = 0;  ///< elements between rows of its input
+  bool biased = false;     ///< each channel has a bias
+
+  [[nodiscard]] constexpr std::size_t tokens() const { return sequences * length; }
+  /// Parameters of a channel.
+  [[nodiscard]] constexpr std::size_t parameters() const { return taps + (biased ? 1 : 0); }
+};
+
 /// Extents of a gated delta net (DeltaSpec). A row of its inputs is [queries | keys | values] of
 /// all heads, the channels, followed by a gate per value of the results, and by `b` and `a` per
 /// head of values.
@@ -35,6 +49,9 @@ struct DeltaShape {
   [[nodiscard]] constexpr std::size_t row() const { return betas_at() + 2 * value_heads; }
   [[nodiscard]] constexpr std::size_t gates_at() const { return channels(); }
   [[nodiscard]] constexpr std::size_t betas_at() const { return channels() + values(); }
+  [[nodiscard]] constexpr ConvolutionShape convolution() const {
+    return {sequences, length, channels(), taps, row()};
+  }
   [[nodiscard]] constexpr std::size_t chunks() const { return (length + kChunk - 1) / kChunk; }
   /// Elements of the state of one head.
   [[nodiscard]] constexpr std::size_t state() const { return key_width * value_width; }
@@ -70,13 +87,16 @@ struct DeltaGradients {
   float* shift = nullptr;
 };
 
-/// A causal convolution of each channel with its own weights, followed by SiLU. Rows before the
-/// document of a row count as zeros.
+/// A causal convolution of each channel with its own weights. Rows before the document of a row
+/// count as zeros.
 template <class T>
 struct Convolution {
   const T* weight = nullptr;  ///< [channels, taps]; the last one belongs to the row itself
   float* weight_gradient = nullptr;
   const std::int32_t* positions = nullptr;  ///< AttentionMask::positions
+  ConvolutionShape shape;
+  const T* bias = nullptr;  ///< [channels], if shape.biased
+  float* bias_gradient = nullptr;
 };
 
 /// Selects the elements of a matrix that are dropped; the others are multiplied by `factor`, which

@@ -234,9 +234,9 @@ class ModelLayers {
     }
     return true;
   }
-  /// Returns the width of the widest MLP. A model of experts counts one, too.
-  [[nodiscard]] std::size_t width_of_mlps(std::size_t at_least) const {
-    std::size_t width = at_least;
+  /// Returns the width of the widest MLP. A model of experts counts one, too: `of_config`.
+  [[nodiscard]] std::size_t width_of_mlps(std::size_t of_config) const {
+    std::size_t width = any_has<ExpertsSpec>(specs_) ? of_config : 0;
     for (const LayerSpec& spec : specs_) {
       for (const SublayerSpec& sublayer : spec.sublayers) {
         const MlpSpec* const mlp = mlp_of(sublayer.body);

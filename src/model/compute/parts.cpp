@@ -8,6 +8,7 @@
 #include "ballast/core/error.h"
 
 #include "src/model/compute/attention_part.h"
+#include "src/model/compute/convolution_part.h"
 #include "src/model/compute/delta_part.h"
 #include "src/model/compute/layer_embedding_part.h"
 #include "src/model/compute/mlp_part.h"
@@ -53,6 +54,9 @@ std::unique_ptr<LayerPart<T>> make_part(const BodySpec& body, std::uint64_t laye
   }
   if (const auto* const delta = std::get_if<DeltaSpec>(&body)) {
     return std::make_unique<DeltaPart<T>>(*delta, binder, tools);
+  }
+  if (const auto* const convolution = std::get_if<ConvolutionSpec>(&body)) {
+    return std::make_unique<ConvolutionPart<T>>(*convolution, binder, tools);
   }
   if (const auto* const mlp = std::get_if<MlpSpec>(&body)) {
     return std::make_unique<MlpPart<T>>(*mlp, binder, tools);

@@ -163,16 +163,31 @@ class CudaMixers final : public MixerOps<T>, OnStream {
 
   [[nodiscard]] std::size_t scratch_bytes() const override {
     if (shape_.key_heads == 0) return 0;
-    return std::max({delta_scratch_bytes(shape_), convolution_scratch_bytes(shape_),
+    return std::max({delta_scratch_bytes(shape_),
+                     cuda::convolution_scratch_bytes(shape_.convolution()),
                      gated_norm_partials(shape_) * sizeof(float)});
   }
+  [[nodiscard]] std::size_t convolution_scratch_bytes(
+      const ConvolutionShape& shape) const override {
+    return cuda::convolution_scratch_bytes(shape);
+  }
   void convolve(const Convolution<T>& how, const T* x, T* y, std::byte* /*scratch*/) override {
-    check(cuda::convolve(queue(), shape_, how, x, y), "convolution");
+    check(cuda::convolve(queue(), how, x, y), "convolution");
   }
   void convolve_backward(const Convolution<T>& how, const T* x, T* dy,
                          std::byte* scratch) override {
-    check(cuda::convolve_backward(queue(), shape_, how, x, dy, scratch),
-          "gradient of a convolution");
+    check(cuda::convolve_backward(queue(), how, x, dy, scratch), "gradient of a convolution");
+  }
+  void gated_convolve(const Convolution<T>& how, const T* x, T* y,
+                      std::byte* /*scratch*/) override {
+    OnStream::check(cuda::gated_convolve(queue(), how, x, y), "short convolution",
+                    {how.shape.tokens(), how.shape.channels, how.shape.taps});
+  }
+  void gated_convolve_backward(const Convolution<T>& how, const T* x, const T* dy, T* dx,
+                               std::byte* scratch) override {
+    OnStream::check(cuda::gated_convolve_backward(queue(), how, x, dy, dx, scratch),
+                    "gradient of a short convolution",
+                    {how.shape.tokens(), how.shape.channels, how.shape.taps});
   }
   void gated_norm(const Norm<T>& weights, const T* x, const T* gate, T* y) override {
     check(cuda::gated_norm(queue(), shape_, of(weights), x, gate, y), "gated norm");

@@ -67,6 +67,11 @@ void require_numbers(const ModelConfig& config) {
   require_packs("model.hidden_size_per_layer_input", layer_input_width(layers_of(config)));
   require_packs("model.hidden_size", config.hidden_size);
   require_packs("model.intermediate_size", config.intermediate_size);
+  for (const LayerSpec& layer : layers_of(config)) {
+    if (const auto* const mlp = layer.find<MlpSpec>()) {
+      require_packs("the width of the MLP", mlp->width);
+    }
+  }
   for (const char* const key :
        {"moe_intermediate_size", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank",
         "qk_rope_head_dim", "v_head_dim", "linear_num_value_heads"}) {

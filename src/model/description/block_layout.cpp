@@ -187,15 +187,24 @@ void check_tensor_places(const ModelConfig& c, std::uint64_t places, const Refus
           fmt::format("tiles of the vocabulary; give a multiple of {}, or \"auto\"", places));
 }
 
+/// Returns the width of the narrowest MLP of the layers; intermediate_size if they have none.
+std::uint64_t narrowest_mlp(std::span<const LayerSpec> layers, const ModelConfig& c) {
+  std::uint64_t width = c.intermediate_size;
+  for (const LayerSpec& layer : layers) {
+    if (const auto* const mlp = layer.find<MlpSpec>()) width = std::min(width, mlp->width);
+  }
+  return width;
+}
+
 void complete_layer_tiles(ModelConfig& c, std::uint64_t places, const Refuse& refuse) {
   if (c.layer_tiles == 1) return;
   const std::vector<LayerSpec> layers = layers_of(c);
   const std::string obstacle = obstacle_to_tiles(layers, places);
+  const std::uint64_t most = steps_of(narrowest_mlp(layers, c));
   if (c.layer_tiles == 0) {
     const Elems layer = obstacle.empty() ? blocks_of(layers.front(), c, 0).front().elements : 0;
     const std::uint64_t usual = usual_layer_tiles(layer, c.num_layers);
-    c.layer_tiles = shared_layer_tiles(c, layers.front(),
-                                       std::min(usual, steps_of(c.intermediate_size)), places);
+    c.layer_tiles = shared_layer_tiles(c, layers.front(), std::min(usual, most), places);
   }
   if (c.layer_tiles == 1) return;
   if (!obstacle.empty()) {
@@ -203,7 +212,6 @@ void complete_layer_tiles(ModelConfig& c, std::uint64_t places, const Refuse& re
                                       "{}; set it to 1",
                                       c.family, obstacle));
   }
-  const std::uint64_t most = steps_of(c.intermediate_size);
   if (c.layer_tiles <= most) return;
   refuse("layer_tiles", fmt::format("intermediate_size {} allows at most {} tiles of {}, got {}",
                                     c.intermediate_size, most, kTileStep, c.layer_tiles));

@@ -124,6 +124,22 @@ class LayerTensors {
     block_.recur(values / tiles(), recurrent_products(delta) / tiles());
     last_map(delta.out, values, share(0, values), last);
   }
+  void add(const ConvolutionSpec& convolution, bool last) {
+    const std::uint64_t channels = convolution.channels;
+    const TileRange own = share(0, channels);
+    outputs(convolution.in, config_.hidden_size, shares({channels, channels, channels}),
+            3 * channels);
+    block_.add(convolution.convolution + ".weight", {own.size, 1, convolution.taps}, Init::uniform,
+               1.0 / std::sqrt(static_cast<double>(convolution.taps)));
+    block_.rows_of(channels, own.first);
+    if (convolution.bias) {
+      block_.add(convolution.convolution + ".bias", {own.size}, Init::zeros);
+      block_.rows_of(channels, own.first);
+    }
+    // Counts like attention to the tokens that it reads.
+    block_.attend(own.size, convolution.taps);
+    last_map(convolution.out, channels, own, last);
+  }
   void add(const MlpSpec& mlp, bool last) {
     const std::uint64_t wide = mlp.width;
     const TileRange own =

@@ -28,6 +28,11 @@ std::uint64_t tiles_of(const BodySpec& body, std::uint64_t most) {
   if (const auto* const delta = std::get_if<DeltaSpec>(&body)) {
     return tiles_of_heads(delta->key_heads, most);
   }
+  if (const auto* const convolution = std::get_if<ConvolutionSpec>(&body)) {
+    constexpr std::uint64_t kPack = 8;  // channels that GPUs load at once
+    const std::uint64_t channels = convolution->channels;
+    return tiles_of_heads(channels % kPack == 0 ? channels / kPack : channels, most);
+  }
   return most;
 }
 
@@ -75,6 +80,9 @@ std::string obstacle_to_tiles(std::span<const LayerSpec> layers, std::uint64_t p
     if (places > 1 && layer.find<DeltaSpec>() != nullptr) {
       return "tensor places cannot share delta nets";
     }
+    if (places > 1 && layer.find<ConvolutionSpec>() != nullptr) {
+      return "tensor places cannot share convolutions";
+    }
   }
   for (const LayerSpec& layer : layers) {
     std::string obstacle = obstacle_in(layer, places);
@@ -92,6 +100,8 @@ LayerSpec widest_tile(LayerSpec layer, std::uint64_t tiles) {
     } else if (auto* const delta = std::get_if<DeltaSpec>(&sublayer.body)) {
       delta->key_heads /= parts;
       delta->value_heads /= parts;
+    } else if (auto* const convolution = std::get_if<ConvolutionSpec>(&sublayer.body)) {
+      convolution->channels /= parts;
     } else if (auto* const mlp = std::get_if<MlpSpec>(&sublayer.body)) {
       std::uint64_t widest = 0;
       for (std::uint64_t t = 0; t < tiles; ++t) {

@@ -128,6 +128,20 @@ struct DeltaSpec {
   friend bool operator==(const DeltaSpec&, const DeltaSpec&) = default;
 };
 
+/// Gated short convolution: `in` makes B, C and x of all channels, and the result is
+/// out(C * convolution(B * x)). The convolution is causal, with weights for each channel. Source:
+/// Liquid AI, "LFM2 Technical Report", 2025, section 2.
+struct ConvolutionSpec {
+  std::uint64_t channels = 0;
+  std::uint64_t taps = 0;   ///< tokens that it reads for a token, including its own
+  std::string convolution;  ///< [channels, 1, taps]
+  bool bias = false;        ///< the convolution has a bias [channels]
+  MapSpec in;               ///< [3 x channels, H]
+  MapSpec out;              ///< [H, channels]
+
+  friend bool operator==(const ConvolutionSpec&, const ConvolutionSpec&) = default;
+};
+
 struct MlpSpec {
   /// Gated: gate and up, or one map with rows in that order. Else one map.
   std::vector<MapSpec> in;
@@ -239,8 +253,8 @@ struct LayerEmbeddingSpec {
   friend bool operator==(const LayerEmbeddingSpec&, const LayerEmbeddingSpec&) = default;
 };
 
-using BodySpec = std::variant<AttentionSpec, DeltaSpec, MlpSpec, ExpertsSpec, MlpWithExpertsSpec,
-                              LayerEmbeddingSpec>;
+using BodySpec = std::variant<AttentionSpec, DeltaSpec, ConvolutionSpec, MlpSpec, ExpertsSpec,
+                              MlpWithExpertsSpec, LayerEmbeddingSpec>;
 
 /// The input of a sublayer's norm, or of its body if it has no norm.
 enum class Reads : std::uint8_t {

@@ -175,33 +175,45 @@ class HostMixers final : public MixerOps<T> {
   }
   void convolve(const Convolution<T>& how, const T* x, T* y, std::byte* scratch) override {
     const KernelClock clock(KernelGroup::delta_rule);
-    const Scratch s = scratch_of(scratch);
-    load_taps(how, s.weights);
-    split(shape_.tokens(), 1, [&](Range r) {
-      kernels_.convolve(rows_of(how, r.begin, r.end), x, shape_.row(), s.weights, y,
-                        shape_.channels());
+    const Taps s = taps_of(how, scratch);
+    const std::size_t step = how.shape.x_step;
+    split(how.shape.tokens(), 1, [&](Range r) {
+      kernels_.convolve(rows_of(how, r.begin, r.end), x, step, s.weights, y, how.shape.channels);
     });
   }
   void convolve_backward(const Convolution<T>& how, const T* x, T* dy,
                          std::byte* scratch) override {
     const KernelClock clock(KernelGroup::delta_rule);
-    const Scratch s = scratch_of(scratch);
-    load_taps(how, s.weights);
-    const std::size_t channels = shape_.channels();
-    std::fill_n(s.sums, shape_.taps * channels, 0.0F);
-    split(channels, kChannels, [&](Range here) {
-      for (std::size_t sequence = 0; sequence < shape_.sequences; ++sequence) {
-        const std::size_t first = sequence * shape_.length;
-        kernels_.convolve_backward(rows_of(how, first, first + shape_.length), x + here.begin,
-                                   shape_.row(), s.weights + here.begin, dy + here.begin,
-                                   shape_.row(), s.sums + here.begin, channels, here.size());
-      }
-      if (how.weight_gradient == nullptr) return;
-      for (std::size_t c = here.begin; c < here.end; ++c) {
-        for (std::size_t tap = 0; tap < shape_.taps; ++tap) {
-          how.weight_gradient[c * shape_.taps + tap] += s.sums[tap * channels + c];
-        }
-      }
+    const Taps s = taps_of(how, scratch);
+    const std::size_t step = how.shape.x_step;
+    by_channels(how, s, [&](const ConvolvedRows& rows, Range here) {
+      kernels_.convolve_backward(rows, x + here.begin, step, s.weights + here.begin,
+                                 dy + here.begin, step, s.sums + here.begin, how.shape.channels,
+                                 here.size());
+    });
+  }
+  [[nodiscard]] std::size_t convolution_scratch_bytes(
+      const ConvolutionShape& shape) const override {
+    Bump counting;
+    take_taps(counting, shape);
+    return counting.used();
+  }
+  void gated_convolve(const Convolution<T>& how, const T* x, T* y, std::byte* scratch) override {
+    const KernelClock clock(KernelGroup::delta_rule);
+    const Taps s = taps_of(how, scratch);
+    split(how.shape.tokens(), 1, [&](Range r) {
+      kernels_.gated_convolve(rows_of(how, r.begin, r.end), x, how.shape.x_step, s.weights, y,
+                              how.shape.channels);
+    });
+  }
+  void gated_convolve_backward(const Convolution<T>& how, const T* x, const T* dy, T* dx,
+                               std::byte* scratch) override {
+    const KernelClock clock(KernelGroup::delta_rule);
+    const Taps s = taps_of(how, scratch);
+    by_channels(how, s, [&](const ConvolvedRows& rows, Range here) {
+      kernels_.gated_convolve_backward(rows, x + here.begin, how.shape.x_step,
+                                       s.weights + here.begin, dy + here.begin, dx + here.begin,
+                                       s.sums + here.begin, how.shape.channels, here.size());
     });
   }
   void gated_norm(const Norm<T>& weights, const T* x, const T* gate, T* y) override {
@@ -271,8 +283,8 @@ class HostMixers final : public MixerOps<T> {
 
  private:
   struct Scratch {
-    float* weights;  ///< [taps, channels]
-    float* sums;     ///< [taps, channels], or [parts, value_width]
+    float* weights;  ///< see Taps
+    float* sums;     ///< see Taps, or [parts, value_width]
   };
   Scratch take_scratch(Bump& bump) const {
     const std::size_t taps = shape_.taps * shape_.channels();
@@ -282,19 +294,51 @@ class HostMixers final : public MixerOps<T> {
     Bump bump(scratch);
     return take_scratch(bump);
   }
-  void load_taps(const Convolution<T>& how, float* weights) const {
-    const std::size_t channels = shape_.channels();
+  /// Parameters of a convolution [parameters of a channel, channels], and sums of their gradients.
+  struct Taps {
+    float* weights;
+    float* sums;
+  };
+  static Taps take_taps(Bump& bump, const ConvolutionShape& shape) {
+    const std::size_t size = shape.parameters() * shape.channels;
+    return {bump.take<float>(size), bump.take<float>(size)};
+  }
+  static Taps taps_of(const Convolution<T>& how, std::byte* scratch) {
+    Bump bump(scratch);
+    const Taps s = take_taps(bump, how.shape);
+    const std::size_t channels = how.shape.channels;
+    const std::size_t taps = how.shape.taps;
     split(channels, kChannels, [&](Range here) {
       for (std::size_t c = here.begin; c < here.end; ++c) {
-        for (std::size_t tap = 0; tap < shape_.taps; ++tap) {
-          weights[tap * channels + c] = to_float(how.weight[c * shape_.taps + tap]);
+        for (std::size_t tap = 0; tap < taps; ++tap) {
+          s.weights[tap * channels + c] = to_float(how.weight[c * taps + tap]);
         }
+        if (how.shape.biased) s.weights[taps * channels + c] = to_float(how.bias[c]);
+      }
+    });
+    return s;
+  }
+  /// Calls add(rows of a sequence, channels) and adds the sums to the gradients.
+  template <class Add>
+  static void by_channels(const Convolution<T>& how, const Taps& s, const Add& add) {
+    const ConvolutionShape& shape = how.shape;
+    std::fill_n(s.sums, shape.parameters() * shape.channels, 0.0F);
+    split(shape.channels, kChannels, [&](Range here) {
+      for (std::size_t sequence = 0; sequence < shape.sequences; ++sequence) {
+        const std::size_t first = sequence * shape.length;
+        add(rows_of(how, first, first + shape.length), here);
+      }
+      for (std::size_t c = here.begin; c < here.end; ++c) {
+        for (std::size_t tap = 0; tap < shape.taps && how.weight_gradient != nullptr; ++tap) {
+          how.weight_gradient[c * shape.taps + tap] += s.sums[tap * shape.channels + c];
+        }
+        if (shape.biased && how.bias_gradient != nullptr)
+          how.bias_gradient[c] += s.sums[shape.taps * shape.channels + c];
       }
     });
   }
-  [[nodiscard]] ConvolvedRows rows_of(const Convolution<T>& how, std::size_t begin,
-                                      std::size_t end) const {
-    return {begin, end, how.positions, shape_.length, shape_.taps};
+  static ConvolvedRows rows_of(const Convolution<T>& how, std::size_t begin, std::size_t end) {
+    return {begin, end, how.positions, how.shape.length, how.shape.taps, how.shape.biased};
   }
   DeltaShape shape_;
   const MixerKernels<T>& kernels_;

@@ -11,6 +11,8 @@ template <class T>
 MixerKernels<T> mixers() {
   return {.convolve = convolve<T>,
           .convolve_backward = convolve_backward<T>,
+          .gated_convolve = gated_convolve<T>,
+          .gated_convolve_backward = gated_convolve_backward<T>,
           .gated_norm = gated_norm<T>,
           .gated_norm_backward = gated_norm_backward<T>,
           .sigmoid_gate = sigmoid_gate<T>,

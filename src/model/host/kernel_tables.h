@@ -121,6 +121,7 @@ struct ConvolvedRows {
   const std::int32_t* positions = nullptr;
   std::size_t length = 1;
   std::size_t taps = 0;
+  bool biased = false;
 };
 
 /// Results of MixerKernels::chunk_scores() and chunk_decays(), matrices [chunk, chunk], and beta
@@ -133,7 +134,8 @@ struct ChunkScores {
   const float* system = nullptr;
 };
 
-/// Kernels of gated delta nets and of gated attention. Chunks have DeltaShape::kChunk rows.
+/// Kernels of gated delta nets, short convolutions and gated attention. Chunks have
+/// DeltaShape::kChunk rows.
 template <class T>
 struct MixerKernels {
   using A = Acc<T>;
@@ -147,6 +149,15 @@ struct MixerKernels {
   /// width], for `columns` of the `width` channels. `rows`: those of one sequence.
   void (*convolve_backward)(const ConvolvedRows& rows, const T* x, Size x_step, const A* weights,
                             T* dy, Size dy_step, A* sums, Size width, Size columns);
+  /// y [rows, width] = C * (convolution of B * x), for rows [B | C | x]. `weights` [taps, width],
+  /// followed by a row of biases if there are any.
+  void (*gated_convolve)(const ConvolvedRows& rows, const T* x, Size x_step, const A* weights, T* y,
+                         Size width);
+  /// Writes dx for dy [rows, width], and adds the gradients of the weights and biases to `sums`,
+  /// for `columns` of the `width` channels. `rows`: those of one sequence.
+  void (*gated_convolve_backward)(const ConvolvedRows& rows, const T* x, Size x_step,
+                                  const A* weights, const T* dy, T* dx, A* sums, Size width,
+                                  Size columns);
   /// y = RMSNorm(x) * silu(gate), for `heads` heads of `width` values.
   void (*gated_norm)(const T* x, const T* gate, const T* weight, A epsilon, T* y, Size heads,
                      Size width);

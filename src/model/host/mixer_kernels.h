@@ -34,45 +34,74 @@ void convolve(const ConvolvedRows& rows, const T* x, Size x_step, const Acc<T>* 
 }
 
 /// The backward pass for the channels of one vector.
+template <class A>
+struct ConvolvedColumn {
+  Size taps;
+  Vec<A> weight[kTaps];
+  Vec<A> sum[kTaps];     ///< gradients of the weights
+  Vec<A> before[kTaps];  ///< x of the row and of those before it
+  Vec<A> open[kTaps];    ///< gradients of these rows
+
+  template <class Tag>
+  ConvolvedColumn(Size count, const A* weights, Size width, Tag part) : taps(count) {
+    for (Size k = 0; k < taps; ++k) {
+      weight[k] = get(weights + (taps - 1 - k) * width, part);
+      sum[k] = before[k] = open[k] = Vec<A>(A(0));
+    }
+  }
+  void next(const Vec<A>& x) {
+    for (Size k = taps - 1; k > 0; --k) {
+      before[k] = before[k - 1];
+      open[k] = open[k - 1];
+    }
+    before[0] = x;
+    open[0] = Vec<A>(A(0));
+  }
+  /// Returns `z` plus the products of `used` rows.
+  [[nodiscard]] Vec<A> value(Vec<A> z, Size used) const {
+    for (Size k = 0; k < used; ++k) z += weight[k] * before[k];
+    return z;
+  }
+  void add(const Vec<A>& dz, Size used) {
+    for (Size k = 0; k < used; ++k) {
+      sum[k] += dz * before[k];
+      open[k] += dz * weight[k];
+    }
+  }
+  /// Calls finish(row, gradient) for the last rows of a sequence.
+  template <class Finish>
+  void last_rows(const ConvolvedRows& rows, const Finish& finish) const {
+    for (Size k = 0; k + 1 < taps && k < rows.end - rows.begin; ++k) {
+      finish(rows.end - 1 - k, open[k]);
+    }
+  }
+  template <class Tag>
+  void add_sums(A* sums, Size width, Tag part) const {
+    for (Size k = 0; k < taps; ++k) {
+      A* const to = sums + (taps - 1 - k) * width;
+      put(to, get(to, part) + sum[k], part);
+    }
+  }
+};
+
 template <class T, class Tag>
 inline void convolve_column_backward(const ConvolvedRows& rows, const T* x, Size x_step,
                                      const Acc<T>* weights, T* dy, Size dy_step, Acc<T>* sums,
                                      Size width, Tag part) {
   using A = Acc<T>;
   const Size taps = rows.taps;
-  Vec<A> weight[kTaps];
-  Vec<A> sum[kTaps];
-  Vec<A> before[kTaps];  // x of the row and of those before it
-  Vec<A> open[kTaps];    // gradients of these rows
-  for (Size k = 0; k < taps; ++k) {
-    weight[k] = get(weights + (taps - 1 - k) * width, part);
-    sum[k] = before[k] = open[k] = Vec<A>(A(0));
-  }
+  ConvolvedColumn<A> column(taps, weights, width, part);
+  const auto finish = [&](Size row, const Vec<A>& d) { put(dy + row * dy_step, d, part); };
   for (Size row = rows.begin; row < rows.end; ++row) {
-    for (Size k = taps - 1; k > 0; --k) {
-      before[k] = before[k - 1];
-      open[k] = open[k - 1];
-    }
-    before[0] = get(x + row * x_step, part);
-    open[0] = Vec<A>(A(0));
+    column.next(get(x + row * x_step, part));
     const Size used = taps_of_row(rows, row);
-    Vec<A> z(A(0));
-    for (Size k = 0; k < used; ++k) z += weight[k] * before[k];
-    const Vec<A> dz =
-        get(dy + row * dy_step, part) * formulas::silu_derivative(z, formulas::sigmoid(z));
-    for (Size k = 0; k < used; ++k) {
-      sum[k] += dz * before[k];
-      open[k] += dz * weight[k];
-    }
-    if (row - rows.begin >= taps - 1) put(dy + (row + 1 - taps) * dy_step, open[taps - 1], part);
+    const Vec<A> z = column.value(Vec<A>(A(0)), used);
+    column.add(get(dy + row * dy_step, part) * formulas::silu_derivative(z, formulas::sigmoid(z)),
+               used);
+    if (row - rows.begin >= taps - 1) finish(row + 1 - taps, column.open[taps - 1]);
   }
-  for (Size k = 0; k + 1 < taps && k < rows.end - rows.begin; ++k) {
-    put(dy + (rows.end - 1 - k) * dy_step, open[k], part);
-  }
-  for (Size k = 0; k < taps; ++k) {
-    A* const to = sums + (taps - 1 - k) * width;
-    put(to, get(to, part) + sum[k], part);
-  }
+  column.last_rows(rows, finish);
+  column.add_sums(sums, width, part);
 }
 
 template <class T>
@@ -81,6 +110,69 @@ void convolve_backward(const ConvolvedRows& rows, const T* x, Size x_step, const
   for_row<Acc<T>>(columns, [&](Size i, auto part) {
     convolve_column_backward(rows, x + i, x_step, weights + i, dy + i, dy_step, sums + i, width,
                              part);
+  });
+}
+
+template <class T>
+void gated_convolve(const ConvolvedRows& rows, const T* x, Size x_step, const Acc<T>* weights, T* y,
+                    Size width) {
+  using A = Acc<T>;
+  for (Size row = rows.begin; row < rows.end; ++row) {
+    const Size taps = taps_of_row(rows, row);
+    const T* const from = x + row * x_step;
+    for_row<A>(width, [&](Size i, auto part) {
+      Vec<A> sum(A(0));
+      if (rows.biased) sum = get(weights + rows.taps * width + i, part);
+      for (Size back = 0; back < taps; ++back) {
+        const T* const at = from - back * x_step + i;
+        sum += get(weights + (rows.taps - 1 - back) * width + i, part) *
+               (get(at, part) * get(at + 2 * width, part));
+      }
+      put(y + row * width + i, get(from + width + i, part) * sum, part);
+    });
+  }
+}
+
+template <class T, class Tag>
+inline void gated_column_backward(const ConvolvedRows& rows, const T* x, Size x_step,
+                                  const Acc<T>* weights, const T* dy, T* dx, Acc<T>* sums,
+                                  Size width, Tag part) {
+  using A = Acc<T>;
+  const Size taps = rows.taps;
+  ConvolvedColumn<A> column(taps, weights, width, part);
+  Vec<A> bias(A(0));
+  Vec<A> bias_sum(A(0));
+  if (rows.biased) bias = get(weights + taps * width, part);
+  const auto finish = [&](Size row, const Vec<A>& d) {
+    const T* const at = x + row * x_step;
+    T* const to = dx + row * x_step;
+    put(to, d * get(at + 2 * width, part), part);
+    put(to + 2 * width, d * get(at, part), part);
+  };
+  for (Size row = rows.begin; row < rows.end; ++row) {
+    const T* const at = x + row * x_step;
+    column.next(get(at, part) * get(at + 2 * width, part));
+    const Size used = taps_of_row(rows, row);
+    const Vec<A> d = get(dy + row * width, part);
+    put(dx + row * x_step + width, d * column.value(bias, used), part);
+    const Vec<A> dz = d * get(at + width, part);
+    column.add(dz, used);
+    bias_sum += dz;
+    if (row - rows.begin >= taps - 1) finish(row + 1 - taps, column.open[taps - 1]);
+  }
+  column.last_rows(rows, finish);
+  column.add_sums(sums, width, part);
+  if (!rows.biased) return;
+  A* const to = sums + taps * width;
+  put(to, get(to, part) + bias_sum, part);
+}
+
+template <class T>
+void gated_convolve_backward(const ConvolvedRows& rows, const T* x, Size x_step,
+                             const Acc<T>* weights, const T* dy, T* dx, Acc<T>* sums, Size width,
+                             Size columns) {
+  for_row<Acc<T>>(columns, [&](Size i, auto part) {
+    gated_column_backward(rows, x + i, x_step, weights + i, dy + i, dx + i, sums + i, width, part);
   });
 }
 

@@ -57,8 +57,8 @@ class AttentionOps {
                                   T* dqkv, std::byte* scratch) = 0;
 };
 
-/// Operations of gated delta nets and of gated attention. Sums over rows have fixed parts, so
-/// results do not depend on the number of threads.
+/// Operations of gated delta nets, short convolutions and gated attention. Sums over rows have
+/// fixed parts, so results do not depend on the number of threads.
 template <class T>
 class MixerOps {
  public:
@@ -66,11 +66,19 @@ class MixerOps {
 
   /// Bytes of the scratch memory that the functions get.
   [[nodiscard]] virtual std::size_t scratch_bytes() const = 0;
-  /// y [N, channels] = SiLU(convolution of x), with rows of x DeltaShape::row() apart.
+  /// Bytes of the scratch memory of a convolution that is not part of a delta net.
+  [[nodiscard]] virtual std::size_t convolution_scratch_bytes(
+      const ConvolutionShape& shape) const = 0;
+  /// y [N, channels] = SiLU(convolution of x), without biases.
   virtual void convolve(const Convolution<T>& how, const T* x, T* y, std::byte* scratch) = 0;
-  /// Replaces dy by the gradient of x. Rows of both are DeltaShape::row() apart.
+  /// Replaces dy by the gradient of x. Rows of both are x_step apart.
   virtual void convolve_backward(const Convolution<T>& how, const T* x, T* dy,
                                  std::byte* scratch) = 0;
+  /// y [N, channels] = C * (convolution of B * x, plus biases), for rows [B | C | x].
+  virtual void gated_convolve(const Convolution<T>& how, const T* x, T* y, std::byte* scratch) = 0;
+  /// Writes the gradients dx of [B | C | x], with rows x_step apart, for dy [N, channels].
+  virtual void gated_convolve_backward(const Convolution<T>& how, const T* x, const T* dy, T* dx,
+                                       std::byte* scratch) = 0;
   /// y [N, values] = RMSNorm(x) * SiLU(gate) per head, with rows of the gate DeltaShape::row()
   /// apart.
   virtual void gated_norm(const Norm<T>& weights, const T* x, const T* gate, T* y) = 0;

@@ -267,9 +267,9 @@ TEST(TextPart, IsComparedWithTheModelSection) {
 
 TEST(TextPart, IsRefusedInOneLineIfItIsNotKnown) {
   json other = mistral3();
-  other["text_config"]["model_type"] = "lfm2";
+  other["text_config"]["model_type"] = "falcon_h1";
   Folder(other).expect_refused(
-      {"config.json, text_config: model_type is \"lfm2\", but Ballast supports only"});
+      {"config.json, text_config: model_type is \"falcon_h1\", but Ballast supports only"});
   other["text_config"].erase("model_type");
   Folder(other).expect_refused({"text_config: has no model_type"});
   other = mistral3();

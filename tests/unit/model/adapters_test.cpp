@@ -203,6 +203,13 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << (c.dora ? "_dora" : "");
 }
 
+/// The layer has a short convolution, with biases.
+void set_convolution(ModelConfig& config) {
+  config.details["full_attn_idxs"] = text::Json::array();
+  config.details["conv_bias"] = true;
+  config.details["block_multiple_of"] = std::uint64_t{8};
+}
+
 /// The layer has a gated delta net or, if the map of queries is a target, gated attention.
 void set_mixer(ModelConfig& config, const Case& c) {
   const bool attends = c.targets.front() == "q_proj";
@@ -234,6 +241,7 @@ Bench make(const Case& c) {
     config.details["v_head_dim"] = std::uint64_t{12};
   }
   if (config.details.contains("linear_num_key_heads")) set_mixer(config, c);
+  if (config.family == "lfm2") set_convolution(config);
   Bench bench(config, DType::f32, kShape, kThreads);
   adapt(bench.architecture,
         {.rank = kRank,
@@ -446,7 +454,9 @@ const std::vector<Case> kCases = {{"llama"},
                                   {"deepseek_v3"},
                                   {"qwen3_5"},
                                   {"qwen3_5", false, {"q_proj", "k_proj"}},
-                                  {"qwen3_next"}};
+                                  {"qwen3_next"},
+                                  {"lfm2"},
+                                  {"lfm2", true, {"in_proj", "w1"}}};
 INSTANTIATE_TEST_SUITE_P(Families, AdapterPasses, testing::ValuesIn(kCases),
                          testing::PrintToStringParamName());
 INSTANTIATE_TEST_SUITE_P(Families, AdapterDropout, testing::ValuesIn(kCases),
@@ -460,7 +470,8 @@ INSTANTIATE_TEST_SUITE_P(Dora, AdapterPasses,
                                          Case{"olmo2", false, {"all-linear"}, true},
                                          Case{"deepseek_v3", false, {"all-linear"}, true},
                                          Case{"phi3", false, {"all-linear"}, true},
-                                         Case{"qwen3_5", false, {"all-linear"}, true}),
+                                         Case{"qwen3_5", false, {"all-linear"}, true},
+                                         Case{"lfm2", false, {"all-linear"}, true}),
                          testing::PrintToStringParamName());
 
 }  // namespace

@@ -87,6 +87,14 @@ ModelConfig small_delta(std::string_view family) {
   }
   return config;
 }
+/// The first layer is a short convolution, the second has attention.
+ModelConfig small_lfm2(bool biased) {
+  ModelConfig config = small("lfm2");
+  config.details["full_attn_idxs"] = text::Json::array({std::uint64_t{1}});
+  config.details["conv_bias"] = biased;
+  config.details["block_multiple_of"] = std::uint64_t{test::odd(1, 8)};
+  return config;
+}
 /// Documents of more than 4 tokens have different rotary frequencies.
 ModelConfig with_dynamic_scaling(ModelConfig config) {
   config.details["rope_scaling"] = text::Json::object(
@@ -141,6 +149,9 @@ std::vector<Case> cases() {
       {"qwen3_5_packed_in_bf16", small_delta("qwen3_5"), 3, DType::bf16, true},
       {"qwen3_5_with_biases", with_detail(small_delta("qwen3_5"), "attention_bias", true), 2},
       {"qwen3_next_packed", small_delta("qwen3_next"), 3, DType::f32, true},
+      {"lfm2", small_lfm2(false)},
+      {"lfm2_with_biases", small_lfm2(true), 3},
+      {"lfm2_packed_in_bf16", small_lfm2(true), 3, DType::bf16, true},
       // The second layer has no rotary positions.
       {"smollm3", with_detail(small("smollm3"), "no_rope_layer_interval", 2), 3},
       {"mistral", with_detail(small("mistral"), "sliding_window", 5), 3},
@@ -191,7 +202,8 @@ TEST_P(LayerTiles, NeedLessWorkspaceAndNoIntermediates) {
   EXPECT_LT(tiles.compute->sizes().workspace, whole.compute->sizes().workspace);
   EXPECT_EQ(whole.compute->sizes().rows, 0U);
   // Norms of heads come after the rows.
-  const bool norms = GetParam().config.family.starts_with("qwen3");
+  const std::string& family = GetParam().config.family;
+  const bool norms = family.starts_with("qwen3") || family == "lfm2";
   EXPECT_EQ(tiles.compute->sizes().rows > tiles.compute->activation_bytes(), norms);
   EXPECT_GE(tiles.compute->sizes().rows, tiles.compute->activation_bytes());
   for (const Bytes bytes : tiles.compute->sizes().intermediates) EXPECT_EQ(bytes, 0U);

@@ -53,6 +53,46 @@ struct MixerInputs {
   std::vector<double> norm;
 };
 
+/// Extents of a gated short convolution, and its documents.
+struct ConvolutionCase {
+  std::string name;
+  model::ConvolutionShape shape;
+  std::vector<std::int32_t> positions;  ///< empty: sequences are documents
+};
+inline std::vector<ConvolutionCase> convolution_cases() {
+  const auto packed = [](std::size_t sequences, const std::vector<std::int32_t>& documents) {
+    return positions_of({"", {.sequences = sequences}, documents});
+  };
+  const auto shape = [](std::size_t sequences, std::size_t length, std::size_t channels,
+                        std::size_t taps, bool biased = false) {
+    return model::ConvolutionShape{sequences, length, channels, taps, 3 * channels, biased};
+  };
+  // Documents end inside of stretches of rows, at their edges, and after one token.
+  return {{"short_sequences", shape(2, 37, 40, 3), {}},
+          {"fewer_rows_than_taps", shape(3, 2, 8, 4, true), {}},
+          {"one_tap", shape(1, 70, 16, 1, true), {}},
+          {"packed", shape(2, 193, 40, 3), packed(2, {30, 34, 65, 1, 63})},
+          {"packed_with_biases", shape(1, 300, 152, 8, true), packed(1, {64, 5, 3, 1, 227})}};
+}
+
+/// Random inputs of a gated short convolution, and the gradient of its results.
+struct ConvolutionInputs {
+  explicit ConvolutionInputs(const model::ConvolutionShape& s)
+      : x(MixerInputs::rounded(normals(s.tokens() * s.x_step, 1))),
+        taps(MixerInputs::rounded(normals(s.channels * s.taps, 2, 0.4))),
+        bias(MixerInputs::rounded(normals(s.channels, 3))),
+        dy(MixerInputs::rounded(normals(s.tokens() * s.channels, 4))) {}
+  std::vector<std::vector<double>*> trained(const model::ConvolutionShape& s) {
+    if (!s.biased) return {&x, &taps};
+    return {&x, &taps, &bias};
+  }
+
+  std::vector<double> x;
+  std::vector<double> taps;
+  std::vector<double> bias;
+  std::vector<double> dy;
+};
+
 /// Operations of mixers on the host device. `kernels`: of any instruction set.
 template <class T>
 model::DeviceOps<T> mixer_ops(const model::DeltaShape& shape,
@@ -87,7 +127,8 @@ struct HostMixer {
     std::vector<T> channels(s.tokens() * s.channels());
     std::vector<T> results(out.size());
     std::vector<float> states(s.states());
-    const model::Convolution<T> convolution{taps.data(), gradients[1].data(), positions};
+    const model::Convolution<T> convolution{taps.data(), gradients[1].data(), positions,
+                                            s.convolution()};
     const model::DeltaInputs<T> inputs{
         channels.data(), x.data() + s.betas_at(), s.row(), decay.data(), shift.data(), positions};
     const model::Norm<T> about = {.weight = norm.data(), .weight_gradient = gradients[4].data()};
@@ -110,6 +151,33 @@ struct HostMixer {
     std::vector<T> out;
     for (const double value : values) out.push_back(from_float<T>(static_cast<float>(value)));
     return out;
+  }
+
+  std::vector<T> out;
+  std::vector<std::vector<float>> gradients;
+};
+
+/// Results and gradients of a gated short convolution on the host device: of x, taps and biases.
+template <class T>
+struct HostConvolution {
+  HostConvolution(const ConvolutionCase& of, const ConvolutionInputs& in,
+                  const model::host::TypeKernels<T>& kernels, std::size_t threads)
+      : out(of.shape.tokens() * of.shape.channels) {
+    const model::DeviceOps<T> made = mixer_ops({}, kernels, threads);
+    model::MixerOps<T>& ops = *made.mixers;
+    std::vector<std::byte> scratch(ops.convolution_scratch_bytes(of.shape) + kCacheLine);
+    const std::vector<T> x = HostMixer<T>::narrow(in.x);
+    const std::vector<T> taps = HostMixer<T>::narrow(in.taps);
+    const std::vector<T> bias = HostMixer<T>::narrow(in.bias);
+    const std::vector<T> dy = HostMixer<T>::narrow(in.dy);
+    for (const auto* values : {&in.x, &in.taps, &in.bias}) gradients.emplace_back(values->size());
+    const model::Convolution<T> how = {
+        taps.data(), gradients[1].data(), of.positions.empty() ? nullptr : of.positions.data(),
+        of.shape,    bias.data(),         gradients[2].data()};
+    ops.gated_convolve(how, x.data(), out.data(), scratch.data());
+    std::vector<T> dx(x.size());
+    ops.gated_convolve_backward(how, x.data(), dy.data(), dx.data(), scratch.data());
+    for (std::size_t i = 0; i < dx.size(); ++i) gradients[0][i] = to_float(dx[i]);
   }
 
   std::vector<T> out;

@@ -13,7 +13,8 @@
 #include "tests/unit/model/mixer_run.h"
 #include "tests/unit/model/numbers.h"
 
-// Gated delta nets on the host device, compared with the plain recurrence in double.
+// Gated delta nets and short convolutions on the host device, compared with plain formulas in
+// double.
 
 namespace ballast::model::host::mixer_test {
 namespace {
@@ -108,21 +109,12 @@ class Plain {
   const std::vector<std::int32_t>& positions_;
 };
 
-class Mixer : public testing::TestWithParam<MixerCase> {};
-
-TEST_P(Mixer, AgreesWithThePlainRecurrenceAndItsDerivatives) {
-  const DeltaShape& shape = GetParam().shape;
-  const std::vector<std::int32_t> positions = positions_of(GetParam());
-  const Plain plain(shape, positions);
-  Inputs in(shape);
-  const Values dy = Inputs::rounded(normals(shape.tokens() * shape.values(), 6));
-  const Values expected = plain.run(in);
-  const Ours<float> ours(shape, kernel_tables().back()->f32, positions, in, dy, 2);
-  EXPECT_LT(relative_error(ours.out, expected), 2e-6);
-  const auto loss = [&] { return dot(plain.run(in), dy); };
+/// Compares gradients with derivatives of `loss` along random directions and of some elements.
+void expect_derivatives(const std::vector<Values*>& inputs, const std::function<double()>& loss,
+                        const std::vector<std::vector<float>>& gradients) {
   std::size_t number = 0;
-  for (Values* values : in.all()) {
-    const std::vector<float>& gradient = ours.gradients[number];
+  for (Values* values : inputs) {
+    const std::vector<float>& gradient = gradients[number];
     const Values direction = normals(values->size(), 7 + number);
     const Values before = *values;
     double step = 0.0;
@@ -151,6 +143,21 @@ TEST_P(Mixer, AgreesWithThePlainRecurrenceAndItsDerivatives) {
   }
 }
 
+class Mixer : public testing::TestWithParam<MixerCase> {};
+
+TEST_P(Mixer, AgreesWithThePlainRecurrenceAndItsDerivatives) {
+  const DeltaShape& shape = GetParam().shape;
+  const std::vector<std::int32_t> positions = positions_of(GetParam());
+  const Plain plain(shape, positions);
+  Inputs in(shape);
+  const Values dy = Inputs::rounded(normals(shape.tokens() * shape.values(), 6));
+  const Values expected = plain.run(in);
+  const Ours<float> ours(shape, kernel_tables().back()->f32, positions, in, dy, 2);
+  EXPECT_LT(relative_error(ours.out, expected), 2e-6);
+  expect_derivatives(
+      in.all(), [&] { return dot(plain.run(in), dy); }, ours.gradients);
+}
+
 TEST_P(Mixer, BitsDoNotDependOnThreads) {
   const DeltaShape& shape = GetParam().shape;
   const std::vector<std::int32_t> positions = positions_of(GetParam());
@@ -162,6 +169,47 @@ TEST_P(Mixer, BitsDoNotDependOnThreads) {
   EXPECT_EQ(0, std::memcmp(one.out.data(), three.out.data(), one.out.size() * sizeof(Bf16)));
   EXPECT_EQ(one.gradients, three.gradients);
 }
+
+/// The formula of a gated short convolution.
+Values convolve_plainly(const test::ConvolutionCase& of, const test::ConvolutionInputs& in) {
+  const ConvolutionShape& s = of.shape;
+  Values out;
+  for (std::size_t row = 0; row < s.tokens(); ++row) {
+    const std::size_t position = of.positions.empty() ? row % s.length : of.positions[row];
+    for (std::size_t c = 0; c < s.channels; ++c) {
+      double sum = s.biased ? in.bias[c] : 0.0;
+      for (std::size_t back = 0; back < s.taps && back <= position; ++back) {
+        const double* const from = &in.x[(row - back) * s.x_step + c];
+        sum += in.taps[(c + 1) * s.taps - 1 - back] * from[0] * from[2 * s.channels];
+      }
+      out.push_back(sum * in.x[row * s.x_step + s.channels + c]);
+    }
+  }
+  return out;
+}
+
+class ShortConvolution : public testing::TestWithParam<test::ConvolutionCase> {};
+
+TEST_P(ShortConvolution, AgreesWithTheFormulaAndItsDerivatives) {
+  test::ConvolutionInputs in(GetParam().shape);
+  const test::HostConvolution<float> ours(GetParam(), in, kernel_tables().back()->f32, 2);
+  EXPECT_LT(relative_error(ours.out, convolve_plainly(GetParam(), in)), 1e-6);
+  expect_derivatives(
+      in.trained(GetParam().shape), [&] { return dot(convolve_plainly(GetParam(), in), in.dy); },
+      ours.gradients);
+}
+
+TEST_P(ShortConvolution, BitsDoNotDependOnThreads) {
+  const test::ConvolutionInputs in(GetParam().shape);
+  const auto& kernels = kernel_tables().back()->bf16;
+  const test::HostConvolution<Bf16> one(GetParam(), in, kernels, 1);
+  const test::HostConvolution<Bf16> three(GetParam(), in, kernels, 3);
+  EXPECT_EQ(0, std::memcmp(one.out.data(), three.out.data(), one.out.size() * sizeof(Bf16)));
+  EXPECT_EQ(one.gradients, three.gradients);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ShortConvolution, testing::ValuesIn(test::convolution_cases()),
+                         [](const auto& one) { return one.param.name; });
 
 TEST(MixerGate, MultipliesBySigmoid) {
   constexpr std::size_t kWidth = 19;

@@ -46,6 +46,12 @@ ModelConfig config_of(const std::string& family, std::uint64_t layer_tiles) {
     c.details["linear_key_head_dim"] = std::uint64_t{10};
     c.details["linear_value_head_dim"] = std::uint64_t{9};
   }
+  if (family == "lfm2") {
+    c.head_dim = 16;
+    c.details["full_attn_idxs"] = text::Json::array({1});
+    c.details["conv_bias"] = true;
+    c.details["block_multiple_of"] = std::uint64_t{3};
+  }
   if (family != "gpt_neox") return c;
   c.head_dim = 9;
   c.details["partial_rotary_factor"] = 0.5;
@@ -98,10 +104,10 @@ void for_tensors(const Architecture& model, const Visit& visit) {
 }
 
 TEST(TileValues, AreThoseOfTheWholeTensor) {
-  EXPECT_EQ(
-      families_with_tiles(),
-      (std::vector<std::string>{"gpt2", "llama", "mistral", "ministral3", "qwen2", "qwen3",
-                                "smollm3", "phi3", "granite", "arcee", "gpt_neox", "qwen3_5"}));
+  EXPECT_EQ(families_with_tiles(),
+            (std::vector<std::string>{"gpt2", "llama", "mistral", "ministral3", "qwen2", "qwen3",
+                                      "smollm3", "phi3", "granite", "arcee", "lfm2", "gpt_neox",
+                                      "qwen3_5"}));
   for (const std::string& name : families_with_tiles()) {
     SCOPED_TRACE(name);
     const Architecture whole = build_architecture(config_of(name, 1));
@@ -132,7 +138,7 @@ TEST(TileValues, AreThoseOfTheWholeTensor) {
 
 TEST(TileValues, DoNotDependOnThePieceTheyAreDrawnIn) {
   std::mt19937 random(3);
-  for (const char* name : {"qwen2", "gpt2", "gpt_neox", "qwen3_5"}) {
+  for (const char* name : {"qwen2", "gpt2", "gpt_neox", "lfm2", "qwen3_5"}) {
     SCOPED_TRACE(name);
     for_tensors(build_architecture(config_of(name, 3)), [&](const TensorSpec& tensor) {
       std::vector<float> whole(tensor.size);

@@ -10,21 +10,26 @@
 
 namespace ballast::model::cuda {
 
-// Kernels of gated delta nets and of gated attention. Arguments as for MixerOps; conventions:
-// rows.h. Widths of heads and rows of inputs (DeltaShape::row()) are multiples of 8.
+// Kernels of gated delta nets, short convolutions and gated attention. Arguments as for MixerOps;
+// conventions: rows.h. Widths of heads and rows of inputs (DeltaShape::row()) are multiples of 8.
 
 /// Most values of a head, and most rows that the convolution reads for a row.
 inline constexpr std::size_t kWidestDeltaHead = 256;
 inline constexpr std::size_t kMaxConvolutionTaps = 8;
 
 template <class T>
-cudaError_t convolve(cudaStream_t stream, const DeltaShape& shape, const Convolution<T>& how,
-                     const T* x, T* y);
+cudaError_t convolve(cudaStream_t stream, const Convolution<T>& how, const T* x, T* y);
 /// `scratch`: convolution_scratch_bytes().
 template <class T>
-cudaError_t convolve_backward(cudaStream_t stream, const DeltaShape& shape,
-                              const Convolution<T>& how, const T* x, T* dy, std::byte* scratch);
-std::size_t convolution_scratch_bytes(const DeltaShape& shape);
+cudaError_t convolve_backward(cudaStream_t stream, const Convolution<T>& how, const T* x, T* dy,
+                              std::byte* scratch);
+std::size_t convolution_scratch_bytes(const ConvolutionShape& shape);
+template <class T>
+cudaError_t gated_convolve(cudaStream_t stream, const Convolution<T>& how, const T* x, T* y);
+/// `scratch`: convolution_scratch_bytes().
+template <class T>
+cudaError_t gated_convolve_backward(cudaStream_t stream, const Convolution<T>& how, const T* x,
+                                    const T* dy, T* dx, std::byte* scratch);
 
 /// Weights of a gated norm, and the gradient that the backward pass adds to (null: not wanted).
 template <class T>

@@ -29,6 +29,7 @@ namespace ballast::model {
   X(olmo3)                  \
   X(granite)                \
   X(arcee)                  \
+  X(lfm2)                   \
   X(gemma2)                 \
   X(gemma3)                 \
   X(gemma4)                 \

@@ -23,8 +23,8 @@ constexpr auto kTexts = std::to_array<NamedText>(
        "with [latent attention](models.md#latent-attention)"}},
      {"intermediate_size",
       {"width of the MLP",
-       "gpt2, gpt_neox: 4 x hidden; qwen3_5, qwen3_next: 3 x hidden; others: 8/3 x hidden, up "
-       "to a multiple of 64",
+       "gpt2, gpt_neox, lfm2 with `block_auto_adjust_ff_dim`: 4 x hidden; qwen3_5, qwen3_next: "
+       "3 x hidden; others: 8/3 x hidden, up to a multiple of 64",
        "0 to 2^24; 0: the default"}},
      {"tie_embeddings",
       {"the head uses the embedding's weights", "{tying families}: true; others: false",
@@ -133,7 +133,8 @@ constexpr auto kTexts = std::to_array<NamedText>(
      {"sliding_window_pattern", {"every n-th layer has no window ({families})", "6", "at least 1"}},
      {"layer_types",
       {"list with one entry per layer: `full_attention` or `sliding_attention` ({families}). "
-       "Families with `full_attention_interval` have other entries, see there",
+       "Families with `full_attention_interval` have other entries, see there; lfm2: "
+       "`full_attention`, or `conv` for a [short convolution](models.md#short-convolutions)",
        "from the keys above; smollm3: a window in the layers without positions; olmo3: none in "
        "every fourth layer; gemma4: none in every sixth layer and the last; gemma2, gpt_oss: a "
        "window in every other layer, starting with the first",
@@ -158,6 +159,25 @@ constexpr auto kTexts = std::to_array<NamedText>(
       {"tokens that the convolution of a gated delta net reads for a token, including the token "
        "itself ({families})",
        "4", "1 to 8"}},
+     {"full_attn_idxs",
+      {"layers with attention, counted from 0, without `layer_types` ({families})", "all", ""}},
+     {"conv_L_cache",
+      {"tokens that a [short convolution](models.md#short-convolutions) reads for a token, "
+       "including the token itself ({families})",
+       "3", "1 to 8"}},
+     {"conv_bias",
+      {"short convolutions and their maps have biases ({families})", "false", "true, false"}},
+     {"block_auto_adjust_ff_dim",
+      {"the MLP is narrower than `intermediate_size`: two thirds of it, times the next key, up to "
+       "a "
+       "multiple of `block_multiple_of` ({families})",
+       "true", "true, false"}},
+     {"block_ffn_dim_multiplier",
+      {"factor of the width of the MLP with `block_auto_adjust_ff_dim` ({families})", "1",
+       "above 0"}},
+     {"block_multiple_of",
+      {"divides the width of the MLP with `block_auto_adjust_ff_dim` ({families})", "256",
+       "at least 1"}},
      {"no_rope_layers",
       {"list with one entry per layer: 1 with, 0 without rotary positions ({families})",
        "from the next key", ""}},

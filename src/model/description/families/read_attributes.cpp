@@ -9,7 +9,7 @@ namespace ballast::model {
 namespace {
 
 using Row = std::pair<std::string_view, std::string_view>;
-constexpr std::array<Row, 34> kRead = {{
+constexpr std::array<Row, 35> kRead = {{
     {"gpt2",
      "activation_function add_cross_attention attn_pdrop decoder embd_pdrop generator "
      "hidden_size is_causal layer_norm_epsilon max_position_embeddings n_embd n_head n_inner "
@@ -84,6 +84,13 @@ constexpr std::array<Row, 34> kRead = {{
      "num_hidden_layers num_key_value_heads pad_token_id per_layer_config rms_norm_eps "
      "rope_parameters text_config text_encoder tie_word_embeddings transformers_weights "
      "vocab_size"},
+    {"lfm2",
+     "block_auto_adjust_ff_dim block_ff_dim block_ffn_dim_multiplier block_multiple_of "
+     "conv_L_cache conv_bias decoder full_attn_idxs generator head_dim hidden_size "
+     "intermediate_size is_causal layer_types max_position_embeddings norm_eps "
+     "num_attention_heads num_hidden_layers num_key_value_heads pad_token_id per_layer_config "
+     "rope_parameters text_config text_encoder tie_embedding tie_word_embeddings "
+     "transformers_weights vocab_size"},
     {"gemma2",
      "attention_bias attention_dropout attn_logit_softcapping decoder final_logit_softcapping "
      "generator head_dim hidden_activation hidden_size intermediate_size is_causal layer_types "

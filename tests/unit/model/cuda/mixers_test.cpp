@@ -1,5 +1,5 @@
-// Gated delta nets and gated attention on a GPU, compared with the host device's, which are
-// compared with the plain recurrence.
+// Gated delta nets, short convolutions and gated attention on a GPU, compared with the host
+// device's, which are compared with the plain recurrence.
 #include "src/model/cuda/mixers/mixers.h"
 
 #include <algorithm>
@@ -51,8 +51,9 @@ class Mixer {
   using Results = std::tuple<std::vector<T>, std::vector<T>, std::vector<float>, std::vector<float>,
                              std::vector<float>, std::vector<float>>;
   [[nodiscard]] Results run() const {
-    const std::size_t bytes = std::max({delta_scratch_bytes(s_), convolution_scratch_bytes(s_),
-                                        gated_norm_partials(s_) * sizeof(float)});
+    const std::size_t bytes =
+        std::max({delta_scratch_bytes(s_), convolution_scratch_bytes(s_.convolution()),
+                  gated_norm_partials(s_) * sizeof(float)});
     const DeviceArray<std::byte> scratch(bytes, std::byte{0xff});
     const DeviceArray<T> channels(s_.tokens() * s_.channels(), nan());
     const DeviceArray<T> recurred(s_.tokens() * s_.values(), nan());
@@ -64,13 +65,13 @@ class Mixer {
     const DeviceArray<float> dshift(shift_.size());
     const DeviceArray<float> dnorm(norm_.size());
     const std::int32_t* const positions = positions_.size() == 0 ? nullptr : positions_.data();
-    const Convolution<T> convolution{taps_.data(), dtaps.data(), positions};
+    const Convolution<T> convolution{taps_.data(), dtaps.data(), positions, s_.convolution()};
     const DeltaInputs<T> in{channels.data(), x_.data() + s_.betas_at(),
                             s_.row(),        decay_.data(),
                             shift_.data(),   positions};
     const GatedNorm<T> norm{norm_.data(), dnorm.data(), static_cast<float>(test::kMixerEpsilon)};
     const T* const gates = x_.data() + s_.gates_at();
-    expect(convolve(nullptr, s_, convolution, x_.data(), channels.data()));
+    expect(convolve(nullptr, convolution, x_.data(), channels.data()));
     expect(recur(nullptr, s_, in, recurred.data(), states.data(), scratch.data()));
     expect(gated_norm(nullptr, s_, norm, recurred.data(), gates, out.data()));
 
@@ -81,7 +82,7 @@ class Mixer {
     expect(recur_backward<T>(nullptr, s_, in, states.data(), d.data(),
                              {to, to + s_.betas_at(), s_.row(), ddecay.data(), dshift.data()},
                              scratch.data()));
-    expect(convolve_backward(nullptr, s_, convolution, x_.data(), to, scratch.data()));
+    expect(convolve_backward(nullptr, convolution, x_.data(), to, scratch.data()));
     return {out.get(), dx.get(), dtaps.get(), ddecay.get(), dshift.get(), dnorm.get()};
   }
 
@@ -165,6 +166,56 @@ INSTANTIATE_TEST_SUITE_P(
                     MixerCase{"wide_keys", {1, 65, 4, 4, 72, 8, 2}, {64, 1}},
                     MixerCase{"many_chunks", {1, 577, 1, 4, 8, 8, 4}, {300, 277}}),
     [](const auto& one) { return one.param.name; });
+
+/// Results and gradients of a gated short convolution on the GPU.
+template <class T>
+auto run_convolution(const test::ConvolutionCase& of, const test::ConvolutionInputs& in) {
+  using Host = test::HostMixer<T>;
+  const DeviceArray<std::byte> scratch(convolution_scratch_bytes(of.shape), std::byte{0xff});
+  const DeviceArray<T> x(Host::narrow(in.x));
+  const DeviceArray<T> taps(Host::narrow(in.taps));
+  const DeviceArray<T> bias(Host::narrow(in.bias));
+  const DeviceArray<T> dy(Host::narrow(in.dy));
+  const DeviceArray<std::int32_t> positions(of.positions);
+  const DeviceArray<T> out(dy.size(), from_float<T>(NAN));
+  const DeviceArray<T> dx(x.size(), from_float<T>(NAN));
+  const DeviceArray<float> dtaps(taps.size());
+  const DeviceArray<float> dbias(bias.size());
+  const Convolution<T> how = {
+      taps.data(), dtaps.data(), of.positions.empty() ? nullptr : positions.data(),
+      of.shape,    bias.data(),  dbias.data()};
+  EXPECT_EQ(gated_convolve(nullptr, how, x.data(), out.data()), cudaSuccess);
+  EXPECT_EQ(gated_convolve_backward(nullptr, how, x.data(), dy.data(), dx.data(), scratch.data()),
+            cudaSuccess);
+  return std::tuple(out.get(), dx.get(), dtaps.get(), dbias.get());
+}
+
+class CudaShortConvolution : public testing::TestWithParam<test::ConvolutionCase> {};
+
+/// Compares with the host's results, which are compared with the formula.
+template <class T>
+void expect_convolution(const test::ConvolutionCase& of, const host::TypeKernels<T>& kernels,
+                        double most) {
+  const test::ConvolutionInputs in(of.shape);
+  const test::HostConvolution<T> expected(of, in, kernels, 2);
+  const auto [out, dx, taps, bias] = in_every_order([&] { return run_convolution<T>(of, in); });
+  EXPECT_LT(relative_error(widened(out), widened(expected.out)), most);
+  EXPECT_LT(relative_error(widened(dx), expected.gradients[0]), most) << "x";
+  EXPECT_LT(relative_error(taps, expected.gradients[1]), most) << "taps";
+  if (!of.shape.biased) return;
+  EXPECT_LT(relative_error(bias, expected.gradients[2]), most) << "biases";
+}
+
+TAG_TESTS("small_shapes", "*CudaShortConvolution.*");
+TEST_P(CudaShortConvolution, IsThatOfTheHostInFp32) {
+  expect_convolution<float>(GetParam(), host::kernel_tables().back()->f32, 1e-6);
+}
+TEST_P(CudaShortConvolution, IsThatOfTheHostInBf16) {
+  expect_convolution<Bf16>(GetParam(), host::kernel_tables().back()->bf16, 1e-4);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CudaShortConvolution, testing::ValuesIn(test::convolution_cases()),
+                         [](const auto& one) { return one.param.name; });
 
 TAG_TESTS("small_shapes", "CudaAttentionGate.MultipliesBySigmoid");
 TEST(CudaAttentionGate, MultipliesBySigmoid) {
