@@ -301,7 +301,8 @@ TEST(Invariance, PackedShortConvolutionsInBf16) {
 TEST(Invariance, PackedShortConvolutionsInTilesInBf16) {
   expect_invariance(cut_everywhere(kConvolutions, 2), true, {test::kPacked});
   expect_invariance(training(cut_everywhere(kConvolutions, 2),
-                             R"(["*.conv.conv.weight", "*.2.conv.conv.bias", "*.k_layernorm.*"])"),
+                             R"(["*.conv.conv.weight", "*.2.conv.conv.bias", "*.k_layernorm.*",
+                                 "*.embed_tokens.weight"])"),
                     true, {test::kPacked});
 }
 
