@@ -236,7 +236,7 @@ constexpr std::array<FirstWords, 4> kFirstWords = {{
     {PassingPart::audio, "audio_tower audio_model audio_encoder"},
     {PassingPart::projector,
      "multi_modal_projector mm_projector vision_projector audio_projector connector embed_vision "
-     "embed_audio"},
+     "embed_audio vision_adapter vision_projection"},
 }};
 
 constexpr std::string_view kLayers = "layers.";

@@ -144,6 +144,11 @@ CASES = {
                     "norm_eps": 1e-5, "full_attn_idxs": [1], "conv_L_cache": 4, "conv_bias": True,
                     "block_auto_adjust_ff_dim": False, "length": 193,
                     "documents": [[30, 98, 65], [64, 1, 128]], "rope": PLAIN},
+    # The cap is so low that it bends the logits of these weights.
+    "muse_glimmer": {"type": "muse_glimmer_text", "num_hidden_layers": 5, "num_attention_heads": 6,
+                     "num_key_value_heads": 2, "sliding_window": 9, "qk_scale_factor": 1.7,
+                     "output_multiplier": 0.6, "final_logit_softcapping": 2.0, "post_norm_eps": 1e-3,
+                     "rope": {"rope_type": "default", "rope_theta": 1000.0}},
     "qwen2": {"tie_word_embeddings": True, "rope": {"rope_type": "default", "rope_theta": 1000.0}},
     "qwen3": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1, "rope": PLAIN},
     "smollm3": {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "use_sliding_window": True,
@@ -351,12 +356,30 @@ def relative_error(ours, theirs):
     return (ours.double() - theirs.double()).norm().item() / (size if size > 0.0 else 1.0)
 
 
+class MuseGlimmerOfText(transformers.models.muse_glimmer.modeling_muse_glimmer.MuseGlimmerPreTrainedModel):
+    """The text model with the output matrix of MuseGlimmerForConditionalGeneration."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = transformers.models.muse_glimmer.modeling_muse_glimmer.MuseGlimmerTextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, **inputs):
+        logits = self.lm_head(self.model(**inputs).last_hidden_state)
+        cap = self.config.final_logit_softcapping
+        return transformers.modeling_outputs.CausalLMOutput(
+            logits=torch.tanh(logits * self.config.output_multiplier / cap) * cap)
+
+
 def create(config, attention="eager"):
     """Not with transformers' default for experts, torch.nn.functional.grouped_mm(), because it
     demands multiples of 8 in bf16."""
     make = transformers.AutoModelForCausalLM.from_config
     if config.model_type == "mistral4":  # published as a part of mistral3
         make = transformers.Mistral4ForCausalLM._from_config
+    if config.model_type == "muse_glimmer_text":
+        make = MuseGlimmerOfText._from_config
     model = make(config, attn_implementation=attention, experts_implementation="eager")
     return model.to(torch.float32).train()
 

@@ -40,7 +40,7 @@ HANGS_AFTER = 120  # seconds; a run takes about one
 VOCABULARY = 300
 COMPARED = ("loss", "lr", "grad_norm", "tokens", "skipped", "eval_loss", "loss_scale", "experts",
             "rewards")
-DENSE = ["gpt2", "llama", "granite", "arcee", "lfm2", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "olmo2",
+DENSE = ["gpt2", "llama", "granite", "arcee", "lfm2", "muse_glimmer", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "olmo2",
          "olmo3", "gemma3", "gpt_neox"]
 LATENT = ["deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4"]
 DELTA = ["qwen3_5", "qwen3_5_moe", "qwen3_next"]  # gated delta nets
@@ -119,7 +119,7 @@ def draw_model(dice):
         if family not in SIGMOID and dice.random() < 0.5:
             model |= {"output_router_logits": True, "router_aux_loss_coef": 0.1,
                       "router_z_loss_coef": 0.01}
-    if family in ("mistral", "phi3", "gemma3", "gpt_oss") and dice.random() < 0.7:
+    if family in ("mistral", "phi3", "gemma3", "gpt_oss", "muse_glimmer") and dice.random() < 0.7:
         model["sliding_window"] = 7
     if family in CAN_BE_TILED and dice.random() < 0.4:
         model["layer_tiles"] = dice.choice([2, 4])

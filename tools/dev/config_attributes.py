@@ -24,7 +24,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Families whose model_type is not their name.
-TYPES = {name: f"{name}_text" for name in ("gemma3", "gemma4", "qwen3_5", "qwen3_5_moe")}
+TYPES = {name: f"{name}_text" for name in ("muse_glimmer", "gemma3", "gemma4", "qwen3_5",
+                                                "qwen3_5_moe")}
 # Further types that the class of a model_type reads. Each has a class NAME ... Config.
 OTHERS = {"qwen2": ["qwen2_vl_text", "qwen2_5_vl_text"], "qwen3": ["qwen3_vl_text"],
           "gemma4_text": ["gemma4_unified_text"]}

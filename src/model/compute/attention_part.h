@@ -127,12 +127,15 @@ class AttentionPart final : public LayerPart<T> {
     const std::size_t hidden = this->tools_.hidden;
     const std::size_t queries = shape_.width();
     const std::size_t keys = shape_.kv_width();
-    output_gate_ = maps.output_gate;
+    separate_gate_ = !maps.gate.name.empty();
+    output_gate_ = maps.output_gate || separate_gate_;
+    expects(!output_gate_ || maps.query_norm, "gates need norms of queries and keys");
     for (std::size_t i = 0; i < maps.maps.size(); ++i) {
-      std::size_t out = i > 0 ? keys : output_gate_ ? 2 * queries : queries;
+      std::size_t out = i > 0 ? keys : maps.output_gate ? 2 * queries : queries;
       if (maps.maps.size() == 1 && !sharing_.reads) out = shape_.row();
       const auto ranges = binder.ranges(maps.maps[i], hidden, out);
       inputs_.insert(inputs_.end(), ranges.begin(), ranges.end());
+      if (i == 0 && separate_gate_) inputs_.push_back(binder.map(maps.gate, hidden, queries));
     }
     whole_rows_ = maps.whole_rows;
     norms_values_ = maps.value_norm.has_value();
@@ -196,15 +199,18 @@ class AttentionPart final : public LayerPart<T> {
     const std::size_t row = shape_.row();
     T* const keys = qkv + shape_.width();
     auto& ops = this->ops_;
-    ops.norms->norm_groups(call.head_norms[*query_norm_], normed(shape_.heads), projected,
+    ops.norms->norm_groups(norm(call, *query_norm_), normed(shape_.heads), projected,
                            projected_row(), qkv, row);
     if (!key_norm_) return;
-    ops.norms->norm_groups(call.head_norms[*key_norm_], normed(shape_.kv_heads),
+    ops.norms->norm_groups(norm(call, *key_norm_), normed(shape_.kv_heads),
                            projected + projected_keys(), projected_row(), keys, row);
     if (!norms_values_) return;
     ops.norms->norm_groups(this->tools_.unit_norm.norm(), normed(shape_.kv_heads),
                            projected + projected_values(), projected_row(),
                            keys + shape_.kv_width(), row);
+  }
+  Norm<T> norm(const Call& call, const NormAt& at) {
+    return this->tools_.norm(call.head_norms, at);
   }
   /// Turns gradients of queries, keys and values into those before their norms.
   void norms_backward(const Call& call, T* dqkv) {
@@ -213,10 +219,10 @@ class AttentionPart final : public LayerPart<T> {
     const std::size_t row = shape_.row();
     T* const dkeys = dqkv + shape_.width();
     auto& ops = this->ops_;
-    ops.norms->norm_groups_backward(call.head_norms[*query_norm_], normed(shape_.heads), projected,
+    ops.norms->norm_groups_backward(norm(call, *query_norm_), normed(shape_.heads), projected,
                                     projected_row(), dqkv, row);
     if (!key_norm_) return;
-    ops.norms->norm_groups_backward(call.head_norms[*key_norm_], normed(shape_.kv_heads),
+    ops.norms->norm_groups_backward(norm(call, *key_norm_), normed(shape_.kv_heads),
                                     projected + projected_keys(), projected_row(), dkeys, row);
     if (!norms_values_) return;
     ops.norms->norm_groups_backward(this->tools_.unit_norm.norm(), normed(shape_.kv_heads),
@@ -229,13 +235,17 @@ class AttentionPart final : public LayerPart<T> {
   void maps_backward(const Call& call, const T* x, const MapRows& rows, T* dqkv,
                      const InputGradient<T>& dx) {
     const T* from = dqkv;
-    for (const LinearAt& map : inputs_) {
-      const bool gated = output_gate_ && from == dqkv;
-      const T* const d = gated ? with_gates(call, dqkv) : from;
-      const std::size_t step = gated ? projected_row() : shape_.row();
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      const LinearAt& map = inputs_[i];
+      const bool gates_alone = separate_gate_ && i == 1;
+      const bool with_queries = output_gate_ && !separate_gate_ && i == 0;
+      const T* d = from;
+      if (gates_alone) d = gates(call);
+      if (with_queries) d = with_gates(call, dqkv);
+      const std::size_t step = gates_alone || with_queries ? projected_row() : shape_.row();
       this->weights_backward(call, map, x, d, step, rows);
-      this->input_backward(call, map, d, step, dx, rows, from != dqkv);
-      from += gated ? shape_.width() : map.out;
+      this->input_backward(call, map, d, step, dx, rows, i > 0);
+      if (!gates_alone) from += with_queries ? shape_.width() : map.out;
     }
   }
   /// Copies the gradients of queries next to those of the gates, and returns both.
@@ -311,7 +321,8 @@ class AttentionPart final : public LayerPart<T> {
   std::optional<NormAt> query_norm_;
   std::optional<NormAt> key_norm_;
   bool whole_rows_ = false;       ///< see HeadMaps
-  bool output_gate_ = false;      ///< see HeadMaps
+  bool output_gate_ = false;      ///< results of attention are gated
+  bool separate_gate_ = false;    ///< the second map makes the gates
   bool norms_values_ = false;     ///< whether rows before norms have values, too
   bool keys_are_values_ = false;  ///< keys before their norm are values, too
   std::optional<LatentHeads<T>> latent_;

@@ -47,6 +47,7 @@ class LayerPasses {
     if (!spec.result_scale.empty() && block != nullptr) {
       result_scale_ = block->tensor(spec.result_scale).offset;
     }
+    if (spec.input_norm) input_norm_ = Binder(nullptr, false).norm(*spec.input_norm);
     tail_ = sublayers_.size();
     while (tail_ > 0 && part(tail_ - 1).by_rows()) --tail_;
     listed_ = std::min(tail_ + 1, sublayers_.size());
@@ -66,7 +67,7 @@ class LayerPasses {
 
   /// in [N, H] -> out [N, H].
   void forward(const Call& call, const T* in, T* out) {
-    in_ = in;
+    enter(call, in, true);
     compute(call);
     begin(call);
     if (tail_ == sublayers_.size()) {
@@ -86,7 +87,7 @@ class LayerPasses {
   }
   /// Replaces dy, the gradient of the output, by that of the input.
   void backward(const Call& call, const T* in, T* dy) {
-    in_ = in;
+    enter(call, in, !call.kept);
     if (!call.kept) compute(call);
     scale(call, dy);
     if (tail_ < sublayers_.size()) {
@@ -104,6 +105,10 @@ class LayerPasses {
       norm_backward(call, i, dy);
     }
     for (std::size_t i = sublayers_.size(); i-- > 0;) part(i).end_layer(call, in, dy);
+    if (input_norm_) {
+      ops_.norms->norm_backward(tools_.norm(call.block, *input_norm_), in, dy, nullptr, dy,
+                                tools_.rows());
+    }
   }
   /// Writes the tile's part of the output [N, H]. `x` [N, H]: result of the norm.
   void forward_tile(const Call& call, const T* x, float* to) {
@@ -148,6 +153,11 @@ class LayerPasses {
   /// Declares the arrays of all sublayers up to the first one of the tail. `chunk`: rows of a part
   /// by rows.
   void declare(ArrayList& list, std::size_t chunk) {
+    if (input_norm_) {
+      const LayerMoments first = moments(0);
+      input_ = list.own("input of the layer", activation(tools_.rows()),
+                        {first.at(LayerMoments::before), first.at(LayerMoments::d_before)});
+    }
     for (std::size_t i = 0; i < listed_; ++i) declare_own(list, i);
     if (!tools_.tiles) declare_aside(list);
     SharedPlaces places;
@@ -255,6 +265,15 @@ class LayerPasses {
     return sublayers_[i].before ? call.at(sublayers_[i].normed) : stream_of(call, i);
   }
 
+  /// Sets the input of the call, and computes its norm if there is one and it is not kept.
+  void enter(const Call& call, const T* in, bool computes) {
+    in_ = in;
+    if (!input_norm_) return;
+    T* const normed = call.at(input_);
+    if (computes)
+      ops_.norms->norm(tools_.norm(call.block, *input_norm_), in, normed, tools_.rows());
+    in_ = normed;
+  }
   void begin(const Call& call) {
     for (std::size_t i = sublayers_.size(); i-- > 0;) {
       const bool listed = i < listed_;
@@ -388,9 +407,11 @@ class LayerPasses {
   std::size_t listed_ = 0;  ///< number of sublayers whose arrays are listed
   std::size_t own_ = 0;     ///< the sublayer of a tile
   std::optional<Elems> result_scale_;
+  std::optional<NormAt> input_norm_;
+  ArrayList::Id input_ = 0;  ///< [N, H] result of input_norm_
   ArrayList kept_;
   ArrayList chunked_;
-  const T* in_ = nullptr;  ///< input of the current call
+  const T* in_ = nullptr;  ///< input of the current call, after its norm
 };
 
 }  // namespace ballast::model

@@ -78,11 +78,11 @@ class LayerRotation {
   DeviceOps<T>& ops_;
 };
 
-/// The RMSNorm of heads without weights: they are an offset of 1 plus zeros.
+/// RMSNorms without weights: they are an offset plus zeros.
 template <class T>
 class UnitNorm {
  public:
-  /// `width`: that of the widest head.
+  /// `width`: that of the widest row or head.
   UnitNorm(std::size_t width, DeviceOps<T>& ops) : ops_(ops), width_(width) {}
 
   /// Takes memory that lasts between calls.
@@ -90,10 +90,10 @@ class UnitNorm {
     zeros_ = bump.take<float>(width_);
     zeroed_ = false;
   }
-  Norm<T> norm() {
+  Norm<T> norm(float offset = 1.0F, float epsilon = 0.0F) {
     if (!zeroed_) ops_.elementwise->zero(zeros_, width_);
     zeroed_ = true;
-    return {.weight = reinterpret_cast<const T*>(zeros_), .offset = 1.0F};
+    return {.weight = reinterpret_cast<const T*>(zeros_), .offset = offset, .epsilon = epsilon};
   }
 
  private:

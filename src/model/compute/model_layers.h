@@ -208,6 +208,10 @@ class ModelLayers {
     std::size_t width = 0;
     for (const AttentionShape& one : shapes_) width = std::max(width, one.head_dim);
     const ModelConfig& config = model.config;
+    const bool of_rows = std::any_of(specs_.begin(), specs_.end(), [](const LayerSpec& spec) {
+      return spec.input_norm.has_value();
+    });
+    if (of_rows) width = std::max<std::size_t>(width, config.hidden_size);
     return {.ops = ops,
             .maps = {model, ops},
             .exchange = {shapes_, ops},
@@ -248,7 +252,8 @@ class ModelLayers {
   [[nodiscard]] bool has_unit_norms() const {
     return std::any_of(specs_.begin(), specs_.end(), [](const LayerSpec& spec) {
       const HeadMaps* const maps = spec.head_maps();
-      return maps != nullptr && maps->value_norm;
+      const bool plain = maps != nullptr && maps->query_norm && maps->query_norm->name.empty();
+      return plain || spec.input_norm || (maps != nullptr && maps->value_norm);
     });
   }
 

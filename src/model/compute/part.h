@@ -113,6 +113,10 @@ struct LayerTools {
   float* taps_gradient = nullptr;  ///< like taps
 
   [[nodiscard]] std::size_t rows() const { return shape.tokens(); }
+  /// Returns a norm in a block, or one without weights.
+  [[nodiscard]] Norm<T> norm(const BlockWeights<T>& block, const NormAt& at) {
+    return at.plain ? unit_norm.norm(at.offset, at.epsilon) : block[at];
+  }
   /// Returns the shape of attention with these heads.
   [[nodiscard]] AttentionShape of(const AttentionSpec& attention) const {
     AttentionShape own = shape;

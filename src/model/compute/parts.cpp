@@ -29,8 +29,10 @@ std::vector<LinearAt> Binder::ranges(const MapSpec& spec, std::size_t in, std::s
 }
 
 NormAt Binder::norm(const NormSpec& spec) const {
-  NormAt at = {.offset = spec.offset, .epsilon = static_cast<float>(spec.epsilon)};
-  if (block_ == nullptr) return at;
+  NormAt at = {.offset = spec.offset,
+               .epsilon = static_cast<float>(spec.epsilon),
+               .plain = spec.name.empty()};
+  if (block_ == nullptr || at.plain) return at;
   const NormAt found = find_norm(*block_, spec.name);
   at.weight = found.weight;
   at.bias = found.bias;

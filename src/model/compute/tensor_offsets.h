@@ -18,6 +18,7 @@ struct NormAt {
   std::optional<Elems> bias;
   float offset = 0.0F;   ///< see Norm
   float epsilon = 0.0F;  ///< see Norm
+  bool plain = false;    ///< has no weights
 };
 
 /// Offsets of an adapter's tensors in a block, in elements: A [rank, in], B [out, rank].

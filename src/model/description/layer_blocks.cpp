@@ -186,6 +186,7 @@ class LayerTensors {
     const std::uint64_t own = maps.output_gate ? 2 * q : q;
     outputs(maps.maps.at(0), h, {share(0, own)}, own);
     if (maps.output_gate) block_.stored_by({2, heads});
+    if (!maps.gate.name.empty()) outputs(maps.gate, h, {share(0, q)}, q);
     for (std::size_t i = 1; i < maps.maps.size(); ++i) {
       outputs(maps.maps.at(i), h, {share(0, kv)}, kv);
     }

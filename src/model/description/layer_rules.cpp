@@ -42,7 +42,9 @@ namespace {
 std::string obstacle_in(const AttentionSpec& attention, std::uint64_t places) {
   const auto* const maps = std::get_if<HeadMaps>(&attention.maps);
   if (maps == nullptr) return "queries, keys and values are maps of low rank";
+  if (!maps->gate.name.empty()) return "gates of attention have their own map";
   if (maps->query_norm) {
+    if (maps->query_norm->name.empty()) return "norms of queries and keys have no weights";
     if (maps->whole_rows) return "norms of queries and keys join all heads";
     if (maps->maps.size() != 3) return "queries and keys with norms have a fused map";
     if (places > 1) return "tensor places cannot share the norms of queries and keys";
@@ -64,6 +66,7 @@ std::string obstacle_in(const LayerSpec& layer, std::uint64_t places) {
     return "they lack a norm before attention or the MLP";
   }
   if (maps != nullptr && maps->value_norm) return "values have norms";
+  if (layer.input_norm) return "their input has a norm";
   if (any([](const SublayerSpec& one) { return one.reads != Reads::stream; })) {
     return "attention and the MLP read the same residual stream";
   }

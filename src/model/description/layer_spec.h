@@ -45,6 +45,7 @@ struct HeadMaps {
   /// these by its sigmoid. In files its rows are queries and gates of each head. Needs norms of
   /// queries and keys.
   bool output_gate = false;
+  MapSpec gate;  ///< a separate map for these gates; "": none. Needs the norms, too
 
   friend bool operator==(const HeadMaps&, const HeadMaps&) = default;
 };
@@ -277,8 +278,9 @@ struct SublayerSpec {
 struct LayerSpec {
   std::string prefix;  ///< common prefix of the tensors' names
   std::vector<SublayerSpec> sublayers;
-  bool input_first = false;  ///< matrices are [in, out]; false: [out, in]
-  std::string result_scale;  ///< a buffer [1] that multiplies the layer's result
+  bool input_first = false;            ///< matrices are [in, out]; false: [out, in]
+  std::optional<NormSpec> input_norm;  ///< replaces the layer's input; has no weights
+  std::string result_scale;            ///< a buffer [1] that multiplies the layer's result
 
   /// Returns the first body of type B, or nullptr.
   template <class B>

@@ -36,7 +36,8 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
             const T* residual) override {
     split(KernelGroup::norm, rows, 1, [&](Range r) {
       const std::size_t at = r.begin * state_->extents.hidden;
-      kernels_.norm(x + at, weights.weight, weights.bias, weights.offset, state_->extents.epsilon,
+      kernels_.norm(x + at, weights.weight, weights.bias, weights.offset,
+                    weights.epsilon_or(state_->extents.epsilon),
                     residual == nullptr ? nullptr : residual + at, y + at, r.size(),
                     state_->extents.hidden);
     });
@@ -48,9 +49,9 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
     sum_parts(rows, state_->extents.hidden, [&](Range r, float* of_weight, float* of_bias) {
       const std::size_t at = r.begin * state_->extents.hidden;
       kernels_.norm_backward(x + at, weights.weight, dy + at, weights.offset,
-                             state_->extents.epsilon, residual == nullptr ? nullptr : residual + at,
-                             dx + at, of_weight, centred ? of_bias : nullptr, r.size(),
-                             state_->extents.hidden);
+                             weights.epsilon_or(state_->extents.epsilon),
+                             residual == nullptr ? nullptr : residual + at, dx + at, of_weight,
+                             centred ? of_bias : nullptr, r.size(), state_->extents.hidden);
     });
     add_sums(rows, 0, weights.weight_gradient, state_->extents.hidden);
     if (centred) add_sums(rows, 1, weights.bias_gradient, state_->extents.hidden);

@@ -50,7 +50,7 @@ struct Norm {
   float* weight_gradient = nullptr;
   float* bias_gradient = nullptr;
   float offset = 0.0F;   ///< for an RMSNorm: values are multiplied by offset + weight
-  float epsilon = 0.0F;  ///< for norms of groups; 0: the model's
+  float epsilon = 0.0F;  ///< 0: the model's
 
   [[nodiscard]] float epsilon_or(float of_model) const {
     return epsilon > 0.0F ? epsilon : of_model;

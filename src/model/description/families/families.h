@@ -30,6 +30,7 @@ namespace ballast::model {
   X(granite)                \
   X(arcee)                  \
   X(lfm2)                   \
+  X(muse_glimmer)           \
   X(gemma2)                 \
   X(gemma3)                 \
   X(gemma4)                 \

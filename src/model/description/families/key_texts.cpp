@@ -57,8 +57,18 @@ constexpr auto kTexts = std::to_array<NamedText>(
       {"soft cap c of attention scores: a scaled score s becomes c tanh(s / c) ({families})",
        "none; folders without the key: 50", "above 0"}},
      {"final_logit_softcapping",
-      {"soft cap of the logits ({families})", "none; gemma2's folders without the key: 30",
-       "above 0"}},
+      {"soft cap of the logits ({families})",
+       "none; gemma2's folders without the key: 30; muse_glimmer: 20", "above 0"}},
+     {"output_multiplier",
+      {"factor of the logits before their cap ({families})", "0.196", "above 0"}},
+     {"qk_scale_factor",
+      {"factor of the queries after their norm ({families})", "3.87", "above 0"}},
+     {"post_norm_eps",
+      {"`norm_epsilon` of the norms after attention and the MLP ({families})", "1e-8", "above 0"}},
+     {"layer_rope_theta",
+      {"list with one number per layer: 0 for a layer without rotary positions. The base of the "
+       "others is `rope_theta`, as in transformers ({families})",
+       "0 in every fourth layer, counted from the last", ""}},
      {"global_head_dim",
       {"width of a head in layers without a window ({families})", "512", "2 to 65536, even"}},
      {"attention_k_eq_v",
@@ -121,9 +131,8 @@ constexpr auto kTexts = std::to_array<NamedText>(
       {"share of each head that rotates ({families})", "{defaults}", "above 0, at most 1"}},
      {"sliding_window",
       {"tokens that attention sees, including the token itself; none: all ({families}). Families "
-       "with "
-       "`use_sliding_window` need that, too",
-       "{defaults}: all tokens", "at least 1; 0 (no window) if `use_sliding_window` is false"}},
+       "with `use_sliding_window` need that, too",
+       "{defaults}", "at least 1; 0 (no window) if `use_sliding_window` is false"}},
      {"use_sliding_window",
       {"whether `sliding_window` has an effect ({families})", "false", "true, false"}},
      {"max_window_layers",
@@ -136,7 +145,8 @@ constexpr auto kTexts = std::to_array<NamedText>(
        "Families with `full_attention_interval` have other entries, see there; lfm2: "
        "`full_attention`, or `conv` for a [short convolution](models.md#short-convolutions)",
        "from the keys above; smollm3: a window in the layers without positions; olmo3: none in "
-       "every fourth layer; gemma4: none in every sixth layer and the last; gemma2, gpt_oss: a "
+       "every fourth layer; muse_glimmer: none in every fourth layer, counted from the last; "
+       "gemma4: none in every sixth layer and the last; gemma2, gpt_oss: a "
        "window in every other layer, starting with the first",
        ""}},
      {"full_attention_interval",

@@ -9,7 +9,7 @@ namespace ballast::model {
 namespace {
 
 using Row = std::pair<std::string_view, std::string_view>;
-constexpr std::array<Row, 35> kRead = {{
+constexpr std::array<Row, 36> kRead = {{
     {"gpt2",
      "activation_function add_cross_attention attn_pdrop decoder embd_pdrop generator "
      "hidden_size is_causal layer_norm_epsilon max_position_embeddings n_embd n_head n_inner "
@@ -91,6 +91,13 @@ constexpr std::array<Row, 35> kRead = {{
      "num_attention_heads num_hidden_layers num_key_value_heads pad_token_id per_layer_config "
      "rope_parameters text_config text_encoder tie_embedding tie_word_embeddings "
      "transformers_weights vocab_size"},
+    {"muse_glimmer_text",
+     "attention_bias attention_dropout decoder generator head_dim hidden_activation "
+     "hidden_size intermediate_size is_causal layer_rope_theta layer_types "
+     "max_position_embeddings num_attention_heads num_hidden_layers num_key_value_heads "
+     "pad_token_id per_layer_config post_norm_eps qk_scale_factor rms_norm_eps rope_parameters "
+     "sliding_window text_config text_encoder tie_word_embeddings transformers_weights "
+     "vocab_size"},
     {"gemma2",
      "attention_bias attention_dropout attn_logit_softcapping decoder final_logit_softcapping "
      "generator head_dim hidden_activation hidden_size intermediate_size is_causal layer_types "

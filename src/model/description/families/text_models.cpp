@@ -22,6 +22,7 @@ constexpr std::array<Equal, 4> kEquals = {{{"gemma4_unified_text", "gemma4_text"
 constexpr std::string_view kUnified = "gemma4_unified_text";
 constexpr std::string_view kQwen2 = "qwen2_vl_text qwen2_5_vl_text";
 constexpr std::string_view kQwen3 = "qwen3_vl_text";
+/// Defaults that are not those of the text model alone.
 constexpr std::array<TextModelStandard, 12> kStandards = {
     {{kUnified, "hidden_size_per_layer_input", 0},
      {kUnified, "max_position_embeddings", 262144},
@@ -39,13 +40,12 @@ constexpr std::array<TextModelStandard, 12> kStandards = {
 }  // namespace
 
 TextWrappers text_wrappers() {
-  return {
-      .all =
-          "gemma3 gemma4 gemma4_unified idefics3 internvl kimi_k25 llava llava_next "
-          "llava_onevision mistral3 qwen2_5_vl qwen2_audio qwen2_vl qwen3_5 qwen3_5_moe qwen3_vl "
-          "smolvlm voxtral",
-      .flat = "qwen2_5_vl qwen2_vl",
-      .with_text_model = "idefics3 smolvlm"};
+  return {.all =
+              "gemma3 gemma4 gemma4_unified idefics3 internvl kimi_k25 llava llava_next "
+              "llava_onevision mistral3 muse_glimmer qwen2_5_vl qwen2_audio qwen2_vl qwen3_5 "
+              "qwen3_5_moe qwen3_vl smolvlm voxtral",
+          .flat = "qwen2_5_vl qwen2_vl",
+          .with_text_model = "idefics3 smolvlm"};
 }
 
 std::string_view equal_text_model(std::string_view type) {
