@@ -1,17 +1,19 @@
-"""Guards parameters that an update is still writing, so that every user waits for them.
+"""Guards parameters whose values are not there yet, so that every use waits for them or brings them.
 
-While an update is running, the class of each of its parameters is a guard, a subclass of the
-parameter's own class with `__torch_function__`. So every use from Python waits for that parameter
-alone: operations, `state_dict()`, `detach()`, `data_ptr()`, `numpy()`, copies, printing. When the
-parameter is updated it gets its own class back.
+There are two reasons, and a parameter may have both: an update is still writing the values, or
+ballast.offload() keeps them in another memory. As long as one of them holds, the class of the
+parameter is a guard, a subclass of the parameter's own class with `__torch_function__`. So every use
+from Python is noticed: operations, `state_dict()`, `detach()`, `data_ptr()`, `numpy()`, copies,
+printing. Without a reason the parameter gets its own class back.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import threading
-from typing import Any, Callable, Iterable
+from typing import Any, Callable, ContextManager, Iterable, Protocol
 
 import torch
 from torch._compile import _disable_dynamo
@@ -19,6 +21,7 @@ from torch._compile import _disable_dynamo
 # Functions that wait for a parameter, by its id(). With None, they wait for all parameters of the
 # same optimizer.
 _waits: dict[int, Callable[[torch.Tensor | None], None]] = {}
+_places: dict[int, "Place"] = {}  # the places of parameters whose values are elsewhere, by id()
 _guards: dict[type, type] = {}
 _lock = threading.RLock()
 _forward_hook: Any = None
@@ -33,6 +36,17 @@ _PROPERTIES = ("grad", "requires_grad", "shape", "dtype", "device", "layout", "i
                "is_nested", "is_mkldnn", "is_sparse_csr", "is_xpu", "is_mps", "is_xla", "is_ipu",
                "ndim", "name", "names", "itemsize", "nbytes", "_base", "_backward_hooks",
                "_post_accumulate_grad_hooks", "retains_grad", "grad_dtype", "_grad", "_cdata")
+
+
+class Place(Protocol):
+    """Another memory, in which the values of some parameters are while nobody uses them."""
+
+    def using(self) -> ContextManager[Callable[[Any], None]]:
+        """Brings the values to where code may use them, during the context. The context's function
+        gets the result of the use. The parameters may stay guarded."""
+
+    def bring_home(self) -> None:
+        """Makes the parameters ordinary ones in host memory. Calls return_from() for each."""
 
 
 def _values_unread() -> frozenset[Any]:
@@ -57,9 +71,20 @@ class _Guard:
         if func in _UNREAD:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        _wait_for_all_in(args)
-        _wait_for_all_in(kwargs)
-        return func(*args, **kwargs)
+        guarded = _guarded_in((args, kwargs))
+        for parameter in guarded:
+            wait_for_update(parameter)
+        places = {id(p): p for p in map(_place_of, guarded) if p is not None}
+        if not places:
+            return func(*args, **kwargs)
+        with contextlib.ExitStack() as uses:
+            ends = [uses.enter_context(place.using()) for place in places.values()]
+            again = any(isinstance(parameter, _Guard) for parameter in guarded)
+            with torch._C.DisableTorchFunctionSubclass() if again else contextlib.nullcontext():
+                result = func(*args, **kwargs)
+            for end in ends:
+                end(result)
+        return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         wait_for(self)
@@ -71,7 +96,8 @@ class _Guard:
 
 
 def guard(parameters: Iterable[torch.Tensor], wait: Callable[[torch.Tensor | None], None]) -> None:
-    """Makes later uses of the parameters call `wait` first. `wait` calls release()."""
+    """Makes later uses of the parameters call `wait` first, because of an update. `wait` calls
+    release()."""
     global _forward_hook
     with _lock:
         for parameter in list(parameters):
@@ -90,26 +116,72 @@ def release(parameter: torch.Tensor) -> None:
     global _forward_hook
     with _lock:
         _waits.pop(id(parameter), None)
-        kind = type(parameter)
-        if issubclass(kind, _Guard):
-            parameter.__class__ = kind.__mro__[2]
+        _give_class_back(parameter)
         if not _waits and _forward_hook is not None:
             _forward_hook.remove()
             _forward_hook = None
 
 
+def leave_for(parameter: torch.Tensor, place: Place) -> None:
+    """Makes later uses of the parameter ask `place` for its values."""
+    with _lock:
+        _places[id(parameter)] = place
+        parameter.__class__ = _guard_of(type(parameter))
+
+
+def return_from(parameter: torch.Tensor) -> None:
+    """Records that the values are where they can be used. An update may still write them."""
+    with _lock:
+        _places.pop(id(parameter), None)
+        _give_class_back(parameter)
+
+
+def forget(places: Iterable[int]) -> None:
+    """Forgets the places of parameters that do not exist any more, by their id()."""
+    for number in places:
+        _places.pop(number, None)
+
+
+def is_guarded(parameter: Any) -> bool:
+    return isinstance(parameter, _Guard)
+
+
+def is_updating(parameter: torch.Tensor) -> bool:
+    """Whether an update may be writing the parameter."""
+    return id(parameter) in _waits
+
+
 def any_guarded() -> bool:
-    """Whether an update of any optimizer may be writing a parameter."""
-    return bool(_waits)
+    """Whether an update of any optimizer may be writing a parameter, or values are elsewhere."""
+    return bool(_waits) or bool(_places)
 
 
-def wait_for(parameter: Any) -> None:
+def wait_for_update(parameter: Any) -> None:
     """Returns when no update writes the parameter."""
     wait = _waits.get(id(parameter))
     if wait is not None:
         wait(parameter)
     if isinstance(parameter, _Guard):
         release(parameter)  # type: ignore[arg-type]
+
+
+def wait_for(parameter: Any) -> None:
+    """Returns when the parameter is an ordinary one that no update writes."""
+    wait_for_update(parameter)
+    place = _place_of(parameter)
+    if place is not None:
+        place.bring_home()
+
+
+def _place_of(parameter: Any) -> Place | None:
+    return _places.get(id(parameter)) if isinstance(parameter, _Guard) else None
+
+
+def _give_class_back(parameter: torch.Tensor) -> None:
+    kind = type(parameter)
+    number = id(parameter)
+    if issubclass(kind, _Guard) and number not in _waits and number not in _places:
+        parameter.__class__ = kind.__mro__[2]
 
 
 def code_is_compiled() -> bool:
@@ -128,16 +200,14 @@ def _guard_of(kind: type) -> type:
     return found
 
 
-def _wait_for_all_in(value: Any) -> None:
+def _guarded_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        if isinstance(value, _Guard):
-            wait_for(value)
-    elif isinstance(value, dict):
-        for one in value.values():
-            _wait_for_all_in(one)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            _wait_for_all_in(one)
+        return [value] if isinstance(value, _Guard) else []
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [parameter for one in value for parameter in _guarded_in(one)]
+    return []
 
 
 @_disable_dynamo
@@ -147,7 +217,7 @@ def _before_forward(module: torch.nn.Module, _: Any) -> None:
     whole = not module.training or isinstance(module, torch.jit.ScriptModule)
     for parameter in module.parameters(recurse=whole):
         if isinstance(parameter, _Guard):
-            wait_for(parameter)
+            wait_for_update(parameter)
 
 
 def _wait_for_everything(*_: Any) -> None:
