@@ -1,9 +1,10 @@
-"""Ballast for Python: optimizers for PyTorch whose states are in host memory or on NVMe,
-asynchronous file I/O, plans and training runs in this process, and the program itself as
-``ballast`` and ``python -m ballast``.
+"""Ballast for Python: optimizers for PyTorch whose states are in host memory or on NVMe, modules of
+PyTorch that are larger than the memory of their device (``ballast.offload``), asynchronous file I/O,
+plans and training runs in this process, and the program itself as ``ballast`` and
+``python -m ballast``.
 
-The optimizers need PyTorch (``pip install ballast[torch]``), which is imported at the first use of
-one.
+The optimizers and ``ballast.offload`` need PyTorch (``pip install ballast[torch]``), which is
+imported at their first use.
 """
 
 import importlib
@@ -15,8 +16,10 @@ from ._ballast import optimizer_rows as _rows, version as _version
 # import time.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from . import aio as aio, errors as errors, optim as optim, plans as plans, runs as runs
+    from . import (aio as aio, errors as errors, offloading as offloading, optim as optim,
+                   plans as plans, runs as runs)
     from .errors import ConfigError, Error, FileError, OutOfMemoryError, UsageError
+    from .offloading import Offloaded, offload
     from .optim import *
     from .plans import Forecast, LedgerLine, Plan, plan
     from .runs import Run, train
@@ -26,7 +29,7 @@ __version__: str = _version()
 __all__ = ["ConfigError", "Error", "FileError", "Forecast", "LedgerLine", "OutOfMemoryError", "Plan",
            "Run", "UsageError", "aio", "plan", "train"]
 if TYPE_CHECKING:
-    __all__ += optim.__all__
+    __all__ += [*optim.__all__, "Offloaded", "offload"]
 
 # Type checkers read the imports above instead of the functions below, so a mistyped name is an
 # error for them.
@@ -34,6 +37,7 @@ if not TYPE_CHECKING:
     _MODULES = {
         "errors": ("ConfigError", "Error", "FileError", "OutOfMemoryError", "UsageError"),
         "optim": ("OffloadOptimizer", *(f"Offload{row['title']}" for row in _rows().values())),
+        "offloading": ("Offloaded", "offload"),
         "plans": ("Forecast", "LedgerLine", "Plan", "plan"),
         "runs": ("Run", "train"),
         "aio": (),
@@ -42,7 +46,7 @@ if not TYPE_CHECKING:
 
     # Without PyTorch, dir(), help() and `from ballast import *` show only what can be used.
     if importlib.util.find_spec("torch") is not None:
-        __all__ += _MODULES["optim"]
+        __all__ += [*_MODULES["optim"], *_MODULES["offloading"]]
 
     def __getattr__(name):
         """Imports a part of the package at its first use."""

@@ -1,0 +1,72 @@
+"""Report about an offloaded model: bytes per place, and counts of copies and uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stay:
+    """A tensor that stays on the device."""
+
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Bytes per place, and counts since offload(). str() is a table.
+
+    `waits` counts uses of a block that came before its copy had ended, as the host saw it, and
+    `wait_seconds` the time for which the host waited: on a GPU, its streams wait instead. `visits`
+    are uses of weights outside of their modules. Guesses are those of the next block.
+    """
+
+    device: str
+    pool_bytes: int
+    peak_bytes: int
+    units: dict[str, int]
+    pinned_bytes: int
+    staying: dict[str, Stay]
+    loads: int
+    bytes_in: int
+    bytes_out: int
+    waits: int
+    wait_seconds: float
+    visits: int
+    right_guesses: int
+    wrong_guesses: int
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the blocks in host memory."""
+        return sum(self.units.values())
+
+    @property
+    def staying_bytes(self) -> int:
+        return sum(stay.bytes for stay in self.staying.values())
+
+    def __str__(self) -> str:
+        reasons: dict[str, list[int]] = {}
+        for stay in self.staying.values():
+            reasons.setdefault(stay.reason, []).append(stay.bytes)
+        rows = [("blocks in host memory", f"{_size(self.host_bytes)} in {len(self.units)} blocks, "
+                                          f"{_size(self.pinned_bytes)} pinned"),
+                (f"for blocks on {self.device}", f"{_size(self.pool_bytes)}, at most "
+                                                 f"{_size(self.peak_bytes)} in use"),
+                *((f"stays: {reason}", f"{_size(sum(sizes))} in {len(sizes)} tensors")
+                  for reason, sizes in sorted(reasons.items())),
+                ("copies to the device", f"{self.loads}, {_size(self.bytes_in)}"),
+                ("gradients to the host", _size(self.bytes_out)),
+                ("waits for copies", f"{self.waits}, {self.wait_seconds:.3f} s"),
+                ("uses outside of modules", str(self.visits)),
+                ("guesses of the next block", f"{self.right_guesses} right, {self.wrong_guesses} wrong")]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:{width}}  {value}" for name, value in rows)
+
+
+def _size(nbytes: int) -> str:
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.1f} {unit}"
+    return f"{nbytes} bytes"

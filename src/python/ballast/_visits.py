@@ -1,0 +1,142 @@
+"""Classes that notice uses of offloaded modules and of their parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Iterator
+
+import torch
+from torch import nn
+
+from ._passes import Passes, tensors_in
+from ._units import Unit
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .offloading import Offloaded
+
+ATTRIBUTE = "_ballast_offload"  # of modules: the handle and the module's units
+_classes: dict[type, type] = {}
+
+
+class UnitPlace:
+    """The place of a unit's members for _guards."""
+
+    def __init__(self, passes: Passes, unit: Unit) -> None:
+        self._passes = weakref.ref(passes)
+        self._unit = weakref.ref(unit)
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[Callable[[Any], None]]:
+        passes, unit = self._passes(), self._unit()
+        if passes is None or unit is None:
+            yield _nothing
+        elif not passes.running:
+            passes.bring_home(unit)
+            yield _nothing
+        else:
+            passes.begin_visit(unit)
+            try:
+                yield lambda result: _follow(passes, unit, result)
+            finally:
+                passes.end_visit(unit)
+
+    def bring_home(self) -> None:
+        passes, unit = self._passes(), self._unit()
+        if passes is not None and unit is not None:
+            passes.bring_home(unit)
+
+
+def _nothing(_: Any) -> None:
+    pass
+
+
+def _follow(passes: Passes, unit: Unit, result: Any) -> None:
+    """Keeps the unit while views of it are alive, and brings it for the backward pass of the result."""
+    passes.watch([unit], result)
+    for tensor in tensors_in(result):
+        if tensor.layout == torch.strided and type(tensor) is torch.Tensor and (
+                tensor.untyped_storage()._cdata == unit.storage._cdata):
+            unit.lent += 1
+            end = weakref.finalize(tensor, _give_back, weakref.ref(passes), unit)
+            end.atexit = False
+
+
+def _give_back(passes: weakref.ref[Passes], unit: Unit) -> None:
+    unit.lent -= 1
+    unit.unmarked = True  # the view may have been in use until now
+
+
+class _OffloadedModule:
+    """Members that are added to the class of modules with units, and of the model.
+
+    The units come before everything else in the call: users' hooks, code compiled for the module and
+    checkpointing by the class itself. Copies and pickles have the original class.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state = self.__dict__.get(ATTRIBUTE)
+        if state is None:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        passes, units = state[0].passes, state[1]
+        passes.enter(units)
+        result = None
+        try:
+            result = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            passes.leave(units, result)
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        plain: Any = object.__new__(original_class(type(self)))
+        plain.__dict__.update({k: v for k, v in self.__dict__.items() if k != ATTRIBUTE})
+        made, *rest = plain.__reduce_ex__(protocol)
+        if made is copyreg.__newobj__:  # type: ignore[attr-defined]
+            # pickle would compare the class with that of this object
+            made = copyreg._reconstructor  # type: ignore[attr-defined]
+            rest[0] = (type(plain), object, None)
+        return (made, *rest)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """Moves and casts, as .to(), .cuda() and .half() ask for. A move to the device where the model
+        is already does nothing."""
+        state = self.__dict__.get(ATTRIBUTE)
+        if state is None:
+            return super()._apply(fn, recurse)  # type: ignore[misc]
+        device = state[0].device
+        probe = torch.empty(0, dtype=torch.float32, device="cpu")
+        with torch.no_grad():
+            moved = fn(probe)
+        if moved.dtype != probe.dtype or moved.device != device:
+            to = moved.dtype if moved.dtype != probe.dtype else moved.device
+            raise UsageError(f"offload: an offloaded model cannot be changed to {to}; call remove() on the "
+                             "handle first, and offload() again after the change")
+        return self
+
+
+def original_class(kind: type) -> type:
+    """The class that a module had before its class was changed."""
+    return kind.__mro__[2] if kind.__mro__[1] is _OffloadedModule else kind
+
+
+def attach(module: nn.Module, handle: Offloaded, units: list[Unit]) -> None:
+    """Makes calls of the module bring these units."""
+    if ATTRIBUTE not in module.__dict__:
+        kind = type(module)
+        if kind not in _classes:
+            names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+            _classes[kind] = type(kind.__name__, (_OffloadedModule, kind), names)
+        module.__class__ = _classes[kind]
+    module.__dict__[ATTRIBUTE] = (handle, units)
+
+
+def units_of(module: nn.Module) -> list[Unit]:
+    state = module.__dict__.get(ATTRIBUTE)
+    return [] if state is None else state[1]
+
+
+def detach(module: nn.Module) -> None:
+    if module.__dict__.pop(ATTRIBUTE, None) is not None:
+        module.__class__ = original_class(type(module))

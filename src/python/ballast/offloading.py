@@ -1,0 +1,367 @@
+"""Runs and trains modules of PyTorch that are larger than the memory of their device.
+
+    handle = ballast.offload(model, "cuda")
+    loss = model(inputs.to(handle.device)).mean()
+    loss.backward()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from typing import Any, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from . import _arguments, _blocks, _guards, _units, _visits
+from ._accelerator import Accelerator, accelerator
+from ._offload_report import Report, Stay
+from ._passes import Passes
+from ._residency import Residency, plainly
+from ._slots import GRAIN, Pool
+from ._units import Unit
+from .errors import OutOfMemoryError, UsageError
+
+__all__ = ["Offloaded", "Report", "offload"]
+
+
+def offload(model: nn.Module, device: str | int | torch.device = "cuda", *,
+            device_bytes: int | str = "auto", blocks: Any = "auto", keep: Sequence[str] | str = (),
+            trained: str = "auto", prefetch: int = 2) -> Offloaded:
+    """Runs or trains `model` on a device that cannot hold its weights. Losses, gradients and weights
+    have the same bits as without.
+
+    The weights of each block are in host memory. They come to the device when the block runs, forward
+    or backward, some blocks ahead, and leave by the order in which blocks are used. Between passes
+    every offloaded parameter is a tensor in host memory, and optimizers, state_dict(), copies and
+    merges use it there. Inputs belong on `handle.device`. `model.to(handle.device)` does nothing.
+
+    Args:
+        model: any module with its weights loaded. It is changed in place, and stays the same object
+            with the same parameters.
+        device: an accelerator of PyTorch, such as "cuda:1".
+        device_bytes: bytes of device memory for weights that come and go. "auto": the largest block
+            `prefetch` + 2 times, but at most 80% of what is free. What stays on the device comes in
+            addition; report() has both.
+        blocks: what is fetched as one: modules, or patterns of their names ("layers.*"). "auto": the
+            elements of ModuleList, ModuleDict and Sequential, and inside blocks of more than
+            device_bytes / (prefetch + 1) again.
+        keep: patterns of names of parameters and buffers that stay on the device.
+        trained: where trained parameters of blocks are. "stream": they come and go. "keep": on the
+            device. "auto": on the device those of less than 1 MiB, and all if they take less than a
+            tenth of device_bytes, as adapters do.
+        prefetch: how many blocks are fetched ahead of their use.
+
+    Raises TypeError; UsageError naming what cannot be offloaded and why; OutOfMemoryError if a block is
+    larger than device_bytes."""
+    return Offloaded(model, accelerator(device), device_bytes, blocks, keep, trained, prefetch)
+
+
+class Offloaded:
+    """The handle of an offloaded model; see offload(). One thread at a time uses the model."""
+
+    def __init__(self, model: nn.Module, memory: Accelerator, device_bytes: int | str, blocks: Any,
+                 keep: Sequence[str] | str, trained: str, prefetch: int,
+                 small: int = _blocks.SMALL) -> None:
+        _check_model(model)
+        _check_torch()
+        _arguments.choice(trained, "trained", ("auto", "stream", "keep"))
+        prefetch = _arguments.whole(prefetch, "prefetch")
+        if device_bytes != "auto":
+            device_bytes = _arguments.whole(device_bytes, "device_bytes", 1)
+        self.model = model
+        self.device: torch.device = memory.device
+        self._memory = memory
+        self._chosen = blocks
+        self._rules = _blocks.Rules(_blocks.parse_patterns(keep, "keep"), trained == "keep",
+                                    0 if trained == "stream" else small, small)
+        self._changed = False
+        self._on_host = False
+        self._known: set[int] = set()
+        self._staying: dict[str, tuple[torch.Tensor, str]] = {}
+        self._ignored_by_ddp = getattr(model, "_ddp_params_and_buffers_to_ignore", None)
+        self._warned_of_casts = False
+        self._largest_split: int | None = None
+        pool = self._make_pool(device_bytes, trained == "auto", prefetch)
+        self._residency = Residency(memory, pool, prefetch)
+        self.passes = Passes(self._residency, self._before_pass)
+        self._arrange()
+        _visits.attach(model, self, _visits.units_of(model))
+        self._end = weakref.finalize(self, _end, _watch_registrations(self), [])
+
+    # Use
+
+    def report(self) -> Report:
+        """Bytes per place, copies, waits and guesses so far. print() gives a table."""
+        counts, order = self._residency.counts, self._residency.order
+        units: dict[str, int] = {}
+        for unit in self.passes.units:  # a block has a second one for what it got later
+            units[unit.name] = units.get(unit.name, 0) + unit.nbytes
+        return Report(
+            device=str(self.device), pool_bytes=self._residency.pool.nbytes,
+            peak_bytes=self._residency.pool.peak,
+            units=units,
+            pinned_bytes=sum(u.nbytes for u in self.passes.units if u.memory.pinned),
+            staying={name: Stay(_units.bytes_of([tensor]), reason)
+                     for name, (tensor, reason) in self._staying.items()},
+            loads=counts.loads, bytes_in=counts.bytes_in,
+            bytes_out=self._residency.departures.bytes_out, waits=counts.waits,
+            wait_seconds=counts.wait_seconds, visits=self.passes.visits, right_guesses=order.right,
+            wrong_guesses=order.wrong)
+
+    @contextlib.contextmanager
+    def on_device(self, *modules: nn.Module) -> Iterator[None]:
+        """Keeps the blocks of these modules on the device, where code outside of the model can use
+        their parameters. All of them have to fit into device_bytes at once. Raises UsageError if they
+        have no blocks."""
+        units = {unit: None for module in modules for part in module.modules()
+                 for unit in _visits.units_of(part)}
+        if not units:
+            raise UsageError("on_device: none of these modules is an offloaded block, or has one")
+        self.passes.enter(list(units))
+        try:
+            for unit in units:
+                self._residency.guard(unit)
+            yield
+        finally:
+            self.passes.leave(list(units), None)
+
+    @contextlib.contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Moves what stays on the device to host memory, too, so that adapters can be merged with
+        offloaded weights. The model cannot run meanwhile."""
+        if self.passes.running or self._on_host:
+            raise UsageError("on_host: a pass, or another on_host(), is under way")
+        for tensor, _ in self._staying.values():
+            self._move(tensor, torch.device("cpu"))
+        self._on_host = True
+        try:
+            yield
+        finally:
+            self._on_host = False
+            for tensor, _ in self._staying.values():
+                self._move(tensor, self.device)
+
+    def synchronize(self) -> None:
+        """Returns when all copies have ended."""
+        self._memory.synchronize()
+
+    def remove(self) -> None:
+        """Makes the model an ordinary one in host memory, and ends the handle."""
+        if not self._end.alive:
+            return
+        self.passes.end_backward()
+        self._memory.synchronize()
+        for unit in self.passes.units:
+            unit.running = unit.lent = 0
+            unit.in_graph = False
+            if unit.slot is not None:
+                self._residency.evict(unit)
+            self._residency.bring_home(unit)
+            unit.adopt()
+        self._memory.close()
+        for unit in self.passes.units:
+            unit.memory.unpin()
+        for tensor, _ in self._staying.values():
+            self._move(tensor, torch.device("cpu"))
+        for module in self.model.modules():
+            _visits.detach(module)
+        self._restore_ignored()
+        self._end()
+
+    # Arrangement
+
+    def _make_pool(self, device_bytes: int | str, auto_trained: bool, prefetch: int) -> Pool[Unit]:
+        """Decides which tensors stay, and the size of the pool."""
+        free = self._memory.free_bytes()
+        if device_bytes != "auto":
+            self._largest_split = int(device_bytes) // (prefetch + 1)
+        sizes = self._sizes()
+        if not sizes:
+            raise UsageError(_no_blocks(self.model, self._chosen))
+        nbytes = (prefetch + 2) * max(sizes.values()) if device_bytes == "auto" else int(device_bytes)
+        if device_bytes == "auto" and free is not None:
+            stays = _blocks.bytes_under(self.model) - sum(sizes.values())
+            most = max(int(0.8 * (free - stays)), GRAIN)
+            if nbytes > most:
+                nbytes, self._largest_split = most, most // (prefetch + 1)
+        if auto_trained:
+            names = self._sort().moving
+            trained = sum(_units.bytes_of([t]) for some in names.values() for _, t in some
+                          if isinstance(t, nn.Parameter) and t.requires_grad)
+            self._rules.keep_trained = trained < nbytes / 10
+        sizes = self._sizes()
+        name = max(sizes, key=lambda n: sizes[n], default="")
+        if name and sizes[name] > nbytes:
+            raise OutOfMemoryError(
+                f"device_bytes: {nbytes} bytes cannot hold {name}, which needs {sizes[name]}; allow "
+                "more, or name smaller modules in blocks=")
+        total = sum(sizes.values())
+        return self._memory.pool(max(min(nbytes, total), GRAIN))
+
+    def _find_blocks(self) -> list[_blocks.Block]:
+        if isinstance(self._chosen, str) and self._chosen == "auto":
+            return _blocks.find(self.model, self._largest_split)
+        return _blocks.chosen(self.model, self._chosen)
+
+    def _sort(self) -> _blocks.Sorted:
+        return _blocks.sort(self.model, self._find_blocks(), self._rules, self._known)
+
+    def _sizes(self) -> dict[str, int]:
+        """Bytes that the tensors of each block take on the device."""
+        found = self._find_blocks()
+        moving = _blocks.sort(self.model, found, self._rules, self._known).moving
+        return {found[i].name: _units.lay_out(some)[1] for i, some in moving.items()}
+
+    @plainly
+    def _arrange(self) -> None:
+        """Makes units of tensors that have none, and moves what stays to the device. Later it does so
+        for what was added since, and drops units whose tensors are gone."""
+        found = self._find_blocks()
+        tensors = _blocks.sort(self.model, found, self._rules, self._known)
+        self._drop_units(tensors.all)
+        for some in tensors.moving.values():
+            for name, tensor in some:
+                _units.check_tensor(name, tensor)
+        for number, some in sorted(tensors.moving.items()):
+            self._make_unit(found[number], some)
+        self._staying = tensors.staying
+        for name, (tensor, _) in tensors.staying.items():
+            if tensor.is_meta:
+                _units.check_tensor(name, tensor)
+            self._move(tensor, self.device)
+        self._ignore_in_ddp()
+
+    def _make_unit(self, block: _blocks.Block, tensors: Sequence[_blocks.Named]) -> None:
+        if isinstance(block.module, torch.jit.ScriptModule):
+            raise UsageError(f"{block.name}: is a ScriptModule, whose weights cannot be offloaded; "
+                             "name them in keep=")
+        members, nbytes = _units.lay_out(tensors)
+        if nbytes > self._residency.pool.nbytes:
+            raise OutOfMemoryError(f"device_bytes: {self._residency.pool.nbytes} bytes cannot hold what "
+                                   f"{block.name} got in addition, which needs {nbytes}")
+        unit = Unit(block.name, members, self._memory.host_memory(nbytes), self.device)
+        unit.place = _visits.UnitPlace(self.passes, unit)
+        for member in members:
+            self._residency.departures.follow(member)
+        self._known |= {id(tensor) for _, tensor in tensors}
+        self.passes.units.append(unit)
+        self._residency.guard(unit)
+        _visits.attach(block.module, self, [*_visits.units_of(block.module), unit])
+
+    def _drop_units(self, present: set[int]) -> None:
+        gone = {unit for unit in self.passes.units
+                if not any(id(member.owner) in present for member in unit.members)}
+        if not gone:
+            return
+        for unit in gone:
+            if unit.slot is not None:
+                self._residency.evict(unit)
+            self._residency.bring_home(unit)
+            self._known -= {id(member.owner) for member in unit.members}
+        self._residency.order.forget(gone)
+        self._residency.departures.forget(gone)
+        self.passes.units = [unit for unit in self.passes.units if unit not in gone]
+        for module in self.model.modules():
+            if gone & set(_visits.units_of(module)):
+                left = [unit for unit in _visits.units_of(module) if unit not in gone]
+                _visits.attach(module, self, left)
+
+    @staticmethod
+    def _move(tensor: torch.Tensor, device: torch.device) -> None:
+        """Moves a tensor that stays, and its gradient."""
+        for _, part in _units.parts_of("", tensor):
+            if part.device != device:
+                with torch.inference_mode(False), torch.no_grad():
+                    part.data = part.data.to(device)
+        if tensor.grad is not None and tensor.grad.device != device:
+            tensor.grad = tensor.grad.to(device)
+
+    def _before_pass(self) -> None:
+        if self._on_host:
+            raise UsageError("offload: the model cannot run inside handle.on_host()")
+        wrapper = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+        if wrapper is not None:
+            for member in (m for unit in self.passes.units for m in unit.members):
+                if member.trained:
+                    raise UsageError(f"{member.name}: is trained and offloaded, so DistributedDataParallel "
+                                     'cannot average its gradient; use trained="keep"')
+        if self._changed:
+            self._changed = False
+            self._arrange()
+        if not self._warned_of_casts and torch.is_autocast_enabled(self.device.type):
+            self._warn_of_casts()
+
+    def _warn_of_casts(self) -> None:
+        self._warned_of_casts = True
+        cast = sum(m.end - m.start for unit in self.passes.units for m in unit.members
+                   if m.dtype == torch.float32 and isinstance(m.tensor, nn.Parameter))
+        if cast and torch.is_grad_enabled():
+            warnings.warn(f"offload: under autocast the graph keeps up to {cast // 2} bytes of 16-bit "
+                          "copies of fp32 weights on the device; use bf16 weights, or checkpoint the "
+                          "blocks", stacklevel=2)
+
+    def _ignore_in_ddp(self) -> None:
+        """DistributedDataParallel would broadcast what is in host memory."""
+        names = [name for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]
+                 if id(tensor) in self._known and not tensor.requires_grad]
+        model: Any = self.model
+        model._ddp_params_and_buffers_to_ignore = [*(self._ignored_by_ddp or ()), *names]
+
+    def _restore_ignored(self) -> None:
+        model: Any = self.model
+        if self._ignored_by_ddp is None:
+            del model._ddp_params_and_buffers_to_ignore
+        else:
+            model._ddp_params_and_buffers_to_ignore = self._ignored_by_ddp
+
+
+def _watch_registrations(handle: Offloaded) -> list[Any]:
+    """Has the handle look again when any module gets a parameter, buffer or module."""
+    reference = weakref.ref(handle)
+
+    def mark(*_: Any) -> None:
+        found = reference()
+        if found is not None:
+            found._changed = True
+
+    module: Any = nn.modules.module
+    return [module.register_module_parameter_registration_hook(mark),
+            module.register_module_module_registration_hook(mark),
+            module.register_module_buffer_registration_hook(mark)]
+
+
+def _end(hooks: list[Any], _: Any) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: must be a torch.nn.Module, not {type(model).__name__}")
+    if any(_visits.ATTRIBUTE in module.__dict__ for module in model.modules()):
+        raise UsageError("model: is offloaded already; call remove() on its handle first")
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        raise UsageError(f"model: is a {type(model).__name__}; offload the module first, then wrap it")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError("model: is a ScriptModule, whose weights cannot be offloaded")
+    if type(model).__name__ == "OptimizedModule":
+        raise UsageError("model: is a result of torch.compile(); offload the module itself, and compile "
+                         "its blocks with block.compile()")
+
+
+def _check_torch() -> None:
+    for owner, name in ((torch.UntypedStorage, "_swap_data_ptr_"),
+                        (torch._C, "_set_storage_data_ptr_access_error_msg"), (torch, "accelerator")):
+        if not hasattr(owner, name):
+            raise UsageError(f"offload: needs a newer PyTorch than {torch.__version__}, which lacks {name}")
+
+
+def _no_blocks(model: nn.Module, blocks: Any) -> str:
+    largest = sorted(((_blocks.bytes_under(m), n) for n, m in model.named_modules() if n),
+                     reverse=True)[:10]
+    names = ", ".join(f"{name} ({size} bytes)" for size, name in largest)
+    found = "no lists of modules were found" if blocks == "auto" else "they have nothing to offload"
+    return f"blocks: {found}; name modules or patterns in blocks=. The largest modules: {names}"
