@@ -37,6 +37,7 @@ class Passes:
         self._stack: list[Unit] = []  # units of these calls, outermost first
         self._backward = False
         self._process = os.getpid()
+        self.ended = False  # the handle was removed
 
     @property
     def running(self) -> bool:
@@ -166,21 +167,27 @@ class Passes:
 
     def begin_visit(self, unit: Unit) -> None:
         """Brings a unit for other code."""
+        if not self.running:
+            self._begin()
+        elif in_backward() and not self._backward:
+            self._begin_backward()
         self.visits += 1
+        self._depth += 1
         unit.running += 1
         try:
-            if in_backward() and not self._backward:
-                self._begin_backward()
             self._use(unit)
             self.residency.guard(unit)  # the next use has to be seen, too
         except BaseException:
-            unit.running -= 1
+            self.end_visit(unit)
             raise
 
     def end_visit(self, unit: Unit) -> None:
+        self._depth -= 1
         unit.running -= 1
         if unit.running == 0:
             self.residency.end_use(unit)
+            if not self.running:
+                self.residency.rest(unit)
 
     def bring_home(self, unit: Unit) -> None:
         if self._backward and not in_backward():  # the backward pass has raised

@@ -92,7 +92,7 @@ class Residency:
     def rest(self, unit: Unit) -> None:
         """Sends the unit's tensors home, except trained ones that a graph refers to: autograd would
         make them a second node for their gradient if they changed their device now."""
-        if unit.running or unit.lent or not unit.on_device:
+        if unit.running or not unit.on_device:
             return
         self._write_back(unit)
         self._leave(unit)
@@ -101,19 +101,18 @@ class Residency:
     @plainly
     def evict(self, unit: Unit) -> None:
         """Frees the unit's slot."""
+        if unit.exposed:
+            unit.adopt()
         self.departures.collect(unit)
         self._write_back(unit)
         self._leave(unit)
-        if unit.unmarked:
-            self._mark(unit)
-        assert unit.ready is not None
-        self.device.before_reuse(unit.ready)
-        self.pool.give(unit.take_back(), list(unit.marks.values()))
-        unit.marks = {}
+        self._give_slot(unit)
 
     @plainly
     def bring_home(self, unit: Unit) -> None:
         """Makes the unit's tensors ordinary ones in host memory, which the caller may change."""
+        if unit.exposed:
+            self.settle_home(unit)
         if unit.slot is not None:
             self._write_back(unit)
         unit.in_graph = False
@@ -134,6 +133,14 @@ class Residency:
                 member.point(member.home, False)
                 self.departures.follow(member)
         self.guard(unit)
+
+    def _give_slot(self, unit: Unit) -> None:
+        if unit.unmarked or unit.running:
+            self._mark(unit)
+        assert unit.ready is not None
+        self.device.before_reuse(unit.ready)
+        self.pool.give(unit.take_back(), list(unit.marks.values()))
+        unit.marks = {}
 
     def _mark(self, unit: Unit) -> None:
         stream, mark = self.device.mark()
@@ -169,11 +176,13 @@ class Residency:
 
         def cost(other: Unit) -> Any:
             near = other in self.chain or other in soon
-            stays = other.running or other.lent or other is unit or (near and unit in self.chain and
-                                                                     other in self.chain)
+            stays = other.running or other is unit or (unit in self.chain and other in self.chain)
             return None if stays or (ahead and near) else (near, other.last_use)
 
         found = self.pool.find(unit.nbytes, cost)
+        if found is None and not ahead:
+            self._compact(cost)
+            found = self.pool.find(unit.nbytes, cost)
         if found is None:
             if ahead:
                 return False
@@ -185,15 +194,35 @@ class Residency:
             _guards.wait_for_update(member.tensor)
         if not unit.on_device and unit.is_changed():
             unit.adopt()
+        self._copy_in(unit, start)
+        if ahead:
+            self.guard(unit)  # a change at home has to be noticed
+        return True
+
+    def _copy_in(self, unit: Unit, start: int) -> None:
         slot, marks = self.pool.take(start, unit.nbytes, unit)
         target = self.pool.bytes_of(slot)
         unit.lend(slot)
         unit.ready = self.device.copy_in(target, unit.memory, marks)
         self.counts.loads += 1
         self.counts.bytes_in += unit.nbytes
-        if ahead:
-            self.guard(unit)  # a change at home has to be noticed
-        return True
+
+    def _compact(self, cost: Callable[[Unit], Any]) -> None:
+        """Loads units that have to stay again, at the beginning of the pool, if they leave no gap that
+        is large enough."""
+        start = 0
+        for slot in list(self.pool.slots):
+            unit = slot.owner
+            stays = cost(unit) is None
+            if stays:
+                self._write_back(unit)
+                self._give_slot(unit)
+            else:
+                self.evict(unit)
+            if stays:
+                self._copy_in(unit, start)
+                start += unit.nbytes
+                self._wait(unit)
 
     def _load_ahead(self, unit: Unit, waits: bool) -> None:
         """Starts copies of the units that are used next. `waits`: also of those that an update still
@@ -220,7 +249,7 @@ class Residency:
 
     def _too_small(self, unit: Unit) -> str:
         others = [slot.owner for slot in self.pool.slots
-                  if slot.owner.running or slot.owner.lent or slot.owner in self.chain]
+                  if slot.owner.running or slot.owner in self.chain]
         names = ", ".join(other.name for other in others)
         least = unit.nbytes + sum(other.nbytes for other in others)
         return (f"device_bytes: {self.pool.nbytes} bytes cannot hold {unit.name} in addition to {names}, "

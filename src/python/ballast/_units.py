@@ -71,7 +71,6 @@ class Unit:
         self.slot: Slot[Unit] | None = None
         self.ready: Copy | None = None  # the copy to the device
         self.running = 0  # calls of its module and uses elsewhere that have not returned
-        self.lent = 0  # views that code outside of its module has, and that are alive
         self.in_graph = False  # a graph that will be walked backward has its trained members
         self.exposed = False  # members are unguarded at home, so the home may change uncounted
         self.last_use = 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator
 import torch
 from torch import nn
 
+from . import _guards
 from ._passes import Passes, tensors_in
 from ._units import Unit
 from .errors import UsageError
@@ -49,24 +50,45 @@ class UnitPlace:
             passes.bring_home(unit)
 
 
+class _ViewPlace(UnitPlace):
+    """The place of a view of a member on the device, which other code has made. There is no view of
+    the home with the same history, so each use brings the unit to the device."""
+
+    def __init__(self, passes: Passes, unit: Unit, view: torch.Tensor) -> None:
+        super().__init__(passes, unit)
+        self._view = weakref.ref(view)
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[Callable[[Any], None]]:
+        passes, unit = self._passes(), self._unit()
+        if passes is None or unit is None or passes.ended:
+            yield _nothing
+            return
+        passes.begin_visit(unit)
+        try:
+            yield lambda result: _follow(passes, unit, result)
+        finally:
+            passes.end_visit(unit)
+
+    def bring_home(self) -> None:
+        view = self._view()
+        if view is not None:
+            _guards.return_from(view)
+
+
 def _nothing(_: Any) -> None:
     pass
 
 
 def _follow(passes: Passes, unit: Unit, result: Any) -> None:
-    """Keeps the unit while views of it are alive, and brings it for the backward pass of the result."""
+    """Brings the unit for the backward pass of the result, and for later uses of views in it."""
     passes.watch([unit], result)
     for tensor in tensors_in(result):
         if tensor.layout == torch.strided and type(tensor) is torch.Tensor and (
                 tensor.untyped_storage()._cdata == unit.storage._cdata):
-            unit.lent += 1
-            end = weakref.finalize(tensor, _give_back, weakref.ref(passes), unit)
+            _guards.leave_for(tensor, _ViewPlace(passes, unit, tensor))
+            end = weakref.finalize(tensor, _guards.forget, [id(tensor)])
             end.atexit = False
-
-
-def _give_back(passes: weakref.ref[Passes], unit: Unit) -> None:
-    unit.lent -= 1
-    unit.unmarked = True  # the view may have been in use until now
 
 
 class _OffloadedModule:

@@ -153,9 +153,10 @@ class Offloaded:
         if not self._end.alive:
             return
         self.passes.end_backward()
+        self.passes.ended = True
         self._memory.synchronize()
         for unit in self.passes.units:
-            unit.running = unit.lent = 0
+            unit.running = 0
             unit.in_graph = False
             if unit.slot is not None:
                 self._residency.evict(unit)
