@@ -53,7 +53,6 @@ class FakeDevice:
         self.device = torch.device("cpu")
         self.free = free
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
-        self._last: Copy | None = None
         thread = threading.Thread(target=_run, args=(self._jobs, delay, random.Random(seed)), daemon=True)
         thread.start()
         weakref.finalize(self, _end, self._jobs, thread)
@@ -86,13 +85,13 @@ class FakeDevice:
         return False
 
     def synchronize(self) -> None:
-        if self._last is not None:
-            self._last.finish()
+        none = torch.empty(0)
+        self._start(none, none).finish()
 
     close = synchronize
 
     def _start(self, target: torch.Tensor, source: torch.Tensor) -> Copy:
-        copy = self._last = Copy(target, source)
+        copy = Copy(target, source)
         self._jobs.put((copy, target.detach(), source.detach()))
         return copy
 
@@ -114,6 +113,7 @@ def _run(jobs: Any, delay: float, rng: random.Random) -> None:
             copy.issued(Ended())
         except BaseException as error:  # for whoever waits
             copy.issued(None, error)
+        del job, copy, target, source  # which would stay until the next one
 
 
 def offload(model: nn.Module, device_bytes: int | str, *, delay: float = 0.0, seed: int = 0, blocks: Any = "auto",

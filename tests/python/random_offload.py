@@ -347,6 +347,7 @@ class Side:
             hook.remove()
 
     def offload_again(self, n: int) -> Any:
+        self.waiting.clear()  # their backward passes are refused after remove()
         if self.offloaded:
             self.remove()
         result = self.sample(n)

@@ -211,6 +211,7 @@ class _Staging:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            del job  # and its memory, before the next one comes
 
     @torch.no_grad()
     def _copy(self, copy: Copy, target: torch.Tensor, source: HostMemory,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from . import _arguments
-from ._units import bytes_of
+from ._units import bytes_of, span
 from .errors import UsageError
 
 SMALL = 1 << 20  # buffers and trained parameters of fewer bytes stay on the device
@@ -154,7 +154,7 @@ def _overlapping(tensors: Iterable[torch.Tensor]) -> Iterator[int]:
         if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided and (
                 not tensor.is_meta and tensor.numel() > 0 and not nn.parameter.is_lazy(tensor)):
             start = tensor.data_ptr()
-            ranges.append((str(tensor.device), start, start + tensor.nbytes, id(tensor)))
+            ranges.append((str(tensor.device), start, start + span(tensor), id(tensor)))
     ranges.sort()
     for (device, _, end, one), (other_device, start, _, other) in zip(ranges, ranges[1:]):
         if device == other_device and start < end:

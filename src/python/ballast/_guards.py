@@ -159,10 +159,17 @@ def any_guarded() -> bool:
 def wait_for_update(parameter: Any) -> None:
     """Returns when no update writes the parameter."""
     wait = _waits.get(id(parameter))
-    if wait is not None:
+    if wait is None:
+        if isinstance(parameter, _Guard):
+            release(parameter)  # type: ignore[arg-type]
+        return
+    place = _places.pop(id(parameter), None)  # an update ends in host memory, where the values are
+    try:
         wait(parameter)
-    if isinstance(parameter, _Guard):
-        release(parameter)  # type: ignore[arg-type]
+        release(parameter)
+    finally:
+        if place is not None:
+            leave_for(parameter, place)
 
 
 def wait_for(parameter: Any) -> None:

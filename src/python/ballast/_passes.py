@@ -5,15 +5,30 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any, Callable, Iterator
 
 import torch
 from torch._compile import _disable_dynamo
 
-from ._residency import Residency, plainly
+from ._residency import Function, Residency, plainly
 from ._units import Unit
 from .errors import UsageError
+
+
+def untraced(function: Function) -> Function:
+    """Keeps torch.compile from tracing a function, without importing torch._dynamo, which takes seconds
+    and 100 MB."""
+    disabled = _disable_dynamo(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" in sys.modules:
+            return disabled(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 def in_backward() -> bool:
@@ -46,7 +61,7 @@ class Passes:
 
     # Forward
 
-    @_disable_dynamo
+    @untraced
     def enter(self, units: list[Unit]) -> None:
         """Brings the units of a module that is called."""
         if not self.running:
@@ -64,7 +79,7 @@ class Passes:
             self.leave(units, None)
             raise
 
-    @_disable_dynamo
+    @untraced
     def leave(self, units: list[Unit], result: Any) -> None:
         """Called when the module returns `result`, or None if it raises."""
         self._depth -= 1
@@ -129,10 +144,13 @@ class Passes:
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(_End(self))
 
-    @_disable_dynamo
+    @untraced
     def _before_backward(self, chain: tuple[Unit, ...], _: Any) -> None:
         """Called when the backward pass reaches units. An outer unit still has work to do after those
         inside it, so the whole chain is brought."""
+        if self.ended:
+            raise UsageError(f"offload: the backward pass reaches {chain[-1].name}, whose handle was removed "
+                             "after the forward pass; run backward passes before remove()")
         if not self._backward:
             self._begin_backward()
         if torch.is_grad_enabled():

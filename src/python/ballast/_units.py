@@ -25,7 +25,7 @@ class Member:
         self.owner = owner
         self.dtype, self.shape, self.stride = tensor.dtype, tensor.shape, tensor.stride()
         self.start = start
-        self.end = start + _span(tensor)
+        self.end = start + span(tensor)
         self.home: torch.Tensor
         self.away: torch.Tensor | None = None
         self.on_device = False
@@ -145,7 +145,7 @@ class Unit:
             "device; use them in a forward pass of the model, or in handle.on_device()")
 
 
-def _span(tensor: torch.Tensor) -> int:
+def span(tensor: torch.Tensor) -> int:
     """Bytes from the first to the last element."""
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
     return (last + 1) * tensor.element_size()
@@ -189,8 +189,6 @@ def lay_out(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Member], 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
     """Raises UsageError naming a tensor that cannot be offloaded."""
-    if torch.nn.parameter.is_lazy(tensor):
-        raise UsageError(f"{name}: has no shape yet; run a forward pass before offload()")
     if _dtensors.is_dtensor(tensor):
         raise UsageError(f"{name}: is a DTensor, as of FSDP2 or tensor parallelism, which move weights "
                          "themselves")

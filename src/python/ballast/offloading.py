@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import warnings
 import weakref
 from typing import Any, Iterator, Sequence
@@ -176,45 +177,41 @@ class Offloaded:
 
     def _make_pool(self, device_bytes: int | str, auto_trained: bool, prefetch: int) -> Pool[Unit]:
         """Decides which tensors stay, and the size of the pool."""
-        free = self._memory.free_bytes()
         if device_bytes != "auto":
             self._largest_split = int(device_bytes) // (prefetch + 1)
-        sizes = self._sizes()
+        tensors, sizes = self._sort()
         if not sizes:
-            raise UsageError(_no_blocks(self.model, self._chosen))
+            raise UsageError(_no_blocks(self.model, bool(self._find_blocks())))
         nbytes = (prefetch + 2) * max(sizes.values()) if device_bytes == "auto" else int(device_bytes)
+        if auto_trained:
+            trained = sum(_units.bytes_of([t]) for some in tensors.moving.values() for _, t in some
+                          if isinstance(t, nn.Parameter) and t.requires_grad)
+            self._rules.keep_trained = trained < nbytes / 10
+            tensors, sizes = self._sort()
+        free = self._memory.free_bytes()
         if device_bytes == "auto" and free is not None:
-            stays = _blocks.bytes_under(self.model) - sum(sizes.values())
+            stays = _units.bytes_of([tensor for tensor, _ in tensors.staying.values()])
             most = max(int(0.8 * (free - stays)), GRAIN)
             if nbytes > most:
                 nbytes, self._largest_split = most, most // (prefetch + 1)
-        if auto_trained:
-            names = self._sort().moving
-            trained = sum(_units.bytes_of([t]) for some in names.values() for _, t in some
-                          if isinstance(t, nn.Parameter) and t.requires_grad)
-            self._rules.keep_trained = trained < nbytes / 10
-        sizes = self._sizes()
-        name = max(sizes, key=lambda n: sizes[n], default="")
-        if name and sizes[name] > nbytes:
+                tensors, sizes = self._sort()
+        name = max(sizes, key=lambda n: sizes[n])
+        if sizes[name] > nbytes:
             raise OutOfMemoryError(
                 f"device_bytes: {nbytes} bytes cannot hold {name}, which needs {sizes[name]}; allow "
                 "more, or name smaller modules in blocks=")
-        total = sum(sizes.values())
-        return self._memory.pool(max(min(nbytes, total), GRAIN))
+        return self._memory.pool(max(min(nbytes, sum(sizes.values())), GRAIN))
 
     def _find_blocks(self) -> list[_blocks.Block]:
         if isinstance(self._chosen, str) and self._chosen == "auto":
             return _blocks.find(self.model, self._largest_split)
         return _blocks.chosen(self.model, self._chosen)
 
-    def _sort(self) -> _blocks.Sorted:
-        return _blocks.sort(self.model, self._find_blocks(), self._rules, self._known)
-
-    def _sizes(self) -> dict[str, int]:
-        """Bytes that the tensors of each block take on the device."""
+    def _sort(self) -> tuple[_blocks.Sorted, dict[str, int]]:
+        """The tensors of the model, and the bytes that those of each block take on the device."""
         found = self._find_blocks()
-        moving = _blocks.sort(self.model, found, self._rules, self._known).moving
-        return {found[i].name: _units.lay_out(some)[1] for i, some in moving.items()}
+        tensors = _blocks.sort(self.model, found, self._rules, self._known)
+        return tensors, {found[i].name: _units.lay_out(some)[1] for i, some in tensors.moving.items()}
 
     @plainly
     def _arrange(self) -> None:
@@ -247,6 +244,7 @@ class Offloaded:
         unit.place = _visits.UnitPlace(self.passes, unit)
         for member in members:
             self._residency.departures.follow(member)
+        _trim()
         self._known |= {id(tensor) for _, tensor in tensors}
         self.passes.units.append(unit)
         self._residency.guard(unit)
@@ -334,6 +332,14 @@ def _watch_registrations(handle: Offloaded) -> list[Any]:
             module.register_module_buffer_registration_hook(mark)]
 
 
+def _trim() -> None:
+    """Gives free memory back to the system. Otherwise glibc may keep that of the weights that have moved
+    to their homes, which would need the model's size once more."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def _end(hooks: list[Any], _: Any) -> None:
     for hook in hooks:
         hook.remove()
@@ -346,6 +352,9 @@ def _check_model(model: Any) -> None:
         raise UsageError("model: is offloaded already; call remove() on its handle first")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         raise UsageError(f"model: is a {type(model).__name__}; offload the module first, then wrap it")
+    for name, tensor in model.named_parameters():
+        if nn.parameter.is_lazy(tensor):
+            raise UsageError(f"{name}: has no shape yet; run a forward pass before offload()")
     if isinstance(model, torch.jit.ScriptModule):
         raise UsageError("model: is a ScriptModule, whose weights cannot be offloaded")
     if type(model).__name__ == "OptimizedModule":
@@ -360,9 +369,12 @@ def _check_torch() -> None:
             raise UsageError(f"offload: needs a newer PyTorch than {torch.__version__}, which lacks {name}")
 
 
-def _no_blocks(model: nn.Module, blocks: Any) -> str:
+def _no_blocks(model: nn.Module, found: bool) -> str:
+    if found:
+        return ("blocks: nothing is left to offload, because the tensors of all blocks are small, shared, "
+                "trained or kept; see trained= and keep=")
     largest = sorted(((_blocks.bytes_under(m), n) for n, m in model.named_modules() if n),
                      reverse=True)[:10]
     names = ", ".join(f"{name} ({size} bytes)" for size, name in largest)
-    found = "no lists of modules were found" if blocks == "auto" else "they have nothing to offload"
-    return f"blocks: {found}; name modules or patterns in blocks=. The largest modules: {names}"
+    return ("blocks: no lists of modules were found; name modules or patterns in blocks=. The largest "
+            f"modules: {names}")
