@@ -51,9 +51,11 @@ def state(model: nn.Module) -> dict[str, Any]:
 def compare(make: Callable[[], nn.Module], loop: Callable[[nn.Module, Any], Any], blocks: float = 3,
             strict: bool = True, **options: Any) -> tuple[nn.Module, Any]:
     """Runs `loop(model, handle)` with the plain model and with an offloaded one that has room for this number of
-    blocks. Raises Differs if results or states differ, or if the device would have refused something."""
+    blocks. `names`: the argument `blocks` of offload(). Raises Differs if results or states differ, or if the device would have refused something."""
     plain, ours = make(), make()
     expected = loop(plain, None), state(plain)
+    if "names" in options:
+        options["blocks"] = options.pop("names")
     options.setdefault("device_bytes", fake_device.budget_of(ours, blocks))
     budget = options.pop("device_bytes")
     handle = fake_device.offload(ours, budget, **options)
@@ -117,7 +119,7 @@ class DiT(nn.Module):
         self.checkpoint = checkpoint
 
     def condition(self, t: torch.Tensor) -> torch.Tensor:
-        return self.time(torch.cos(t[:, None] * torch.arange(16)).to(t.dtype))
+        return self.time(torch.cos(t[:, None] * torch.arange(16, device=t.device)).to(t.dtype))
 
     def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         c = self.condition(t)

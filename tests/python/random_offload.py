@@ -247,7 +247,8 @@ class Side:
         if n % 4 == 0:
             weight.data.mul_(1.01)
         elif n % 4 == 1:
-            weight.data = weight.detach() + 1e-3
+            if not self.waiting:  # graphs of the plain model would keep the old memory
+                weight.data = weight.detach() + 1e-3
         elif n % 4 == 2:
             with torch.no_grad():
                 weight.mul_(0.99)

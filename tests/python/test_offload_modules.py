@@ -51,7 +51,7 @@ class Hooks(unittest.TestCase):
         compare(dit(layers=4), loop, 2, delay=0.0003)
 
     def test_exceptions_leave_a_model_that_can_be_used(self):
-        def loop(model, _):
+        def loop(model, handle):
             seen = []
 
             def raises(*_):
@@ -59,10 +59,12 @@ class Hooks(unittest.TestCase):
 
             for hook in (lambda: model.blocks[2].attn.register_forward_hook(raises),
                          lambda: model.blocks[2].attn.o.weight.register_hook(raises)):
-                handle = hook()
+                hooked = hook()
                 with self.assertRaises(Stop):
                     train(model, 1)
-                handle.remove()
+                hooked.remove()
+                if handle is not None:
+                    self.assertFalse(handle.passes.running)
                 seen.append(state(model))  # gradients of the blocks behind are there
                 model.zero_grad()
                 seen += train(model, 2)
@@ -83,11 +85,13 @@ class OnDevice(unittest.TestCase):
                 train(model, 1)
         compare(dit(layers=4), loop, 2)
 
-    def test_modules_without_blocks_are_refused(self):
+    def test_modules_of_another_model_are_refused(self):
         model = dit(layers=2)()
         handle = fake_device.offload(model, fake_device.budget_of(model, 2))
-        with self.assertRaisesRegex(ballast.UsageError, "^on_device: none of these modules"):
-            with handle.on_device(model.embed):
+        with handle.on_device(model.embed):
+            model.embed(data(0)[0])
+        with self.assertRaisesRegex(ballast.UsageError, "^on_device: a Linear is not a module of the model"):
+            with handle.on_device(nn.Linear(1, 1)):
                 pass
 
 

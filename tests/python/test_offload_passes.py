@@ -120,8 +120,10 @@ class Shared(nn.Module):
     def forward(self, ids):
         x = F.linear(self.embed(ids), self.blocks[2].attn.k.weight)  # before its block has run
         c = x.mean(1)
-        for i in (0, 1, 1, 2, 1, 3):
+        early = self.blocks[1].attn.k.weight.t()
+        for i in (0, 1, 1, 2, 1, 3, 2, 0):
             x = self.blocks[i](x, c)
+        x = x @ early
         w = self.blocks[1].mlp[2].weight
         x = x + F.linear(F.linear(x, w.t()), w) + x @ self.blocks[2].attn.q.weight.t()
         x = x + F.linear(x, self.blocks[2].attn.q.weight)
@@ -150,6 +152,21 @@ class Moving(nn.Module):
         for block in self.high if t[0] > 0.5 else self.low:
             x = block(x, c)
         return self.out(x)
+
+
+class Early(nn.Module):
+    """Uses a weight of the first block before all other blocks, and does not run that block."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, t):
+        c = self.model.condition(t)
+        h = F.linear(self.model.embed(x), self.model.blocks[0].attn.k.weight)
+        for block in self.model.blocks[1:]:
+            h = block(h, c)
+        return h
 
 
 def seeded(kind):
@@ -181,6 +198,23 @@ class Structures(unittest.TestCase):
             _, handle = compare(seeded(Shared), loop, blocks)
             self.assertEqual(handle.report().staying["blocks.0.attn.o.weight"].reason,
                              "shared by blocks.0 and blocks.3")
+
+    def test_weights_that_were_written_are_used_before_their_block(self):
+        def loop(model, _):
+            seen = []
+            for step in range(3):
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p.mul_(1.01)
+                    seen.append(model(*data(step)))
+            return seen
+        compare(lambda: Early(dit(layers=5)()), loop, 2)
+
+    def test_outer_blocks_stay_while_inner_ones_run_backward(self):
+        names = ["blocks.?", "blocks.?.mlp.?", "blocks.?.attn.?"]
+        for prefetch in (0, 2):
+            compare(dit(layers=3), lambda model, _: train(model, 2), device_bytes=47 * 1024, names=names,
+                    prefetch=prefetch)
 
     def test_order_depends_on_data(self):
         for blocks in (1, 3):

@@ -115,12 +115,14 @@ class Offloaded:
     @contextlib.contextmanager
     def on_device(self, *modules: nn.Module) -> Iterator[None]:
         """Keeps the blocks of these modules on the device, where code outside of the model can use
-        their parameters. All of them have to fit into device_bytes at once. Raises UsageError if they
-        have no blocks."""
+        their parameters. All of them have to fit into device_bytes at once. Raises UsageError naming a
+        module that the model does not have."""
+        own = set(self.model.modules())
+        for module in modules:
+            if module not in own:
+                raise UsageError(f"on_device: a {type(module).__name__} is not a module of the model")
         units = {unit: None for module in modules for part in module.modules()
                  for unit in _visits.units_of(part)}
-        if not units:
-            raise UsageError("on_device: none of these modules is an offloaded block, or has one")
         self.passes.enter(list(units))
         try:
             for unit in units:
