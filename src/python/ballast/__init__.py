@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .errors import ConfigError, Error, FileError, OutOfMemoryError, UsageError
     from .offloading import Offloaded, offload
     from .optim import *
+    from .plan_modules import ModulePlan, plan_module
     from .plans import Forecast, LedgerLine, Plan, plan
     from .runs import Run, train
 
@@ -39,6 +40,7 @@ if not TYPE_CHECKING:
         "optim": ("OffloadOptimizer", *(f"Offload{row['title']}" for row in _rows().values())),
         "offloading": ("Offloaded", "offload"),
         "plans": ("Forecast", "LedgerLine", "Plan", "plan"),
+        "plan_modules": ("ModulePlan", "plan_module"),
         "runs": ("Run", "train"),
         "aio": (),
     }

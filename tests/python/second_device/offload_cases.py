@@ -255,8 +255,11 @@ class Memory(Offload):
         from transformers import LlamaConfig, LlamaForCausalLM
         torch.manual_seed(0)
         config = LlamaConfig(vocab_size=64, hidden_size=128, intermediate_size=512, num_hidden_layers=8,
-                             num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
+                             num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+                             attn_implementation="eager")
         ids, model = tokens(0), LlamaForCausalLM(config)
+        plan = ballast.plan_module(model, {"input_ids": ids, "labels": ids}, device_bytes=1 << 30,
+                                   trained="stream", prefetch=1)
         total = sum(p.nbytes for p in model.parameters())
         rest = self.second.memory_allocated()
         before, forward, plain = self.measure(model.to(DEVICE), ids)
@@ -275,6 +278,11 @@ class Memory(Offload):
         gradients = report.staying_bytes + 2 * max(report.units.values())
         self.assertLessEqual(peak, fixed + activations + gradients + 65536)
         self.assertLess(peak, plain)
+        self.assertEqual(plan.pool_bytes, report.pool_bytes)
+        self.assertAlmostEqual(plan.device["activations"], activations, delta=activations / 10)
+        predicted = sum(plan.device.values())
+        self.assertLessEqual(peak - rest, predicted)
+        self.assertLess(predicted, 1.2 * (peak - rest))  # gradients of one block or two
         handle.remove()
 
     def test_nothing_is_left_after_remove(self):
