@@ -20,7 +20,7 @@ from .errors import UsageError
 
 @dataclass
 class FakePass:
-    """What one forward and, if anything is trained, one backward pass needs.
+    """Needs of one forward and, if anything is trained, one backward pass.
 
     Operations are those of PyTorch's counter, with recomputation: matrix products, convolutions and
     attention, where a multiplication and an addition are two.

@@ -66,7 +66,7 @@ class ModulePlan:
 
     @property
     def bound(self) -> str | None:
-        """What a step waits for: "link" or "compute"."""
+        """The slower of both: "link" or "compute"."""
         total = self.step_seconds
         return None if total is None else "compute" if total == self.compute_seconds else "link"
 
