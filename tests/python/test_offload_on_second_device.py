@@ -16,6 +16,14 @@ class OffloadOnSecondDevice(unittest.TestCase):
     def test_passes_optimizers_and_memory(self):
         second_device.in_own_process(self, "offload_cases")
 
+    @unittest.skipIf(lacks("random_offload"), "random_offload.py is missing")
+    def test_random_sequences_of_actions(self):
+        second_device.in_own_process(self, "random_cases")
+
+    @unittest.skip("a backward pass that raises is ended by autograd's thread while the program continues")
+    def test_backward_passes_that_raise(self):
+        second_device.in_own_process(self, "raising_cases")
+
 
 if __name__ == "__main__":
     unittest.main()
