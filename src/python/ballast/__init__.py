@@ -17,7 +17,7 @@ from ._ballast import optimizer_rows as _rows, version as _version
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import (aio as aio, errors as errors, offloading as offloading, optim as optim,
-                   plans as plans, runs as runs)
+                   plan_modules as plan_modules, plans as plans, runs as runs)
     from .errors import ConfigError, Error, FileError, OutOfMemoryError, UsageError
     from .offloading import Offloaded, offload
     from .optim import *
@@ -30,7 +30,7 @@ __version__: str = _version()
 __all__ = ["ConfigError", "Error", "FileError", "Forecast", "LedgerLine", "OutOfMemoryError", "Plan",
            "Run", "UsageError", "aio", "plan", "train"]
 if TYPE_CHECKING:
-    __all__ += [*optim.__all__, "Offloaded", "offload"]
+    __all__ += [*optim.__all__, "ModulePlan", "Offloaded", "offload", "plan_module"]
 
 # Type checkers read the imports above instead of the functions below, so a mistyped name is an
 # error for them.
@@ -48,7 +48,7 @@ if not TYPE_CHECKING:
 
     # Without PyTorch, dir(), help() and `from ballast import *` show only what can be used.
     if importlib.util.find_spec("torch") is not None:
-        __all__ += [*_MODULES["optim"], *_MODULES["offloading"]]
+        __all__ += [*_MODULES["optim"], *_MODULES["offloading"], *_MODULES["plan_modules"]]
 
     def __getattr__(name):
         """Imports a part of the package at its first use."""

@@ -26,6 +26,7 @@ struct Entry {
 };
 
 struct Stream {
+  std::condition_variable arrived;  // an entry in the queue, for the thread of the stream
   std::deque<Entry> entries;
   bool running = false;  // an entry that is no longer in the queue
   bool started = false;
@@ -63,7 +64,7 @@ void serve(Stream& stream) {
   Device& d = device();
   std::unique_lock lock(d.mutex);
   for (;;) {
-    d.changed.wait(lock, [&] { return !stream.entries.empty(); });
+    stream.arrived.wait(lock, [&] { return !stream.entries.empty(); });
     Entry entry = std::move(stream.entries.front());
     stream.entries.pop_front();
     stream.running = true;
@@ -88,7 +89,7 @@ void append(StreamId id, Entry entry) {
     std::thread([&stream] { serve(stream); }).detach();
   }
   stream.entries.push_back(std::move(entry));
-  d.changed.notify_all();
+  stream.arrived.notify_one();
 }
 
 bool is_idle(const Stream& stream) {
