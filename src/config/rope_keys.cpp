@@ -31,6 +31,7 @@ constexpr const char* kHead = "head_dim";
 constexpr const char* kTruncate = "truncate";
 constexpr const char* kProportional = "proportional";
 constexpr const char* kGrowth = "llama_4_scaling_beta";
+constexpr const char* kAlpha = "alpha";
 
 /// Reads the keys of one config.json.
 class RopeReader {
@@ -81,6 +82,7 @@ class RopeReader {
     const std::string found_as = found == nullptr ? outer : fmt::format("{}.{}", name, inner);
     if (found == nullptr && !outer.empty()) found = json_.find(outer);
     if (found == nullptr) return standard;
+    if (found->is_null() && rules_.zero_theta && std::string_view(inner) == kTheta) return Json(0);
     if (found->is_null()) {
       refuse(found_as, *found,
              fmt::format("{} needs a number; give one or remove the key", class_name()));
@@ -202,6 +204,11 @@ void RopeReader::check_unread(const char* name, const Json& counts) const {
 /// model.rope_scaling for the parameters; null if positions are not scaled.
 Json RopeReader::scaling(const Json& parameters, const std::string& type) const {
   Json out = Json::object({{kType, type}});
+  if (const Json* const alpha = find_given(parameters, kAlpha);
+      rules_.alpha && type == "dynamic" && alpha != nullptr && alpha->number() != 0.0) {
+    out[kAlpha] = Json(*alpha);
+    return out;
+  }
   constexpr std::array kElsewhere = {kType, kOldType, kTheta, kPart};
   for (const auto& [key, value, at] : parameters.members()) {
     if (value.is_null() || value.is_object()) continue;
@@ -346,6 +353,11 @@ void nest_rope_keys(Json& out) {
 
 void add_rope_keys(Json& out, const model::Family& family) {
   const model::CheckpointRope rules = family.checkpoint_rules().rope;
+  if (const Json* const theta = out.find(kTheta);
+      rules.zero_theta && theta != nullptr && theta->is_number() && theta->number() == 0.0) {
+    out[kTheta] = Json();
+    return;
+  }
   const auto copy = [&out](const Json* from, std::string_view to) {
     if (from != nullptr && !to.empty()) out[to] = Json(*from);
   };

@@ -248,8 +248,8 @@ constexpr std::array kMustBeFalse = {"add_cross_attention", "is_encoder_decoder"
                                      "tie_encoder_decoder"};
 constexpr const char* kMustBeTrue = "is_causal";
 constexpr std::array kDropout = {
-    "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "embd_pdrop",
-    "hidden_dropout",    "hidden_dropout_prob",          "resid_pdrop"};
+    "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop",  "embd_pdrop",
+    "hidden_dropout",    "hidden_dropout_prob",          "resid_pdrop", "residual_dropout"};
 
 template <class List>
 bool is_among(const List& list, std::string_view name) {

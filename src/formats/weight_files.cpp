@@ -279,6 +279,14 @@ std::string name_alone(const std::string& name) {
   return prefix + config::name_in_text_model(name.substr(prefix.size()));
 }
 
+/// The name that transformers 5 gives a tensor when it saves a model with norms after sublayers in
+/// some layers and before them in others. "" if it has no other name.
+std::string other_name(const std::string& name) {
+  constexpr std::string_view kAfterAttention = ".post_attention_layernorm.weight";
+  if (!name.ends_with(kAfterAttention)) return "";
+  return name.substr(0, name.size() - kAfterAttention.size()) + ".feedforward_layer_norm.weight";
+}
+
 }  // namespace
 
 /// Indexes the tensors of a text model inside another model.
@@ -313,6 +321,10 @@ const WeightPlace* WeightFiles::find(const std::string& name) const {
   if (inner != name) {
     const auto inside = found_.find(inner);
     if (inside != found_.end()) return &places_[inside->second];
+  }
+  const std::string other = other_name(name);
+  if (const auto inside = found_.find(other); inside != found_.end()) {
+    return &places_[inside->second];
   }
   for (const std::string& one : {alone, inner}) {
     const auto inside = stacked_.find(one);

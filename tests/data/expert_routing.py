@@ -17,7 +17,8 @@ def per_token(config):
 
 def is_mixture(config):
     dense = getattr(config, "first_k_dense_replace", 0)
-    return per_token(config) is not None and dense < config.num_hidden_layers
+    has_experts = getattr(config, "num_local_experts", None) != 0
+    return has_experts and per_token(config) is not None and dense < config.num_hidden_layers
 
 
 def is_gemma(config):
@@ -26,12 +27,12 @@ def is_gemma(config):
 
 def uses_sigmoids(config):
     return config.model_type in ("glm4_moe", "minimax_m2", "deepseek_v3", "glm4_moe_lite",
-                                 "deepseek_v32", "glm_moe_dsa")
+                                 "deepseek_v32", "glm_moe_dsa", "solar_open", "hy_v3")
 
 
 def has_auxiliary_loss(config):
     return (not uses_sigmoids(config) and not is_gemma(config)
-            and config.model_type != "mistral4")
+            and config.model_type not in ("mistral4", "ernie4_5_moe"))
 
 
 def run_model(model, **inputs):
@@ -95,13 +96,15 @@ def routers_of(model):
 
 
 def corrections_of(model):
-    """The corrections [experts] of the sigmoid routers."""
-    return [buffer for name, buffer in model.named_buffers()
+    """The corrections [experts] of routers."""
+    tensors = [*model.named_buffers(), *model.named_parameters()]
+    return [tensor.data.view(-1) for name, tensor in tensors
             if name.endswith("e_score_correction_bias")]
 
 
 def router_of(layer):
-    return (getattr(layer.mlp, "gate", None) or getattr(layer.mlp, "router", None) or
+    mlp = getattr(layer, "mlp", None) or getattr(layer, "block_sparse_moe", None)
+    return (getattr(mlp, "gate", None) or getattr(mlp, "router", None) or
             getattr(layer, "router", None))
 
 
@@ -109,12 +112,15 @@ def auxiliary_loss(model, router_logits):
     """`router_logits`: of each layer that has a router, [tokens, experts]."""
     module = importlib.import_module(type(model).__module__)
     return module.load_balancing_loss_func(
-        router_logits, model.config.num_experts, model.config.num_experts_per_tok)
+        router_logits, router_logits[0].shape[-1], model.config.num_experts_per_tok)
 
 
 def scores_of(model, router_logits):
     """[tokens, experts] of each layer that has a router: what the choice depends on, and by how much
     the last chosen group of each token is ahead of the next."""
+    if model.config.model_type == "ernie4_5_moe":
+        return [(logits.softmax(dim=-1) + correction, torch.inf)
+                for logits, correction in zip(router_logits, corrections_of(model))]
     if not uses_sigmoids(model.config):
         return [(logits, torch.inf) for logits in router_logits]
     groups = getattr(model.config, "n_group", 1)
@@ -163,7 +169,7 @@ def choose_inputs(model, sequences, documents, vocabulary):
 
     `sequences`: [sequences, inputs + 1], in place. `documents`: the lengths of two in each sequence."""
     generator = numpy.random.default_rng(11)
-    enough = SCORE_MARGIN if uses_sigmoids(model.config) else MARGIN
+    enough = SCORE_MARGIN if corrections_of(model) else MARGIN
     for sequence, lengths in zip(sequences, documents):
         for t in range(len(sequence) - 1):
             candidates = generator.permutation(vocabulary)

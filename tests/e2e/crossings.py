@@ -40,13 +40,18 @@ HANGS_AFTER = 120  # seconds; a run takes about one
 VOCABULARY = 300
 COMPARED = ("loss", "lr", "grad_norm", "tokens", "skipped", "eval_loss", "loss_scale", "experts",
             "rewards")
-DENSE = ["gpt2", "llama", "granite", "arcee", "lfm2", "muse_glimmer", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3", "olmo2",
-         "olmo3", "gemma3", "gpt_neox"]
+DENSE = ["gpt2", "llama", "granite", "granite_swa", "granitemoehybrid", "cohere2", "arcee", "lfm2", "muse_glimmer",
+         "seed_oss", "hunyuan_v1_dense", "ernie4_5", "exaone4", "mistral", "ministral3", "qwen2", "qwen3", "smollm3",
+         "phi3", "olmo2", "olmo3", "gemma3", "gpt_neox"]
 LATENT = ["deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4"]
-DELTA = ["qwen3_5", "qwen3_5_moe", "qwen3_next"]  # gated delta nets
-SIGMOID = ["glm4_moe", "minimax_m2"]  # routers with sigmoids
-EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", *LATENT, *SIGMOID, *DELTA[1:]]
-CAN_BE_TILED = {"arcee", "gpt2", "lfm2", "llama", "mistral", "ministral3", "phi3", "qwen2", "qwen3", "smollm3"}
+DELTA = ["qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid"]  # gated delta nets
+SIGMOID = ["glm4_moe", "minimax_m2", "solar_open", "hy_v3"]  # routers with sigmoids
+EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "mellum", "ernie4_5_moe", "olmoe", "gpt_oss", "granitemoe_swa", *LATENT,
+           *SIGMOID, *DELTA[1:3]]
+CAN_BE_TILED = {"arcee", "seed_oss", "hunyuan_v1_dense", "ernie4_5", "gpt2", "lfm2", "llama", "mistral", "ministral3",
+                "phi3", "qwen2", "qwen3", "smollm3"}
+WINDOWED = ("mistral", "exaone4", "mellum", "cohere2", "granite_swa", "granitemoe_swa", "phi3", "gemma3", "gpt_oss",
+            "muse_glimmer")
 MOST_RANKS = 4
 # Patterns of the tensors of a layer in Hugging Face's folders.
 LAYER = {"gpt2": "*h.{}.*", "gpt_neox": "*gpt_neox.layers.{}.*"}
@@ -75,13 +80,15 @@ def draw_delta(dice, model):
     model |= {"head_dim": 16, "full_attention_interval": 2, "linear_num_key_heads": 2,
               "linear_num_value_heads": dice.choice([2, 4]), "linear_key_head_dim": 8,
               "linear_value_head_dim": dice.choice([8, 12]), "intermediate_size": 64}
-    if model["family"] != "qwen3_5":
+    if model["family"] == "olmo_hybrid":
+        del model["head_dim"], model["full_attention_interval"]
+    elif model["family"] != "qwen3_5":
         model |= {"num_experts": 4, "num_experts_per_tok": dice.choice([1, 2]),
                   "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 
 
 def draw_model(dice):
-    family = dice.choice(DENSE + EXPERTS + DELTA[:1] + ["gemma4"] * 3)
+    family = dice.choice(DENSE + EXPERTS + [DELTA[0], DELTA[3]] + ["gemma4"] * 3)
     if family == "gemma4":
         return draw_gemma4(dice)
     model = {"family": family, "vocab_size": dice.choice([256, VOCABULARY]),
@@ -89,8 +96,9 @@ def draw_model(dice):
              "num_heads": 4, "init_stddev": 0.06}
     if family not in ("gpt2", "gpt_neox", *LATENT):
         model["num_kv_heads"] = dice.choice([1, 2, 4])
-    if family in ("qwen2_moe", "qwen3_moe"):
+    if family in ("qwen2_moe", "qwen3_moe", "mellum", "hy_v3", "ernie4_5_moe"):
         model["moe_intermediate_size"] = 32
+    if family in ("qwen2_moe", "qwen3_moe"):
         if dice.random() < 0.3:
             model["mlp_only_layers"] = [0]
     if family == "qwen2_moe":
@@ -108,18 +116,19 @@ def draw_model(dice):
         model |= {"layer_types": [dice.choice(["conv", "conv", "full_attention"])
                                   for _ in range(model["num_layers"])],
                   "conv_bias": dice.choice([True, False]), "block_multiple_of": 32}
-    elif family == "glm4_moe":
+    elif family in ("glm4_moe", "solar_open"):
         model |= {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
-                  "intermediate_size": 64, "moe_intermediate_size": 32,
-                  "first_k_dense_replace": dice.choice([0, 1])}
+                  "intermediate_size": 64, "moe_intermediate_size": 32}
+        if family == "glm4_moe":
+            model["first_k_dense_replace"] = dice.choice([0, 1])
     elif family in EXPERTS:
-        model["num_local_experts" if family in ("mixtral", "gpt_oss", "minimax_m2") else "num_experts"] = 4
+        model["num_local_experts" if family in ("mixtral", "gpt_oss", "minimax_m2", "granitemoe_swa") else "num_experts"] = 4
         model["num_experts_per_tok"] = dice.choice([1, 2])
         model["intermediate_size"] = 64
-        if family not in SIGMOID and dice.random() < 0.5:
+        if family not in SIGMOID and family != "ernie4_5_moe" and dice.random() < 0.5:
             model |= {"output_router_logits": True, "router_aux_loss_coef": 0.1,
                       "router_z_loss_coef": 0.01}
-    if family in ("mistral", "phi3", "gemma3", "gpt_oss", "muse_glimmer") and dice.random() < 0.7:
+    if family in WINDOWED and dice.random() < 0.7:
         model["sliding_window"] = 7
     if family in CAN_BE_TILED and dice.random() < 0.4:
         model["layer_tiles"] = dice.choice([2, 4])
@@ -200,7 +209,7 @@ def tensor_places(config, ranks):
     model, ballast = config["model"], config["ballast"]
     if "train" in ballast or "pairs" in config["data"] or "sequence_parallel_size" in config:
         return [1]
-    if model["family"] == "qwen3":  # norms of heads
+    if model["family"] in ("qwen3", "hunyuan_v1_dense"):  # norms of heads
         return [1]
     heads = model.get("num_kv_heads", model["num_heads"])
     attention = next(n for n in range(min(model.get("layer_tiles", 1), heads), 0, -1) if heads % n == 0)

@@ -299,21 +299,25 @@ TEST_P(FamiliesInTiles, TenStepsAreThoseOfTransformers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FamiliesInTiles,
-                         testing::Values("ministral3", "qwen2", "qwen3", "phi3",
-                                         "gpt_neox_sequential", "qwen3_5", "lfm2"),
+                         testing::Values("ministral3", "seed_oss", "hunyuan_v1_dense", "ernie4_5",
+                                         "qwen2", "qwen3", "phi3", "gpt_neox_sequential", "qwen3_5",
+                                         "lfm2"),
                          [](const auto& family) { return std::string(family.param); });
 
 INSTANTIATE_TEST_SUITE_P(
     All, Families,
-    testing::Values("llama", "granite", "arcee", "lfm2", "lfm2_biases", "muse_glimmer", "mistral",
-                    "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "olmo3", "ministral3", "gemma2",
-                    "gemma3", "gemma4", "gemma4_separate_values", "gemma4_experts",
-                    "gemma4_shared_keys", "gemma4_layer_inputs", "gpt_neox", "gpt_neox_sequential",
-                    "deepseek_v3", "deepseek_v3_plain_queries", "deepseek_v3_experts",
-                    "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4", "qwen3_5",
-                    "qwen3_5_moe", "qwen3_next", "mixtral", "mixtral_ties", "mixtral_one",
-                    "qwen3_moe", "qwen3_moe_unnormalised", "qwen2_moe", "olmoe", "gpt_oss",
-                    "gpt_oss_ties", "glm4_moe", "glm4_moe_ties", "minimax_m2"),
+    testing::Values("llama", "granite", "granite_swa", "granitemoe_swa", "granitemoehybrid",
+                    "cohere2", "olmo_hybrid", "arcee", "seed_oss", "hunyuan_v1_dense", "ernie4_5",
+                    "exaone4", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "olmo3",
+                    "ministral3", "gemma2", "gemma3", "gemma4", "gemma4_separate_values",
+                    "gemma4_experts", "gemma4_shared_keys", "gemma4_layer_inputs", "gpt_neox",
+                    "gpt_neox_sequential", "deepseek_v3", "deepseek_v3_plain_queries",
+                    "deepseek_v3_experts", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa",
+                    "mistral4", "qwen3_5", "qwen3_5_moe", "qwen3_next", "mixtral", "mixtral_ties",
+                    "mixtral_one", "qwen3_moe", "qwen3_moe_unnormalised", "qwen2_moe", "olmoe",
+                    "gpt_oss", "gpt_oss_ties", "glm4_moe", "glm4_moe_ties", "minimax_m2",
+                    "solar_open", "hy_v3", "mellum", "ernie4_5_moe", "lfm2", "lfm2_biases",
+                    "muse_glimmer"),
     [](const auto& family) { return std::string(family.param); });
 
 }  // namespace

@@ -103,7 +103,8 @@ class FirstStep {
     std::vector<float> bias(width);
     std::vector<float> output(model.config.vocab_size * width);
     weights.read(model.outer.norm.name + ".weight", gain);
-    if (model.outer.norm.layer_norm) weights.read(model.outer.norm.name + ".bias", bias);
+    if (model.outer.norm.layer_norm && model.outer.norm.biased)
+      weights.read(model.outer.norm.name + ".bias", bias);
     weights.read(model.config.tie_embeddings ? model.outer.tokens : model.outer.output, output);
     for (std::vector<float>* values : {&gain, &bias, &output}) {
       for (float& one : *values) one = bench_.type == DType::bf16 ? to_float(to_bf16(one)) : one;

@@ -98,6 +98,7 @@ struct StoredRows {
   /// is kAddends times as long: first the first addends of all values, then the next ones. All
   /// addends are bf16 values, and those of a value add up to it. 1: memory has the values.
   std::uint64_t addends = 1;
+  bool as_row = false;  ///< files have a list as a matrix of one row
 };
 /// Number of bf16 values that any fp32 value is the sum of.
 inline constexpr std::uint64_t kAddends = 3;
@@ -228,6 +229,7 @@ struct NormSpec {
   std::string name;         ///< "": no weights, values are multiplied by `offset`
   float offset = 0.0F;      ///< if it is not 0, the first weights are zeros
   bool layer_norm = false;  ///< subtracts the mean, and adds NAME.bias
+  bool biased = true;       ///< false: a LayerNorm without NAME.bias
   double epsilon = 0.0;     ///< added to the mean squares; 0: norm_epsilon
 
   friend bool operator==(const NormSpec&, const NormSpec&) = default;

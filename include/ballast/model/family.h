@@ -38,6 +38,8 @@ class BlockBuilder {
   /// Declares how the last matrix, and its bias if one follows it, is stored in files. `index`: its
   /// number among stacked tensors.
   BlockBuilder& stored_by(const StoredRows& rows, std::uint64_t index = 0);
+  /// Declares the last tensor, a list, to be a matrix of one row in files.
+  BlockBuilder& as_row();
   /// Declares the last tensor to be rows of a larger one, starting at `first_row`.
   BlockBuilder& rows_of(std::uint64_t rows_in_all, std::uint64_t first_row);
   /// Declares the last tensor, a matrix, to be columns of a larger one, starting at `first_column`.
@@ -102,7 +104,9 @@ struct CheckpointRope {
   /// The key outside rope_parameters for the base of layers with a window, if by_layer_type; "":
   /// none.
   std::string local_theta = "rope_local_base_freq";
-  text::Json standard = {};              ///< rope_parameters if the key is missing
+  bool zero_theta = false;   ///< null or 0 as the base means no positions
+  bool alpha = false;        ///< with alpha, type dynamic has no other key (RotaryUse::alpha)
+  text::Json standard = {};  ///< rope_parameters if the key is missing
   std::vector<std::string> unread = {};  ///< keys of rope_parameters that the class ignores
 };
 

@@ -83,7 +83,7 @@ class AttentionPart final : public LayerPart<T> {
     } else {
       project(call, x, rows, qkv);
     }
-    if (rotates_) rotate(call, qkv, 1.0F);
+    if (rotates_ && !rotates_first_) rotate(call, qkv, 1.0F);
     share_keys(call, qkv + shape_.width());
     auto& exchange = this->tools_.exchange;
     if (exchanges()) exchange.to_heads(exchange.projections(), qkv, qkv);
@@ -116,9 +116,10 @@ class AttentionPart final : public LayerPart<T> {
     T* const dqkv = call.at(dqkv_);
     attend_backward(call, dresults, dqkv);
     share_gradients(call, dqkv + shape_.width());
-    if (rotates_) rotate(call, dqkv, -1.0F);
+    if (rotates_ && !rotates_first_) rotate(call, dqkv, -1.0F);
     if (latent_) return latent_->backward(call, x, dqkv, dx);
     norms_backward(call, dqkv);
+    if (rotates_ && rotates_first_) rotate(call, dqkv, -1.0F);
     maps_backward(call, x, rows, dqkv, dx);
   }
 
@@ -138,12 +139,15 @@ class AttentionPart final : public LayerPart<T> {
       if (i == 0 && separate_gate_) inputs_.push_back(binder.map(maps.gate, hidden, queries));
     }
     whole_rows_ = maps.whole_rows;
+    rotates_first_ = maps.rotates_first;
     norms_values_ = maps.value_norm.has_value();
     keys_are_values_ = maps.maps.size() == 2;
     if (maps.query_norm) {
       expects(maps.maps.size() == 3 || keys_are_values_ || sharing_.reads,
               "queries and keys with norms need separate maps");
       expects(!keys_are_values_ || norms_values_, "values that are keys need norms");
+      expects(!rotates_first_ || (!output_gate_ && !norms_values_),
+              "rows that rotate before norms have only queries and keys");
       query_norm_ = norm_of_heads(*maps.query_norm, 0, binder);
       if (maps.key_norm) {
         key_norm_ = norm_of_heads(*maps.key_norm, this->tools_.head_norms.keys(), binder);
@@ -166,9 +170,13 @@ class AttentionPart final : public LayerPart<T> {
   T* results_by_heads(const Call& call) const {
     return call.at(exchanges() ? attended_ : attention_);
   }
-  /// Columns of a row of queries, perhaps gates, keys and perhaps values before their norms.
-  [[nodiscard]] std::size_t projected_row() const {
+  /// Columns of queries, perhaps gates, keys and perhaps values before their norms.
+  [[nodiscard]] std::size_t projected_columns() const {
     return projected_keys() + (norms_values_ ? 2 : 1) * shape_.kv_width();
+  }
+  /// Rows that rotate are as long as those of queries, keys and values.
+  [[nodiscard]] std::size_t projected_row() const {
+    return rotates_first_ ? shape_.row() : projected_columns();
   }
   [[nodiscard]] std::size_t projected_keys() const {
     return (output_gate_ ? 2 : 1) * shape_.width();
@@ -189,13 +197,14 @@ class AttentionPart final : public LayerPart<T> {
     T* const projected = query_norm_ ? call.at(projected_) : nullptr;
     std::size_t column = 0;
     for (const LinearAt& map : inputs_) {
-      const bool has_norm = query_norm_ && column < projected_row();
+      const bool has_norm = query_norm_ && column < projected_columns();
       const std::size_t before = has_norm ? 0 : projected_keys() - shape_.width();
       this->maps_.linear(call.block, map, x, (has_norm ? projected : qkv) + column - before,
                          has_norm ? projected_row() : shape_.row(), rows);
       column += map.out;
     }
     if (!query_norm_) return;
+    if (rotates_ && rotates_first_) rotate(call, projected, 1.0F);
     const std::size_t row = shape_.row();
     T* const keys = qkv + shape_.width();
     auto& ops = this->ops_;
@@ -323,6 +332,7 @@ class AttentionPart final : public LayerPart<T> {
   bool whole_rows_ = false;       ///< see HeadMaps
   bool output_gate_ = false;      ///< results of attention are gated
   bool separate_gate_ = false;    ///< the second map makes the gates
+  bool rotates_first_ = false;    ///< see HeadMaps
   bool norms_values_ = false;     ///< whether rows before norms have values, too
   bool keys_are_values_ = false;  ///< keys before their norm are values, too
   std::optional<LatentHeads<T>> latent_;

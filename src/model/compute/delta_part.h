@@ -27,7 +27,8 @@ class DeltaPart final : public LayerPart<T> {
                 .value_heads = spec.value_heads,
                 .key_width = spec.key_width,
                 .value_width = spec.value_width,
-                .taps = spec.taps}),
+                .taps = spec.taps,
+                .beta_factor = static_cast<float>(spec.beta_factor)}),
         by_key_head_(spec.by_key_head),
         shift_(binder.offset(spec.shift)),
         decay_(binder.offset(spec.decay)),
@@ -35,18 +36,25 @@ class DeltaPart final : public LayerPart<T> {
     std::vector<std::size_t> outputs = {shape_.channels(), shape_.values(), shape_.value_heads,
                                         shape_.value_heads};
     if (by_key_head_) outputs = {shape_.betas_at(), 2 * shape_.value_heads};
+    if (spec.maps.size() == 6) {
+      outputs.erase(outputs.begin());
+      outputs.insert(outputs.begin(), {shape_.keys(), shape_.keys(), shape_.values()});
+    }
     for (std::size_t i = 0; i < spec.maps.size(); ++i) {
       const auto ranges = binder.ranges(spec.maps[i], tools.hidden, outputs.at(i));
       inputs_.insert(inputs_.end(), ranges.begin(), ranges.end());
     }
     inputs_ = joined(inputs_);
     number_adapters(inputs_);
-    if (!binder.is_tile()) norm_ = binder.norm({.name = spec.norm});
+    norm_.epsilon = static_cast<float>(spec.norm.epsilon);
+    if (!binder.is_tile()) norm_ = binder.norm(spec.norm);
     if (binder.block() == nullptr) return;
-    const std::string& convolution = binder.block()->tensor(spec.convolution + ".weight").name;
-    for (const TensorSpec& tensor : binder.block()->tensors) {
-      if (tensor.name != convolution) continue;
-      convolution_.push_back({tensor.offset, tensor.offset + tensor.size});
+    for (const std::string& name : spec.convolution) {
+      const std::string& convolution = binder.block()->tensor(name + ".weight").name;
+      for (const TensorSpec& tensor : binder.block()->tensors) {
+        if (tensor.name != convolution) continue;
+        convolution_.push_back({tensor.offset, tensor.offset + tensor.size});
+      }
     }
   }
 
@@ -218,7 +226,7 @@ class DeltaPart final : public LayerPart<T> {
   DeltaShape shape_;
   bool by_key_head_;
   std::vector<LinearAt> inputs_;
-  /// A tile has three ranges: channels of queries, keys and values.
+  /// One range, or three: channels of queries, keys and values.
   std::vector<ElementRange> convolution_;
   Elems shift_;
   Elems decay_;

@@ -25,12 +25,14 @@ Experts<T>::Experts(const Architecture& model, std::size_t tokens, DeviceOps<T>&
       routers_.push_back(b);
       bound_[b].router = find_linear(block, spec.router);
       if (!spec.correction.empty()) bound_[b].correction = block.tensor(spec.correction).offset;
-      shape_ = {tokens,       spec.count,  spec.per_token,   spec.renormalises,
-                spec.sigmoid, spec.groups, spec.kept_groups, spec.factor};
+      corrects_ = !spec.correction.empty();
+      shape_ = {tokens,      spec.count,       spec.per_token, spec.renormalises, spec.sigmoid,
+                spec.groups, spec.kept_groups, spec.factor,    spec.least_sum};
       wide_ = std::max(spec.width, spec.shared_width);
       continue;
     }
     if (shared) gates_shared_ = !spec.shared_gate.empty();
+    if (shared) shared_factor_ = spec.shared_factor;
     if (shared && gates_shared_) bound_[b].router = find_linear(block, spec.shared_gate);
     bind_maps(block, spec, shared ? spec.shared_prefix : spec.of_expert(block.expert, ""),
               bound_[b]);
@@ -66,7 +68,7 @@ void Experts<T>::take_memory(Bump& bump) {
   dactivated_ = bump.take<T>(chunk_ * wide_);
   sums_ = bump.take<float>(chunk_ * width_);
   gate_ = Routing::take(bump, gate_shape());
-  if (shape_.sigmoid) moved_ = bump.take<float>(shape_.experts);
+  if (corrects_) moved_ = bump.take<float>(shape_.experts);
   if (sharers_ == 1) return;
   sent_ = bump.take<T>(chunk_ * width_);
   returned_ = bump.take<float>(chunk_ * width_);
@@ -197,6 +199,11 @@ void Experts<T>::bind_maps(const BlockSpec& block, const ExpertsSpec& spec,
   if (spec.stacked) {
     bound.in = {find_stacked(block, before + spec.gate)};
     bound.out = find_stacked(block, before + spec.down);
+    return;
+  }
+  if (block.content == BlockContent::shared_expert && !spec.shared_in.empty()) {
+    bound.in = {find_linear(block, before + spec.shared_in)};
+    bound.out = find_linear(block, before + spec.shared_out);
     return;
   }
   bound.in = {find_linear(block, before + spec.gate), find_linear(block, before + spec.up)};

@@ -141,7 +141,8 @@ class Experts {
 
   [[nodiscard]] RouterShape gate_shape() const {
     const std::size_t choices = gates_shared_ ? 2 : 1;
-    return {.rows = shape_.rows, .experts = choices, .per_token = choices};
+    return {
+        .rows = shape_.rows, .experts = choices, .per_token = choices, .factor = shared_factor_};
   }
   /// Computes the weights of all rows for the expert of all rows, which has the first N places.
   void weigh_all(std::size_t block, const BlockWeights<T>& weights, const Rows& at);
@@ -222,6 +223,8 @@ class Experts {
   Routing gate_;                      ///< routing of the expert for all rows
   float* moved_ = nullptr;            ///< [experts], see RouterBiases
   bool gates_shared_ = true;          ///< whether the expert for all rows has a gate
+  bool corrects_ = false;             ///< whether routers have corrections
+  double shared_factor_ = 1.0;        ///< multiplies the weight of the expert for all rows
   std::size_t sharers_ = 1;           ///< ranks that share a block, with one expert each
   // With several sharers, see ExchangeBuffers.
   T* sent_ = nullptr;

@@ -36,6 +36,7 @@ struct DeltaShape {
   std::size_t key_width = 0;    ///< values of a head of queries or keys
   std::size_t value_width = 0;  ///< values of a head of values
   std::size_t taps = 0;         ///< rows that the convolution reads for a row, including its own
+  float beta_factor = 1.0F;     ///< beta is this times a sigmoid
 
   static constexpr std::size_t kChunk = kDeltaChunk;
   /// Chunks per state that the forward pass keeps.

@@ -47,7 +47,8 @@ struct BlockWeights {
   [[nodiscard]] Norm<T> operator[](const NormAt& at) const {
     return {weights + at.weight, at.bias ? weights + *at.bias : nullptr,
             sum(at.weight),      at.bias ? sum(*at.bias) : nullptr,
-            at.offset,           at.epsilon};
+            at.offset,           at.epsilon,
+            at.centred};
   }
   /// Returns the sinks at `logits`, if there are any.
   [[nodiscard]] AttentionSinks<T> sinks(const std::optional<Elems>& logits) const {

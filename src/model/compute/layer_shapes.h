@@ -75,7 +75,8 @@ inline DeltaShape delta_shape(const ModelConfig& config, const AttentionShape& a
             .value_heads = delta->value_heads,
             .key_width = delta->key_width,
             .value_width = delta->value_width,
-            .taps = delta->taps};
+            .taps = delta->taps,
+            .beta_factor = static_cast<float>(delta->beta_factor)};
   }
   return {};
 }

@@ -37,7 +37,7 @@ struct SharedNorm {
 };
 inline std::vector<SharedNorm> shared_norms(const BodySpec& body, const HeadNorms& places) {
   if (const auto* const delta = std::get_if<DeltaSpec>(&body)) {
-    return {{{.name = delta->norm}, 0, delta->value_width}};
+    return {{delta->norm, 0, delta->value_width}};
   }
   const auto* const attention = std::get_if<AttentionSpec>(&body);
   const auto* const maps = attention == nullptr ? nullptr : std::get_if<HeadMaps>(&attention->maps);
@@ -81,10 +81,10 @@ class ModelLayers {
       if (block.kind == BlockKind::layer) add_block(model.config, block);
     }
     workspace_ = workspace_bytes();
-    if (!tools_.tiles) return;
     for (const LayerSpec& spec : specs_) {
       const auto* const delta = spec.find<DeltaSpec>();
-      if (delta != nullptr) taps_ = delta->channels() * delta->taps;
+      if (delta == nullptr || (!tools_.tiles && delta->convolution.size() == 1)) continue;
+      taps_ = delta->channels() * delta->taps;
     }
   }
   ModelLayers(const ModelLayers&) = delete;

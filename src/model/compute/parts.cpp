@@ -31,12 +31,9 @@ std::vector<LinearAt> Binder::ranges(const MapSpec& spec, std::size_t in, std::s
 NormAt Binder::norm(const NormSpec& spec) const {
   NormAt at = {.offset = spec.offset,
                .epsilon = static_cast<float>(spec.epsilon),
+               .centred = spec.layer_norm,
                .plain = spec.name.empty()};
-  if (block_ == nullptr || at.plain) return at;
-  const NormAt found = find_norm(*block_, spec.name);
-  at.weight = found.weight;
-  at.bias = found.bias;
-  return at;
+  return block_ == nullptr || at.plain ? at : find_norm(*block_, spec);
 }
 
 Elems Binder::offset(std::string_view name) const {

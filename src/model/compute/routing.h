@@ -15,9 +15,9 @@ namespace ballast::model {
 /// Instead of an expert: a padding row is sent to none.
 inline constexpr std::int32_t kNoExpert = -1;
 
-/// Routing rule. With softmax: softmax over the logits of all experts, then the `per_token`
-/// largest. With sigmoid: the score of an expert is the sigmoid of its logit. Experts are chosen by
-/// their score plus a correction (RouterBiases::correction), and weighted by their score alone. If
+/// Routing rule. The scores of experts are the softmax of all logits or, with sigmoid, the sigmoid
+/// of each. The `per_token` experts with the largest score plus correction
+/// (RouterBiases::correction) are chosen, and weighted by their score alone. If
 /// there are several groups of consecutive experts, only those of the best `kept_groups` groups can
 /// be chosen. A group is as good as the sum of its two best corrected scores (DeepSeek-AI,
 /// "DeepSeek-V3", 2024, equations 12 to 16). Ties go to the lower number.
@@ -29,7 +29,8 @@ struct RouterShape {
   bool sigmoid = false;
   std::size_t groups = 1;
   std::size_t kept_groups = 1;
-  double factor = 1.0;  ///< weights are multiplied by it, after the division
+  double factor = 1.0;     ///< weights are multiplied by it, after the division
+  double least_sum = 0.0;  ///< lower bound of the divisor of a softmax's weights
   [[nodiscard]] std::size_t choices() const { return rows * per_token; }
   /// Row stride of logits and of their gradients, in elements.
   [[nodiscard]] std::size_t step() const { return (experts + 7) / 8 * 8; }

@@ -18,6 +18,7 @@ struct NormAt {
   std::optional<Elems> bias;
   float offset = 0.0F;   ///< see Norm
   float epsilon = 0.0F;  ///< see Norm
+  bool centred = false;  ///< see Norm
   bool plain = false;    ///< has no weights
 };
 
@@ -52,8 +53,12 @@ inline std::optional<Elems> find_bias(const BlockSpec& block, std::string_view n
 
 /// Finds NAME.weight and, if the block has it, NAME.bias: a LayerNorm has a bias, an RMSNorm does
 /// not.
-inline NormAt find_norm(const BlockSpec& block, std::string_view name, float offset = 0.0F) {
-  return {block.tensor(std::string(name) + ".weight").offset, find_bias(block, name), offset};
+inline NormAt find_norm(const BlockSpec& block, const NormSpec& spec) {
+  return {.weight = block.tensor(spec.name + ".weight").offset,
+          .bias = find_bias(block, spec.name),
+          .offset = spec.offset,
+          .epsilon = static_cast<float>(spec.epsilon),
+          .centred = spec.layer_norm};
 }
 
 /// Finds NAME.lora_A.weight, NAME.lora_B.weight and NAME.lora_magnitude_vector, if present.

@@ -114,8 +114,7 @@ class HeadKernels {
       : model_(model),
         tokens_(shape.tokens()),
         views_(model, shape),
-        norm_(
-            find_norm(model.blocks[model.head()], model.outer.norm.name, model.outer.norm.offset)),
+        norm_(find_norm(model.blocks[model.head()], model.outer.norm)),
         ops_(ops),
         head_(head),
         tile_sums_(tile_sums) {}

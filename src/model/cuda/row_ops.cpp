@@ -22,7 +22,7 @@ class CudaNorms final : public NormOps<T>, OnStream {
   void norm(const Norm<T>& weights, const T* x, T* y, std::size_t rows,
             const T* residual) override {
     check(cuda::norm(queue(), x, weights.weight, weights.bias, weights.epsilon_or(extents_.epsilon),
-                     residual, y, {rows, extents_.hidden}, {}, weights.offset),
+                     residual, y, {rows, extents_.hidden}, {}, weights.offset, weights.centred),
           "norm", {rows, extents_.hidden});
   }
   void norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual, T* dx,
@@ -30,7 +30,7 @@ class CudaNorms final : public NormOps<T>, OnStream {
     check(cuda::norm_backward(queue(), x, weights.weight, dy, weights.epsilon_or(extents_.epsilon),
                               residual, dx, weights.weight_gradient, weights.bias_gradient,
                               state_->partials, {rows, extents_.hidden}, {}, weights.offset,
-                              weights.bias != nullptr),
+                              weights.centred || weights.bias != nullptr),
           "gradient of norm", {rows, extents_.hidden});
   }
   void norm_groups(const Norm<T>& weights, const Groups& groups, const T* x, std::size_t x_step,

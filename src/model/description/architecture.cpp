@@ -38,6 +38,7 @@ std::vector<std::uint64_t> TensorSpec::whole_shape() const {
     return whole;
   }
   if (!stored.as_columns) whole.front() = rows_in_all;
+  if (stored.as_row) whole.insert(whole.begin(), 1);
   if (whole.size() > 1) whole.back() = cuts_rows() ? columns_in_all : whole.back();
   return whole;
 }

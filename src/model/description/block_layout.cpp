@@ -65,7 +65,7 @@ BlockBuilder& BlockBuilder::add_buffer(std::string_view name, std::uint64_t size
 BlockBuilder& BlockBuilder::add_norm(const NormSpec& norm, std::uint64_t width) {
   if (norm.name.empty()) return *this;
   add(norm.name + ".weight", {width}, norm.offset != 0.0F ? Init::zeros : Init::ones);
-  if (norm.layer_norm) add(norm.name + ".bias", {width}, Init::zeros);
+  if (norm.layer_norm && norm.biased) add(norm.name + ".bias", {width}, Init::zeros);
   return *this;
 }
 
@@ -106,6 +106,11 @@ BlockBuilder& BlockBuilder::stored_by(const StoredRows& rows, std::uint64_t inde
     }
     if (matrix) return *this;
   }
+  return *this;
+}
+
+BlockBuilder& BlockBuilder::as_row() {
+  block_.tensors.back().stored.as_row = true;
   return *this;
 }
 

@@ -68,11 +68,17 @@ class LayerTensors {
     if (experts.router_bias) {
       block_.add(experts.router + ".bias", {experts.count}, Init::normal, config_.init_stddev);
     }
-    if (!experts.correction.empty()) block_.add_buffer(experts.correction, experts.count);
+    if (experts.correction.empty()) return;
+    block_.add_buffer(experts.correction, experts.count);
+    if (experts.correction_row) block_.as_row();
   }
   void shared_expert(const ExpertsSpec& experts) {
     if (!experts.shared_gate.empty()) linear({.name = experts.shared_gate}, config_.hidden_size, 1);
-    expert_maps(experts, experts.shared_prefix, experts.shared_width);
+    const std::uint64_t wide = experts.shared_width;
+    if (experts.shared_in.empty()) return expert_maps(experts, experts.shared_prefix, wide);
+    linear({.name = experts.shared_prefix + experts.shared_in}, config_.hidden_size, 2 * wide);
+    block_.add_last_product(experts.shared_prefix + experts.shared_out + ".weight",
+                            {config_.hidden_size, wide}, config_.init_stddev);
   }
   void expert(const ExpertsSpec& experts, std::uint64_t number) {
     if (experts.fused) return fused_maps(experts, number);
@@ -108,14 +114,22 @@ class LayerTensors {
               delta.channels() + values);
       outputs(delta.maps.at(1), h, {share(0, 2 * heads)}, 2 * heads);
     } else {
-      outputs(delta.maps.at(0), h, channels, delta.channels());
-      outputs(delta.maps.at(1), h, {share(0, values)}, values);
-      for (std::size_t i : {2, 3}) outputs(delta.maps.at(i), h, {share(0, heads)}, heads);
+      std::vector<std::uint64_t> apart = {delta.keys(), delta.keys(), values, values, heads, heads};
+      if (delta.maps.size() == 4) {
+        outputs(delta.maps.front(), h, channels, delta.channels());
+        apart.erase(apart.begin(), apart.begin() + 2);
+      }
+      for (std::size_t i = delta.maps.size() == 4 ? 1 : 0; i < delta.maps.size(); ++i) {
+        outputs(delta.maps[i], h, {share(0, apart.at(i))}, apart.at(i));
+      }
     }
-    for (const TileRange& range : channels) {
-      block_.add(delta.convolution + ".weight", {range.size, 1, delta.taps}, Init::uniform,
-                 1.0 / std::sqrt(static_cast<double>(delta.taps)));
-      block_.rows_of(delta.channels(), range.first);
+    if (delta.convolution.size() == 1) {
+      taps(delta, delta.convolution.front(), channels, delta.channels());
+    } else {
+      const std::vector<std::uint64_t> widths = {delta.keys(), delta.keys(), values};
+      for (std::size_t i = 0; i < widths.size(); ++i) {
+        taps(delta, delta.convolution.at(i), {share(0, widths[i])}, widths[i]);
+      }
     }
     const TileRange own = share(0, heads);
     block_.add(delta.shift, {own.size}, Init::ones).rows_of(heads, own.first);
@@ -139,6 +153,14 @@ class LayerTensors {
     // Counts like attention to the tokens that it reads.
     block_.attend(own.size, convolution.taps);
     last_map(convolution.out, channels, own, last);
+  }
+  void taps(const DeltaSpec& delta, const std::string& name, const std::vector<TileRange>& ranges,
+            std::uint64_t channels) {
+    for (const TileRange& range : ranges) {
+      block_.add(name + ".weight", {range.size, 1, delta.taps}, Init::uniform,
+                 1.0 / std::sqrt(static_cast<double>(delta.taps)));
+      block_.rows_of(channels, range.first);
+    }
   }
   void add(const MlpSpec& mlp, bool last) {
     const std::uint64_t wide = mlp.width;
@@ -211,9 +233,7 @@ class LayerTensors {
     norm(maps->query_norm, width(attention.heads.heads));
     norm(maps->key_norm, width(attention.heads.kv_heads));
   }
-  void delta_norm(const DeltaSpec& delta) {
-    block_.add(delta.norm + ".weight", {delta.value_width}, Init::ones);
-  }
+  void delta_norm(const DeltaSpec& delta) { norm(delta.norm, delta.value_width); }
   void experts_beside_mlp(const LayerExpertsSpec& experts) {
     const std::uint64_t h = config_.hidden_size;
     const std::uint64_t wide = experts.width;

@@ -35,10 +35,11 @@ struct MapSpec {
 /// AttentionSpec::keys_of is another layer: that of queries.
 struct HeadMaps {
   std::vector<MapSpec> maps;
-  std::optional<NormSpec> query_norm;  ///< RMSNorms before rotary positions
+  std::optional<NormSpec> query_norm;  ///< RMSNorms
   std::optional<NormSpec> key_norm;
   std::optional<NormSpec> value_norm;  ///< per head, without weights; needs key_norm
   bool whole_rows = false;             ///< norms over all heads together; false: per head
+  bool rotates_first = false;          ///< norms are after rotary positions; false: before
   /// In files, the rows of the only map are queries, keys and values of each head.
   bool interleaved = false;
   /// The map of queries also makes a gate per value of the results of attention, which multiply
@@ -105,19 +106,20 @@ struct AttentionSpec {
 
 /// Gated delta net: a causal convolution over the channels of queries, keys and values, a
 /// recurrence per head (host/delta_rule.h), and a gated norm. The outputs of `maps` are, side by
-/// side, queries, keys, values, gates, `b` and `a`. If `by_key_head`, there are two maps: one for
-/// the first four of these, for one head of keys after the other, and one for `b` and `a`. Source:
-/// Yang et al., "Gated Delta Networks", 2025.
+/// side, queries, keys, values, gates, `b` and `a`: each has a map, or the first three have one. If
+/// `by_key_head`, there are two maps: one for the first four of these, for one head of keys after
+/// the other, and one for `b` and `a`. Source: Yang et al., "Gated Delta Networks", 2025.
 struct DeltaSpec {
   std::uint64_t key_heads = 0;    ///< heads of queries and of keys
   std::uint64_t value_heads = 0;  ///< a multiple of key_heads
   std::uint64_t key_width = 0;
   std::uint64_t value_width = 0;
-  std::uint64_t taps = 0;   ///< width of the convolution
-  std::string convolution;  ///< [channels, 1, taps]
-  std::string decay;        ///< [value_heads], the logarithms of the decay rates
-  std::string shift;        ///< [value_heads]
-  std::string norm;         ///< [value_width]
+  std::uint64_t taps = 0;                ///< width of the convolution
+  double beta_factor = 1.0;              ///< multiplies beta; 2: eigenvalues may be negative
+  std::vector<std::string> convolution;  ///< [channels, 1, taps], or of queries, keys and values
+  std::string decay;                     ///< [value_heads], the logarithms of the decay rates
+  std::string shift;                     ///< [value_heads]
+  NormSpec norm;                         ///< [value_width]
   bool by_key_head = false;
   std::vector<MapSpec> maps;
   MapSpec out;
@@ -163,6 +165,8 @@ struct ExpertsSpec {
   bool renormalises = false;    ///< the weights of a token's experts are divided by their sum
   bool sigmoid = false;         ///< scores are sigmoids of the logits; false: their softmax
   std::string correction;       ///< buffer [count], added to scores for the choice; "": none
+  bool correction_row = false;  ///< files have the buffer as [1, count]
+  double least_sum = 0.0;       ///< lower bound of the sum that renormalises a softmax's weights
   std::uint64_t groups = 1;     ///< see RouterShape
   std::uint64_t kept_groups = 1;
   double factor = 1.0;  ///< for the weights of a token's experts
@@ -186,7 +190,10 @@ struct ExpertsSpec {
   /// its weight. Without that map, its weight is 1.
   std::uint64_t shared_width = 0;  ///< 0: none
   std::string shared_prefix;
+  std::string shared_in;   ///< one map with the rows of gate before those of up; "": `gate`, `up`
+  std::string shared_out;  ///< the last map, if shared_in is given
   std::string shared_gate;
+  double shared_factor = 1.0;  ///< multiplies its weight
 
   [[nodiscard]] std::string of_expert(std::uint64_t number, const std::string& name) const {
     return stacked || fused ? prefix + name : prefix + std::to_string(number) + "." + name;

@@ -199,7 +199,8 @@ void DeltaRule<T>::load_decays(const DeltaInputs<T>& in, const Chunk& chunk,
     const T* const b = in.betas + (chunk.row + i) * in.betas_step + chunk.head;
     const bool continues = position(i) > i;  // the document began before the chunk
     s.first[i] = continues ? 0 : static_cast<std::int32_t>(i - position(i));
-    s.beta[i] = static_cast<float>(logistic(static_cast<double>(to_float(b[0]))));
+    s.beta[i] =
+        shape_.beta_factor * static_cast<float>(logistic(static_cast<double>(to_float(b[0]))));
     const double a = static_cast<double>(to_float(b[shape_.value_heads])) + shift;
     const double before = position(i) == 0 || i == 0 ? 0.0 : static_cast<double>(s.sums[i - 1]);
     s.sums[i] = static_cast<float>(before - rate * softplus(a));
@@ -446,8 +447,10 @@ void DeltaRule<T>::differentiate_decays(const DeltaInputs<T>& in, const Chunk& c
         to_float(in.betas[row * in.betas_step + shape_.value_heads + chunk.head]));
     const double da = -dg * rate * logistic(a + shift);
     const double beta = static_cast<double>(s.beta[i]);
+    const double sigmoid = beta / static_cast<double>(shape_.beta_factor);
     T* const d = to.betas + row * to.step + chunk.head;
-    d[0] = from_float<T>(static_cast<float>(static_cast<double>(s.dbeta[i]) * beta * (1.0 - beta)));
+    d[0] =
+        from_float<T>(static_cast<float>(static_cast<double>(s.dbeta[i]) * beta * (1.0 - sigmoid)));
     d[shape_.value_heads] = from_float<T>(static_cast<float>(da));
     decay_gradients_[unit] -= dg * rate * softplus(a + shift);
     shift_gradients_[unit] += da;

@@ -12,9 +12,9 @@
 namespace ballast::model::host {
 
 /// The recurrence of a gated delta net, per head of values: S = exp(g) S, u = beta (v - S^T k),
-/// S += k u^T, o = S^T q, with g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b), and
-/// queries and keys of unit length. The state S [key_width, value_width] is zero at the start of
-/// each document.
+/// S += k u^T, o = S^T q, with g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b) (times
+/// DeltaShape::beta_factor), and queries and keys of unit length. The state S [key_width,
+/// value_width] is zero at the start of each document.
 ///
 /// Rows are computed in chunks of DeltaShape::kChunk, in fp32: the updates of a chunk solve a
 /// triangular system (the WY form). Source: Yang et al., "Gated Delta Networks", 2025, section 3.

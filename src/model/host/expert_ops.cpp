@@ -30,7 +30,7 @@ double rows_of(const RouterShape& shape, const RouterTotals& totals) {
 /// The divisor of a token's weights. `sum`: that of the chosen probabilities.
 double divisor_of(const RouterShape& shape, double sum) {
   if (!shape.renormalises) return 1.0;
-  return shape.sigmoid ? sum + kLeastScoreSum : sum;
+  return shape.sigmoid ? sum + kLeastScoreSum : std::max(sum, shape.least_sum);
 }
 
 /// Writes the probabilities of a row. Returns the logarithm of the softmax's sum.
@@ -46,14 +46,12 @@ double softmax(const float* logits, std::size_t experts, float* probabilities) {
   return largest + std::log(total);
 }
 
-/// Writes the sigmoids of a row, and replaces the logits by corrected scores. Returns the sum of
-/// the sigmoids.
-double sigmoids(float* logits, const float* correction, std::size_t experts, float* scores) {
+/// Writes the sigmoids of a row. Returns their sum.
+double sigmoids(const float* logits, std::size_t experts, float* scores) {
   double total = 0.0;
   for (std::size_t e = 0; e < experts; ++e) {
     scores[e] = static_cast<float>(formulas::sigmoid(static_cast<double>(logits[e])));
     total += static_cast<double>(scores[e]);
-    logits[e] = scores[e] + (correction == nullptr ? 0.0F : correction[e]);
   }
   return total;
 }
@@ -87,8 +85,8 @@ void drop_groups(const RouterShape& shape, float* scores) {
 }
 
 /// Computes scores, choice and weights of one row. `logits`: the row's [experts]; null for a
-/// padding row, which chooses nothing. With sigmoid, corrected scores overwrite the logits.
-/// `correction`: [experts], or null.
+/// padding row, which chooses nothing. With sigmoid or a correction, corrected scores overwrite the
+/// logits. `correction`: [experts], or null.
 void route_row(const RouterShape& shape, float* logits, const float* correction, std::size_t row,
                const Routing& to) {
   if (logits == nullptr) {
@@ -100,9 +98,13 @@ void route_row(const RouterShape& shape, float* logits, const float* correction,
   }
   const std::size_t experts = shape.experts;
   float* const probabilities = to.probabilities + row * experts;
-  to.log_sums[row] =
-      static_cast<float>(shape.sigmoid ? sigmoids(logits, correction, experts, probabilities)
-                                       : softmax(logits, experts, probabilities));
+  to.log_sums[row] = static_cast<float>(shape.sigmoid ? sigmoids(logits, experts, probabilities)
+                                                      : softmax(logits, experts, probabilities));
+  if (shape.sigmoid || correction != nullptr) {
+    for (std::size_t e = 0; e < experts; ++e) {
+      logits[e] = probabilities[e] + (correction == nullptr ? 0.0F : correction[e]);
+    }
+  }
   if (shape.groups > 1) drop_groups(shape, logits);
   std::int32_t* const chosen = to.chosen + row * shape.per_token;
   float* const weights = to.weights + row * shape.per_token;
@@ -182,8 +184,9 @@ void RouterGradient::add_choices(std::size_t row, double* gradients) const {
     along += static_cast<double>(routing_.weight_gradients[at + k]) *
              static_cast<double>(routing_.weights[at + k]);
   }
-  if (!shape_.renormalises) along = 0.0;
   const double divisor = divisor_of(shape_, chosen);
+  const bool is_constant = !shape_.sigmoid && chosen < shape_.least_sum;
+  if (!shape_.renormalises || is_constant) along = 0.0;
   for (std::size_t k = 0; k < shape_.per_token; ++k) {
     const double gradient = static_cast<double>(routing_.weight_gradients[at + k]) * shape_.factor;
     gradients[routing_.chosen[at + k]] += (gradient - along) / divisor;

@@ -36,11 +36,11 @@ struct RowKernels {
   using A = Acc<T>;
   using Size = std::size_t;
 
-  /// y = residual (null: 0) + (x - mean) / sqrt(variance + epsilon) * weight + bias per row. `bias`
-  /// null: RMSNorm, without mean and bias, with `offset` added to the weight. Source: Ba et al.
-  /// 2016; Zhang & Sennrich 2019.
+  /// y = residual (null: 0) + (x - mean) / sqrt(variance + epsilon) * weight + bias (null: 0) per
+  /// row. Not `centred`: RMSNorm, without mean and bias, with `offset` added to the weight. Source:
+  /// Ba et al. 2016; Zhang & Sennrich 2019.
   void (*norm)(const T* x, const T* weight, const T* bias, A offset, A epsilon, const T* residual,
-               T* y, Size rows, Size width);
+               T* y, Size rows, Size width, bool centred);
   /// dx = residual (null: 0) + gradient of x. dx may be residual, dy or x. `bias_sum` null:
   /// RMSNorm.
   void (*norm_backward)(const T* x, const T* weight, const T* dy, A offset, A epsilon,

@@ -55,7 +55,9 @@ void norm_rows(const T* x, const T* weight, const T* bias, Acc<T> offset, Acc<T>
     for_row<A>(width, [&](Size i, auto part) {
       Vec<A> n = (get(x + i, part) - Vec<A>(row.mean)) * Vec<A>(row.factor) *
                  get_weight<kind>(weight + i, part, offset);
-      if constexpr (kCentred) n += get(bias + i, part);
+      if constexpr (kCentred) {
+        if (bias != nullptr) n += get(bias + i, part);
+      }
       if (residual != nullptr) n += get(residual + r * width + i, part);
       put(y + i, n, part);
     });
@@ -64,10 +66,10 @@ void norm_rows(const T* x, const T* weight, const T* bias, Acc<T> offset, Acc<T>
 
 template <class T>
 void norm(const T* x, const T* weight, const T* bias, Acc<T> offset, Acc<T> epsilon,
-          const T* residual, T* y, Size rows, Size width) {
-  const auto kernel = bias != nullptr       ? norm_rows<NormKind::centred, T>
-                      : offset == Acc<T>(0) ? norm_rows<NormKind::plain, T>
-                                            : norm_rows<NormKind::shifted, T>;
+          const T* residual, T* y, Size rows, Size width, bool centred = false) {
+  const auto kernel = centred || bias != nullptr ? norm_rows<NormKind::centred, T>
+                      : offset == Acc<T>(0)      ? norm_rows<NormKind::plain, T>
+                                                 : norm_rows<NormKind::shifted, T>;
   kernel(x, weight, bias, offset, epsilon, residual, y, rows, width);
 }
 

@@ -28,6 +28,11 @@ void by_rows(Range range, const auto& matrix, const auto& piece) {
 }
 
 template <class T>
+bool is_centred(const Norm<T>& weights) {
+  return weights.centred || weights.bias != nullptr;
+}
+
+template <class T>
 class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
  public:
   explicit HostRows(State<T> state) : state_(std::move(state)), kernels_(state_->kernels.rows) {}
@@ -39,13 +44,13 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
       kernels_.norm(x + at, weights.weight, weights.bias, weights.offset,
                     weights.epsilon_or(state_->extents.epsilon),
                     residual == nullptr ? nullptr : residual + at, y + at, r.size(),
-                    state_->extents.hidden);
+                    state_->extents.hidden, weights.centred);
     });
   }
   void norm_backward(const Norm<T>& weights, const T* x, const T* dy, const T* residual, T* dx,
                      std::size_t rows) override {
     const KernelClock clock(KernelGroup::norm);
-    const bool centred = weights.bias != nullptr;
+    const bool centred = is_centred(weights);
     sum_parts(rows, state_->extents.hidden, [&](Range r, float* of_weight, float* of_bias) {
       const std::size_t at = r.begin * state_->extents.hidden;
       kernels_.norm_backward(x + at, weights.weight, dy + at, weights.offset,
@@ -54,7 +59,7 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
                              centred ? of_bias : nullptr, r.size(), state_->extents.hidden);
     });
     add_sums(rows, 0, weights.weight_gradient, state_->extents.hidden);
-    if (centred) add_sums(rows, 1, weights.bias_gradient, state_->extents.hidden);
+    if (weights.bias != nullptr) add_sums(rows, 1, weights.bias_gradient, state_->extents.hidden);
   }
   void norm_groups(const Norm<T>& w, const Groups& groups, const T* x, std::size_t x_step, T* y,
                    std::size_t y_step) override {
@@ -62,7 +67,7 @@ class HostRows final : public NormOps<T>, public ElementwiseOps<T> {
       for (std::size_t row = r.begin; row < r.end; ++row) {
         kernels_.norm(x + row * x_step, w.weight, nullptr, w.offset,
                       w.epsilon_or(state_->extents.epsilon), nullptr, y + row * y_step,
-                      groups.count, groups.width);
+                      groups.count, groups.width, false);
       }
     });
   }

@@ -46,11 +46,12 @@ struct Angles {
 template <class T>
 struct Norm {
   const T* weight = nullptr;
-  const T* bias = nullptr;  ///< null: RMSNorm
+  const T* bias = nullptr;
   float* weight_gradient = nullptr;
   float* bias_gradient = nullptr;
   float offset = 0.0F;   ///< for an RMSNorm: values are multiplied by offset + weight
   float epsilon = 0.0F;  ///< 0: the model's
+  bool centred = false;  ///< LayerNorm; false: RMSNorm, unless there is a bias
 
   [[nodiscard]] float epsilon_or(float of_model) const {
     return epsilon > 0.0F ? epsilon : of_model;

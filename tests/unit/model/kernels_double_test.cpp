@@ -34,7 +34,7 @@ void expect_gradient(const std::function<double()>& loss, Values& x, const Value
   }
 }
 
-void check_norm(bool centred, double offset = 0.0) {
+void check_norm(bool centred, double offset = 0.0, bool biased = true) {
   constexpr std::size_t kRows = 3;
   constexpr std::size_t kWidth = 37;
   Values x = normals(kRows * kWidth, 1, 1.5, 0.7);
@@ -45,8 +45,8 @@ void check_norm(bool centred, double offset = 0.0) {
   const double epsilon = 1e-5;
   const auto loss = [&] {
     Values y(x.size());
-    in_double::norm<double>(x.data(), weight.data(), centred ? bias.data() : nullptr, offset,
-                            epsilon, nullptr, y.data(), kRows, kWidth);
+    in_double::norm<double>(x.data(), weight.data(), centred && biased ? bias.data() : nullptr,
+                            offset, epsilon, nullptr, y.data(), kRows, kWidth, centred);
     return dot(y, dy);
   };
   Values dx(x.size());
@@ -58,11 +58,15 @@ void check_norm(bool centred, double offset = 0.0) {
   for (std::size_t i = 0; i < dx.size(); ++i) dx[i] -= residual[i];
   expect_gradient(loss, x, dx, "x");
   expect_gradient(loss, weight, dweight, "weight");
-  if (centred) expect_gradient(loss, bias, dbias, "bias");
+  if (centred && biased) expect_gradient(loss, bias, dbias, "bias");
 }
 
 TEST(DoubleKernels, LayerNormsGradientIsItsDerivative) {
   check_norm(true);
+}
+
+TEST(DoubleKernels, GradientOfALayerNormWithoutBiasIsItsDerivative) {
+  check_norm(true, 0.0, false);
 }
 
 TEST(DoubleKernels, RmsNormsGradientIsItsDerivative) {

@@ -87,7 +87,7 @@ class Plain {
     const Values k = unit(&channels[s_.keys() + key_head * dk], dk, 1.0);
     const double* const v = &channels[2 * s_.keys() + head * dv];
     const double* const gates = &in.x[row * s_.row() + s_.betas_at()];
-    const double beta = sigmoid(gates[head]);
+    const double beta = static_cast<double>(s_.beta_factor) * sigmoid(gates[head]);
     const double g = -std::exp(in.decay[head]) *
                      std::log1p(std::exp(gates[s_.value_heads + head] + in.shift[head]));
     for (double& value : state) value *= std::exp(g);
@@ -237,6 +237,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(MixerCase{"short_sequence", {2, 37, 1, 2, 5, 9, 3}, {}},
                     MixerCase{"two_chunks", {1, 128, 2, 2, 8, 8, 4}, {}},
                     MixerCase{"packed", {2, 193, 3, 6, 10, 7, 4}, {30, 34, 65, 1, 63}},
+                    MixerCase{"negative_eigenvalues", {2, 193, 2, 4, 6, 5, 4, 2.0F}, {130, 63}},
                     MixerCase{"many_chunks", {1, 577, 1, 3, 6, 11, 4}, {300, 277}}),
     [](const auto& one) { return one.param.name; });
 

@@ -26,6 +26,7 @@ struct Shape {
   unsigned groups;
   unsigned kept_groups;
   double factor;
+  double least_sum;
 };
 Shape shape_of(const RouterShape& shape) {
   return {.rows = shape.rows,
@@ -36,7 +37,8 @@ Shape shape_of(const RouterShape& shape) {
           .sigmoid = shape.sigmoid,
           .groups = static_cast<unsigned>(shape.groups),
           .kept_groups = static_cast<unsigned>(shape.kept_groups),
-          .factor = shape.factor};
+          .factor = shape.factor,
+          .least_sum = shape.least_sum};
 }
 
 /// Launches one warp per row.
@@ -74,16 +76,21 @@ __device__ double softmax(const float* logits, unsigned experts, float* probabil
   return static_cast<double>(largest) + ::log(total);
 }
 
-/// Writes the sigmoids of a row, and replaces the logits by corrected scores. Returns the sum of
-/// the sigmoids.
-template <class T>
-__device__ double sigmoids(float* logits, const RouterBiases<T>& biases, unsigned experts,
-                           float* scores) {
+/// Writes the sigmoids of a row. Returns their sum.
+__device__ double sigmoids(const float* logits, unsigned experts, float* scores) {
   double total = 0.0;
   for (unsigned e = threadIdx.x % kWarp; e < experts; e += kWarp) {
-    const auto score = static_cast<float>(formulas::sigmoid(static_cast<double>(logits[e])));
-    scores[e] = score;
-    total += static_cast<double>(score);
+    scores[e] = static_cast<float>(formulas::sigmoid(static_cast<double>(logits[e])));
+    total += static_cast<double>(scores[e]);
+  }
+  return device::warp_sum(total);
+}
+
+/// Replaces the logits of a row by corrected scores. A lane reads the scores that it has written.
+template <class T>
+__device__ void correct(float* logits, const RouterBiases<T>& biases, unsigned experts,
+                        const float* scores) {
+  for (unsigned e = threadIdx.x % kWarp; e < experts; e += kWarp) {
     float added = 0.0F;
     if (biases.moved != nullptr) {
       added = biases.moved[e];
@@ -92,10 +99,9 @@ __device__ double sigmoids(float* logits, const RouterBiases<T>& biases, unsigne
         added += device::widen(biases.correction[a * experts + e]);
       }
     }
-    logits[e] = score + added;
+    logits[e] = scores[e] + added;
   }
   __syncwarp();  // all lanes see the scores
-  return device::warp_sum(total);
 }
 
 /// Returns the sum of the two largest scores.
@@ -138,7 +144,8 @@ __device__ void drop_groups(const Shape& shape, float* scores, float* of_group) 
 /// The divisor of a token's weights. `sum`: that of the chosen probabilities.
 __device__ double divisor_of(const Shape& shape, double sum) {
   if (!shape.renormalises) return 1.0;
-  return shape.sigmoid ? sum + kLeastScoreSum : sum;
+  if (shape.sigmoid) return sum + kLeastScoreSum;
+  return sum < shape.least_sum ? shape.least_sum : sum;
 }
 
 /// The set of experts that a row has chosen, one bit each, in shared memory.
@@ -220,8 +227,11 @@ __global__ void __launch_bounds__(kRouterThreads)
     __syncwarp();  // all lanes see the sums
   }
   float* const probabilities = to.probabilities + row * shape.experts;
-  const double log_sum = shape.sigmoid ? sigmoids(own, biases, shape.experts, probabilities)
+  const double log_sum = shape.sigmoid ? sigmoids(own, shape.experts, probabilities)
                                        : softmax(own, shape.experts, probabilities);
+  if (shape.sigmoid || biases.moved != nullptr || biases.correction != nullptr) {
+    correct(own, biases, shape.experts, probabilities);
+  }
   if (team.rank() == 0) to.log_sums[row] = static_cast<float>(log_sum);
   const unsigned words = (shape.experts + kBits - 1) / kBits;
   std::uint32_t* const shared = device::dynamic_shared<std::uint32_t>();
@@ -320,8 +330,10 @@ __global__ void __launch_bounds__(kRouterThreads)
     sum += static_cast<double>(probabilities[chosen[k]]);
     along += static_cast<double>(weight_gradients[k]) * static_cast<double>(weights[k]);
   }
-  const double divisor = divisor_of(shape, device::warp_sum(sum));
-  along = shape.renormalises ? device::warp_sum(along) : 0.0;
+  sum = device::warp_sum(sum);
+  const double divisor = divisor_of(shape, sum);
+  const bool is_constant = !shape.sigmoid && sum < shape.least_sum;
+  along = shape.renormalises && !is_constant ? device::warp_sum(along) : 0.0;
   const auto of_choice = [&](unsigned k) {
     return (static_cast<double>(weight_gradients[k]) * shape.factor - along) / divisor;
   };

@@ -229,7 +229,7 @@ __device__ void write_gate_gradients(const WholeChunk<T>& c, const DeltaInputs<T
     const double da = -dg * rate / (1.0 + exp(-x));
     const float beta = c.gates.beta[i];
     T* const d = to.betas + row * to.step + c.at.head;
-    device::narrow(g.beta[i] * beta * (1.0F - beta), d[0]);
+    device::narrow(g.beta[i] * beta * (1.0F - beta / s.beta_factor), d[0]);
     device::narrow(static_cast<float>(da), d[s.value_heads]);
     parts[0][i] = -dg * rate * (x > 20.0 ? x : log1p(exp(x)));
     parts[1][i] = da;

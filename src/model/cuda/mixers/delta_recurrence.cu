@@ -55,7 +55,7 @@ __device__ void load_gates(DeltaScratch::Gates& gates, double* steps, const Delt
     const T* const b = in.betas + (chunk.row + i) * in.betas_step + chunk.head;
     const double a = static_cast<double>(device::widen(b[turn.shape.value_heads])) +
                      static_cast<double>(device::widen(in.shift[chunk.head]));
-    gates.beta[i] = formulas::sigmoid(device::widen(b[0]));
+    gates.beta[i] = turn.shape.beta_factor * formulas::sigmoid(device::widen(b[0]));
     gates.first[i] = continues ? 0 : static_cast<std::int32_t>(i - position);
     steps[i] = -rate * softplus(a);
   }

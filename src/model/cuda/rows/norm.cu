@@ -38,7 +38,9 @@ __global__ void __launch_bounds__(kMaxThreads) norm_rows(NormForward<T> a) {
     float bias[kEight] = {};
     float out[kEight];
     device::read(a.weight + at, weight);
-    if constexpr (centred) device::read(a.bias + at, bias);
+    if constexpr (centred) {
+      if (a.bias != nullptr) device::read(a.bias + at, bias);
+    }
     for (unsigned i = 0; i < kEight; ++i) {
       out[i] = (values[i] - s.mean) * s.factor * (weight[i] + a.offset) + bias[i];
     }
@@ -74,19 +76,20 @@ cudaError_t launch_norm(cudaStream_t stream, const NormForward<T>& a) {
 
 template <class T>
 cudaError_t norm(cudaStream_t stream, const T* x, const T* weight, const T* bias, float epsilon,
-                 const T* residual, T* y, Rows rows, const NormRows& places, float offset) {
+                 const T* residual, T* y, Rows rows, const NormRows& places, float offset,
+                 bool centred) {
   if (rows.count == 0 || rows.width == 0) return cudaSuccess;
   const NormForward<T> a = {
       x, weight, bias, residual, y, epsilon, offset, rows, places_of(places, rows)};
-  return bias != nullptr ? launch_norm<true>(stream, a) : launch_norm<false>(stream, a);
+  return centred || bias != nullptr ? launch_norm<true>(stream, a) : launch_norm<false>(stream, a);
 }
 
 template cudaError_t norm(cudaStream_t, const float*, const float*, const float*, float,
-                          const float*, float*, Rows, const NormRows&, float);
+                          const float*, float*, Rows, const NormRows&, float, bool);
 template cudaError_t norm(cudaStream_t, const Bf16*, const Bf16*, const Bf16*, float, const Bf16*,
-                          Bf16*, Rows, const NormRows&, float);
+                          Bf16*, Rows, const NormRows&, float, bool);
 template cudaError_t norm(cudaStream_t, const F16*, const F16*, const F16*, float, const F16*, F16*,
-                          Rows, const NormRows&, float);
+                          Rows, const NormRows&, float, bool);
 
 namespace {
 

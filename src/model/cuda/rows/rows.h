@@ -36,13 +36,14 @@ struct NormRows {
   std::size_t y_step = 0;  ///< for y, residual, dy and dx; 0: groups * width
 };
 
-/// y = residual (null: 0) + (x - mean) / deviation * weight + bias. If `bias` is null: RMSNorm, x /
-/// deviation * weight. `offset` is added to the weight. Sources: Ba et al., "Layer normalization",
-/// 2016; Zhang & Sennrich, "Root mean square layer normalization", 2019, equation 4.
+/// y = residual (null: 0) + (x - mean) / deviation * weight + bias (null: 0). If neither `centred`
+/// nor given a bias: RMSNorm, x / deviation * weight. `offset` is added to the weight. Sources: Ba
+/// et al., "Layer normalization", 2016; Zhang & Sennrich, "Root mean square layer normalization",
+/// 2019, equation 4.
 template <class T>
 cudaError_t norm(cudaStream_t stream, const T* x, const T* weight, const T* bias, float epsilon,
                  const T* residual, T* y, Rows rows, const NormRows& places = {},
-                 float offset = 0.0F);
+                 float offset = 0.0F, bool centred = false);
 
 /// dx = residual (null: 0) + gradient of x, given dy. Adds the gradients of the weights to
 /// `weight_gradient` and `bias_gradient`, unless null. dx may be residual, dy or x itself. A norm

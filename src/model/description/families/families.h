@@ -28,9 +28,16 @@ namespace ballast::model {
   X(olmo2)                  \
   X(olmo3)                  \
   X(granite)                \
+  X(granite_swa)            \
+  X(granitemoehybrid)       \
   X(arcee)                  \
   X(lfm2)                   \
   X(muse_glimmer)           \
+  X(seed_oss)               \
+  X(exaone4)                \
+  X(hunyuan_v1_dense)       \
+  X(ernie4_5)               \
+  X(cohere2)                \
   X(gemma2)                 \
   X(gemma3)                 \
   X(gemma4)                 \
@@ -40,8 +47,13 @@ namespace ballast::model {
   X(qwen3_moe)              \
   X(olmoe)                  \
   X(gpt_oss)                \
+  X(mellum)                 \
+  X(ernie4_5_moe)           \
+  X(granitemoe_swa)         \
   X(glm4_moe)               \
   X(minimax_m2)             \
+  X(solar_open)             \
+  X(hy_v3)                  \
   X(deepseek_v3)            \
   X(glm4_moe_lite)          \
   X(deepseek_v32)           \
@@ -49,7 +61,8 @@ namespace ballast::model {
   X(mistral4)               \
   X(qwen3_5)                \
   X(qwen3_5_moe)            \
-  X(qwen3_next)
+  X(qwen3_next)             \
+  X(olmo_hybrid)
 
 namespace families {
 #define BALLAST_DECLARE_FAMILY(name) std::unique_ptr<const Family> name();
@@ -67,6 +80,9 @@ struct RotaryUse {
   /// and original_max_position_embeddings, if the first is given.
   bool grows = false;
   std::uint64_t width = 0;  ///< values of a head that may rotate; 0: head_dim
+  /// Type dynamic may have the key alpha a, which multiplies the base by a^(d / (d - 2)) for heads
+  /// of d values, whatever the length.
+  bool alpha = false;
 };
 
 /// Rotary positions described by the keys rope_theta, rope_scaling, partial_rotary_factor (where
@@ -116,6 +132,11 @@ std::vector<DetailKey> with_sparse_layers(std::vector<DetailKey> keys, std::uint
 void check_sparse_layers(const ModelConfig& config, const Refuse& refuse);
 /// Returns whether a layer of these families has experts.
 bool is_sparse(const ModelConfig& config, std::uint64_t index);
+/// Checks the key mlp_layer_types, which is null or has a word for each layer.
+void check_mlp_types(const ModelConfig& config, const Refuse& refuse);
+/// Returns whether a layer has an MLP by mlp_layer_types or, without it, is one of the first
+/// `standard` layers.
+bool has_mlp(const ModelConfig& config, std::uint64_t index, std::uint64_t standard);
 /// Keeps the keys that Hugging Face's configs have.
 std::vector<CheckpointKey> keys_of_checkpoints(std::vector<CheckpointKey> keys);
 /// Returns the experts of one layer, with the most common tensor names.

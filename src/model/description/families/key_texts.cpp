@@ -31,10 +31,13 @@ constexpr auto kTexts = std::to_array<NamedText>(
        "true, false"}},
      {"layer_tiles",
       {"blocks into which the MLP of each layer is cut, see [tiles](memory.md#tiles). Not for "
-       "latent attention, gemma2, gemma3, gemma4, olmo2, olmo3, gpt_neox with "
+       "latent attention, gemma2, gemma3, gemma4, olmo2, olmo3, exaone4, olmo_hybrid, "
+       "cohere2, Granite's families, gpt_neox with "
        "`use_parallel_residual`, and models with experts",
        "chosen by size", "at most one per 16 of `intermediate_size`"}},
-     {"rope_theta", {"base of the rotary positions (not gpt2)", "{defaults}", "above 0"}},
+     {"rope_theta",
+      {"base of the rotary positions (not gpt2)", "{defaults}",
+       "above 0; olmo_hybrid: 0 means no positions, too"}},
      {"rope_scaling",
       {"rotary positions beyond the trained length (not gpt2), see [rotary "
        "positions](models.md#rotary-positions)",
@@ -44,6 +47,21 @@ constexpr auto kTexts = std::to_array<NamedText>(
        "({families})",
        "{defaults}", "above 0"}},
      {"embedding_multiplier", {"factor of the embedding ({families})", "1", "above 0"}},
+     {"logit_scale", {"factor of the logits ({families})", "0.0625", "above 0"}},
+     {"layer_rope_theta",
+      {"list with one entry per layer: the base of its rotary positions, or 0 for none "
+       "({families})",
+       "`rope_theta`", ""}},
+     {"position_embedding_type",
+      {"positions of attention ({families}): `rope`, rotary ones, or `nope`, none", "`nope`",
+       "these"}},
+     {"shared_intermediate_size",
+      {"width of the shared expert, which computes all tokens ({families})", "0: none",
+       "at least 0"}},
+     {"linear_allow_neg_eigval",
+      {"twice the step of the delta rule, so that its matrices may have negative eigenvalues "
+       "({families})",
+       "true", "true, false"}},
      {"attention_multiplier", {"factor of attention scores ({families})", "1", "above 0"}},
      {"residual_multiplier",
       {"factor of the results of attention and the MLP before they are added ({families})", "1",
@@ -102,10 +120,15 @@ constexpr auto kTexts = std::to_array<NamedText>(
      {"use_parallel_residual",
       {"attention and MLP read the same residual stream ({families})", "true", "true, false"}},
      {"attention_bias",
-      {"attention projections have biases ({families}). glm4_moe: those of queries, keys and "
+      {"attention projections have biases ({families}). glm4_moe, solar_open, seed_oss: those of "
+       "queries, keys and "
        "values; latent attention: the maps of the layer's input, except one of queries alone, and "
        "the last one",
        "{defaults}", "true, false"}},
+     {"use_bias",
+      {"all projections of the layers have biases ({families})", "false", "true, false"}},
+     {"attention_out_bias",
+      {"the map of the results of attention has a bias ({families})", "false", "true, false"}},
      {"q_lora_rank",
       {"rank of the map of queries ([latent attention](models.md#latent-attention))",
        "none: one map",
@@ -139,13 +162,18 @@ constexpr auto kTexts = std::to_array<NamedText>(
       {"first layer that has the window, counted from 0 (qwen2, qwen3); qwen2_moe: first layer "
        "without one, qwen3_moe: no effect, all layers have it",
        "28", ""}},
-     {"sliding_window_pattern", {"every n-th layer has no window ({families})", "6", "at least 1"}},
+     {"sliding_window_pattern",
+      {"every n-th layer has no window ({families})", "{defaults}", "at least 1"}},
      {"layer_types",
       {"list with one entry per layer: `full_attention` or `sliding_attention` ({families}). "
-       "Families with `full_attention_interval` have other entries, see there; lfm2: "
+       "Families with `full_attention_interval` have other entries, see there; olmo_hybrid: "
+       "`linear_attention` or `full_attention`; lfm2: "
        "`full_attention`, or `conv` for a [short convolution](models.md#short-convolutions)",
-       "from the keys above; smollm3: a window in the layers without positions; olmo3: none in "
-       "every fourth layer; muse_glimmer: none in every fourth layer, counted from the last; "
+       "from the keys above; smollm3: a window in the layers without positions; olmo3, exaone4: "
+       "none in "
+       "every fourth layer; granite_swa, granitemoe_swa: none in every fourth layer, starting with "
+       "the first; mellum: none; olmo_hybrid: attention in every fourth layer; muse_glimmer: none "
+       "in every fourth layer, counted from the last; "
        "gemma4: none in every sixth layer and the last; gemma2, gpt_oss: a "
        "window in every other layer, starting with the first",
        ""}},
@@ -155,15 +183,18 @@ constexpr auto kTexts = std::to_array<NamedText>(
        "overrides it",
        "4", "at least 1"}},
      {"linear_num_key_heads",
-      {"heads of queries and of keys of a gated delta net ({families})", "16", "at least 1"}},
+      {"heads of queries and of keys of a gated delta net ({families})",
+       "16; olmo_hybrid: `num_heads`", "at least 1"}},
      {"linear_num_value_heads",
-      {"heads of values of a gated delta net ({families})", "32",
+      {"heads of values of a gated delta net ({families})", "32; olmo_hybrid: `num_heads`",
        "a multiple of `linear_num_key_heads`; on device `cuda` of 8, too"}},
      {"linear_key_head_dim",
-      {"width of a head of queries or keys of a gated delta net ({families})", "128",
+      {"width of a head of queries or keys of a gated delta net ({families})",
+       "128; olmo_hybrid: 3/4 x hidden / `linear_num_key_heads`",
        "at least 1; on device `cuda` a multiple of 8, at most 256"}},
      {"linear_value_head_dim",
-      {"width of a head of values of a gated delta net ({families})", "128",
+      {"width of a head of values of a gated delta net ({families})",
+       "128; olmo_hybrid: 2 x `linear_key_head_dim`",
        "at least 1; on device `cuda` a multiple of 8, at most 256"}},
      {"linear_conv_kernel_dim",
       {"tokens that the convolution of a gated delta net reads for a token, including the token "
@@ -195,9 +226,7 @@ constexpr auto kTexts = std::to_array<NamedText>(
       {"every n-th layer has no rotary positions ({families})", "4", "at least 1"}},
      {"num_local_experts", {"experts per layer ({families})", "required", "1 to 4096"}},
      {"num_experts",
-      {"experts per layer (qwen2_moe, qwen3_moe, olmoe, qwen3_5_moe, qwen3_next; gemma4 with "
-       "`enable_moe_block`)",
-       "required", "1 to 4096"}},
+      {"experts per layer ({families}; gemma4 with `enable_moe_block`)", "required", "1 to 4096"}},
      {"num_experts_per_tok",
       {"experts per token (top-k) ({families})", "{defaults}", "1 to the number of experts"}},
      {"moe_intermediate_size",
@@ -209,19 +238,34 @@ constexpr auto kTexts = std::to_array<NamedText>(
        "at least 1"}},
      {"norm_topk_prob",
       {"normalise the weights of a token's experts to a sum of 1 ({families}). Mixtral, gpt-oss, "
-       "MiniMax-M2 and the mixtures of Qwen3.5 always do",
+       "MiniMax-M2, Hy3, ERNIE 4.5 and the mixtures of Qwen3.5 always do",
        "{defaults}", "true, false"}},
      {"n_routed_experts", {"experts per layer ({families})", "required", "1 to 4096"}},
      {"n_shared_experts",
       {"width of the shared expert, which computes all tokens, in multiples of "
        "`moe_intermediate_size` ({families})",
        "1", "at least 1"}},
+     {"num_shared_experts",
+      {"width of the shared expert, which computes all tokens, in multiples of "
+       "`moe_intermediate_size` ({families})",
+       "{defaults}", "at least 1; ernie4_5_moe: at least 0"}},
+     {"moe_layer_start_index",
+      {"first layer that may have experts, counted from 0 ({families})", "1", ""}},
+     {"moe_layer_end_index",
+      {"last layer that may have experts, counted from 0; -1: the last one ({families})", "-1",
+       ""}},
+     {"moe_layer_interval", {"every n-th layer may have experts ({families})", "1", "at least 1"}},
+     {"moe_norm_min",
+      {"lower bound of the sum by which the weights of a token's experts are divided ({families})",
+       "1e-12", "at least 0"}},
      {"first_k_dense_replace",
       {"number of first layers with an MLP ({families}), without `mlp_layer_types`", "{defaults}",
        ""}},
      {"mlp_layer_types",
       {"list with one entry per layer: `dense` (an MLP) or `sparse` (experts) ({families})",
-       "glm4_moe_lite: `dense`, then `sparse`; others: `first_k_dense_replace`", ""}},
+       "glm4_moe_lite, hy_v3: `dense`, then `sparse`; mellum: `sparse`; others: "
+       "`first_k_dense_replace`",
+       ""}},
      {"n_group",
       {"groups of consecutive experts ({families}), see [sigmoid "
        "routers](models.md#sigmoid-routers)",
@@ -232,6 +276,8 @@ constexpr auto kTexts = std::to_array<NamedText>(
        "1 to `n_group`"}},
      {"routed_scaling_factor",
       {"factor of the weights of a token's experts ({families})", "{defaults}", "above 0"}},
+     {"router_scaling_factor",
+      {"factor of the weights of a token's experts ({families})", "2.826", "above 0"}},
      {"index_topk",
       {"tokens that sparse attention chooses for a query ({families}), see "
        "[sparse attention](models.md#latent-attention)",

@@ -94,25 +94,6 @@ class Latent : public Llama {
   [[nodiscard]] virtual ExpertsSpec experts(const ModelConfig& config) const {
     return sigmoid_experts(config);
   }
-  /// Checks the key mlp_layer_types, which is null or has a word for each layer.
-  static void check_layer_types(const ModelConfig& c, const Refuse& refuse) {
-    const text::Json& types = c.detail("mlp_layer_types");
-    if (types.is_null()) return;
-    bool known = types.is_array() && types.elements().size() == c.num_layers;
-    for (const text::Json& type : types.elements()) {
-      known = known && (type == "dense" || type == "sparse");
-    }
-    if (known) return;
-    refuse("mlp_layer_types",
-           fmt::format("must be a list of num_layers ({}) words, \"dense\" or \"sparse\"",
-                       c.num_layers));
-  }
-  /// Returns whether the layer has an MLP by mlp_layer_types or, without it, is one of the first
-  /// `standard` layers.
-  static bool is_dense_type(const ModelConfig& c, std::uint64_t index, std::uint64_t standard) {
-    const text::Json& types = c.detail("mlp_layer_types");
-    return types.is_null() ? index < standard : types.elements()[index] == "dense";
-  }
   /// Returns the value of a key; 0 if it is null or not a whole number.
   [[nodiscard]] static std::uint64_t whole(const ModelConfig& c, std::string_view key) {
     return c.detail(key).whole().value_or(0);
@@ -207,13 +188,13 @@ class Glm4MoeLite final : public Latent {
                               {"rms_norm_eps", 1e-5},
                               {"intermediate_size", 10240}}}) {}
   void complete(ModelConfig& c, const Refuse& refuse) const override {
-    check_layer_types(c, refuse);
+    check_mlp_types(c, refuse);
     Latent::complete(c, refuse);
   }
 
  protected:
   bool is_dense(const ModelConfig& c, std::uint64_t index) const override {
-    return is_dense_type(c, index, 1);
+    return has_mlp(c, index, 1);
   }
 };
 
@@ -228,7 +209,7 @@ class SparseLatent : public Latent {
     if (whole(c, "q_lora_rank") == 0) {
       refuse("q_lora_rank", must_be_width(c.detail("q_lora_rank")));
     }
-    check_layer_types(c, refuse);
+    check_mlp_types(c, refuse);
     Latent::complete(c, refuse);
   }
   std::string obstacle_to_length(const ModelConfig& c, std::uint64_t length) const override {
@@ -243,7 +224,7 @@ class SparseLatent : public Latent {
  protected:
   using Latent::Latent;
   bool is_dense(const ModelConfig& c, std::uint64_t index) const override {
-    return is_dense_type(c, index, whole(c, "first_k_dense_replace"));
+    return has_mlp(c, index, whole(c, "first_k_dense_replace"));
   }
   static std::vector<DetailKey> with_indexer(std::vector<DetailKey> keys) {
     keys = with_sizes(std::move(keys));

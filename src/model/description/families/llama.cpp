@@ -35,46 +35,6 @@ class Mistral final : public Llama {
                              {"sliding_window", 4096, true}}}) {}
 };
 
-/// Has factors of the embedding, of scores, of the results of attention and MLP, and of the logits.
-class Granite final : public Llama {
- public:
-  Granite()
-      : Llama({.name = "granite",
-               .checkpoint_class = "GraniteForCausalLM",
-               .details = {{"rope_theta", 10000.0},
-                           {"rope_scaling", {}},
-                           {"attention_bias", false},
-                           {"mlp_bias", false},
-                           {"embedding_multiplier", 1.0},
-                           {"attention_multiplier", 1.0},
-                           {"residual_multiplier", 1.0},
-                           {"logits_scaling", 1.0}},
-               .rules = {.rope = {.longest = 2048}},
-               .standards = {{"intermediate_size", 11008}}}) {}
-  void complete(ModelConfig& c, const Refuse& refuse) const override {
-    for (const char* const key : {"embedding_multiplier", "attention_multiplier",
-                                  "residual_multiplier", "logits_scaling"}) {
-      if (c.number(key) > 0.0) continue;
-      refuse(key, fmt::format("must be above 0, got {}", c.number(key)));
-    }
-    Llama::complete(c, refuse);
-  }
-  OuterSpec outer(const ModelConfig& c) const override {
-    OuterSpec outer = Llama::outer(c);
-    outer.token_factor = c.number("embedding_multiplier");
-    outer.logit_factor = 1.0 / c.number("logits_scaling");
-    return outer;
-  }
-  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
-    LayerSpec layer = Llama::layer(c, index);
-    attention_of(layer).scale = c.number("attention_multiplier");
-    for (SublayerSpec& sublayer : layer.sublayers) {
-      sublayer.factor = c.number("residual_multiplier");
-    }
-    return layer;
-  }
-};
-
 /// Has an MLP without a gate, with squared ReLU.
 class Arcee final : public Llama {
  public:
@@ -101,6 +61,56 @@ class Arcee final : public Llama {
       if (key.name == "hidden_act") key.supported = {"relu2"};
     }
     return keys;
+  }
+};
+
+/// Has biases of queries, keys and values, and its own key for that of the results of attention.
+class SeedOss final : public Llama {
+ public:
+  SeedOss()
+      : Llama({.name = "seed_oss",
+               .checkpoint_class = "SeedOssForCausalLM",
+               .details = {{"rope_theta", 10000.0},
+                           {"rope_scaling", {}},
+                           {"attention_bias", true},
+                           {"attention_out_bias", false},
+                           {"mlp_bias", false}},
+               .rules = {.rope = {.longest = 524288}, .without_effect = {"pretraining_tp"}},
+               .standards = {{"num_key_value_heads", 8, true},
+                             {"head_dim", 128, true},
+                             {"intermediate_size", 27648},
+                             {kPadToken, 1, true}}}) {}
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Llama::layer(c, index);
+    attention_of(layer).out.bias = c.flag("attention_out_bias");
+    return layer;
+  }
+};
+
+/// The dense models of Hunyuan: norms of the query and key heads after rotary positions, whose base
+/// grows with a key alpha.
+class HunYuanDense final : public Llama {
+ public:
+  HunYuanDense()
+      : Llama(
+            {.name = "hunyuan_v1_dense",
+             .checkpoint_class = "HunYuanDenseV1ForCausalLM",
+             .details = {{"rope_theta", 10000.0}, {"rope_scaling", {}}, {"attention_bias", false}},
+             .rules = {.rope = {.longest = 2048, .alpha = true},
+                       .without_effect = {"attention_head_dim", "eod_token_id", "pretraining_tp",
+                                          "use_qk_norm"}},
+             .standards = {
+                 {"rms_norm_eps", 1e-5}, {"intermediate_size", 11008}, {kPadToken, 0, true}}}) {}
+  std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
+    return {rotary_positions(c, refuse, {.alpha = true})};
+  }
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Llama::layer(c, index);
+    HeadMaps& maps = maps_of(layer);
+    maps.query_norm = NormSpec{"self_attn.query_layernorm"};
+    maps.key_norm = NormSpec{"self_attn.key_layernorm"};
+    maps.rotates_first = true;
+    return layer;
   }
 };
 
@@ -290,6 +300,41 @@ class Olmo3 final : public Olmo2 {
   }
 };
 
+/// EXAONE 4: the layers of OLMo 2 with norms of the query and key heads. In models with a window,
+/// layers without it have no positions.
+class Exaone4 final : public Olmo2 {
+ public:
+  Exaone4()
+      : Olmo2({.name = "exaone4",
+               .checkpoint_class = "Exaone4ForCausalLM",
+               .details = {{"rope_theta", 10000.0},
+                           {"rope_scaling", {}},
+                           {"sliding_window", 4096},
+                           {"layer_types", {}}},
+               .rules = {.rope = {.longest = 2048}},
+               .standards = {{"num_key_value_heads", 32},
+                             {"rms_norm_eps", 1e-5},
+                             {"intermediate_size", 16384},
+                             {"sliding_window", 4096, true}}}) {}
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Olmo2::layer(c, index);
+    maps_of(layer).whole_rows = false;
+    const bool any_window = !c.detail("sliding_window").is_null();
+    if (any_window && !is_sliding(c, index)) attention_of(layer).rotary.reset();
+    return layer;
+  }
+  std::vector<CheckpointKey> checkpoint_keys() const override {
+    std::vector<CheckpointKey> keys = Olmo2::checkpoint_keys();
+    keys.push_back({"sliding_window_pattern", "", {"4", "LLLG"}});
+    return keys;
+  }
+
+ protected:
+  bool is_windowed(const ModelConfig& /*config*/, std::uint64_t index) const override {
+    return (index + 1) % 4 != 0;
+  }
+};
+
 }  // namespace
 
 bool Llama::is_sliding(const ModelConfig& c, std::uint64_t index) const {
@@ -331,11 +376,14 @@ std::unique_ptr<const Family> families::llama() {
 std::unique_ptr<const Family> families::mistral() {
   return std::make_unique<const Mistral>();
 }
-std::unique_ptr<const Family> families::granite() {
-  return std::make_unique<const Granite>();
-}
 std::unique_ptr<const Family> families::arcee() {
   return std::make_unique<const Arcee>();
+}
+std::unique_ptr<const Family> families::seed_oss() {
+  return std::make_unique<const SeedOss>();
+}
+std::unique_ptr<const Family> families::hunyuan_v1_dense() {
+  return std::make_unique<const HunYuanDense>();
 }
 std::unique_ptr<const Family> families::ministral3() {
   return std::make_unique<const Ministral3>();
@@ -351,6 +399,9 @@ std::unique_ptr<const Family> families::olmo2() {
 }
 std::unique_ptr<const Family> families::olmo3() {
   return std::make_unique<const Olmo3>();
+}
+std::unique_ptr<const Family> families::exaone4() {
+  return std::make_unique<const Exaone4>();
 }
 
 }  // namespace ballast::model

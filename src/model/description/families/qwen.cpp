@@ -115,6 +115,61 @@ class Qwen3Moe final : public Qwen3 {
   }
 };
 
+/// Mellum 2: Qwen 3 with experts in some layers, and rotary positions by type of layer.
+class Mellum final : public Llama {
+ public:
+  Mellum()
+      : Llama({.name = "mellum",
+               .checkpoint_class = "MellumForCausalLM",
+               .details = with_experts({{"rope_theta", 500000.0},
+                                        {"rope_scaling", {}},
+                                        {"rope_local_base_freq", 10000.0},
+                                        {"attention_bias", false},
+                                        {"sliding_window", 1024},
+                                        {"layer_types", {}},
+                                        {"mlp_layer_types", {}},
+                                        {"moe_intermediate_size", std::uint64_t{896}},
+                                        {"norm_topk_prob", true}},
+                                       "num_experts", 8, 0.001),
+               .rules = {.rope = {.longest = 131072, .by_layer_type = true, .local_theta = ""},
+                         .aliases = {{"num_local_experts", "num_experts"}},
+                         .without_effect = {"num_nextn_predict_layers", "num_mtp_layers",
+                                            "mtp_layer_types", "mtp_mlp_layer_types"},
+                         .peft_converts = true},
+               .standards = {{"num_key_value_heads", 4},
+                             {"head_dim", 128},
+                             {"intermediate_size", 7168},
+                             {"sliding_window", 1024, true},
+                             {"num_experts", 64}}}) {}
+  void complete(ModelConfig& c, const Refuse& refuse) const override {
+    Llama::complete(c, refuse);
+    check_experts(c, "num_experts", refuse);
+    check_mlp_types(c, refuse);
+    whole_number(c, "moe_intermediate_size", 1, refuse);
+  }
+  std::vector<Rotary> rotaries(const ModelConfig& c, const Refuse& refuse) const override {
+    return {rotary_positions(c, refuse), plain_rotary_positions(c, "rope_local_base_freq", refuse)};
+  }
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Llama::layer(c, index);
+    add_head_norms(layer);
+    const std::size_t rotary = is_sliding(c, index) ? 1 : 0;
+    attention_of(layer).rotary = RotarySpec{.keys = rotary, .queries = rotary};
+    if (has_mlp(c, index, 0)) return layer;
+    ExpertsSpec experts = usual_experts(c, "num_experts", whole_number(c, "moe_intermediate_size"));
+    experts.renormalises = c.flag("norm_topk_prob");
+    return instead_of_mlp(std::move(layer), std::move(experts));
+  }
+  std::vector<CheckpointKey> checkpoint_keys() const override {
+    return keys_of_checkpoints(Llama::checkpoint_keys());
+  }
+
+ protected:
+  bool is_windowed(const ModelConfig& /*config*/, std::uint64_t /*index*/) const override {
+    return false;
+  }
+};
+
 /// Qwen 2 with experts in some layers like Qwen3Moe, and one expert for all tokens.
 class Qwen2Moe final : public Llama {
  public:
@@ -172,6 +227,9 @@ std::unique_ptr<const Family> families::qwen2() {
 }
 std::unique_ptr<const Family> families::qwen3() {
   return std::make_unique<const Qwen3>();
+}
+std::unique_ptr<const Family> families::mellum() {
+  return std::make_unique<const Mellum>();
 }
 std::unique_ptr<const Family> families::qwen2_moe() {
   return std::make_unique<const Qwen2Moe>();

@@ -9,7 +9,7 @@ namespace ballast::model {
 namespace {
 
 using Row = std::pair<std::string_view, std::string_view>;
-constexpr std::array<Row, 36> kRead = {{
+constexpr std::array<Row, 49> kRead = {{
     {"gpt2",
      "activation_function add_cross_attention attn_pdrop decoder embd_pdrop generator "
      "hidden_size is_causal layer_norm_epsilon max_position_embeddings n_embd n_head n_inner "
@@ -78,6 +78,23 @@ constexpr std::array<Row, 36> kRead = {{
      "num_key_value_heads pad_token_id per_layer_config residual_multiplier rms_norm_eps "
      "rope_parameters text_config text_encoder tie_word_embeddings transformers_weights "
      "vocab_size"},
+    {"granite_swa",
+     "attention_bias attention_dropout attention_multiplier decoder embedding_multiplier "
+     "generator head_dim hidden_act hidden_size intermediate_size is_causal layer_rope_theta "
+     "layer_types logits_scaling max_position_embeddings mlp_bias num_attention_heads "
+     "num_hidden_layers num_key_value_heads pad_token_id per_layer_config residual_multiplier "
+     "rms_norm_eps rope_parameters sliding_window text_config text_encoder tie_word_embeddings "
+     "transformers_weights vocab_size"},
+    {"granitemoehybrid",
+     "attention_bias attention_dropout attention_multiplier decoder embedding_multiplier "
+     "generator head_dim hidden_act hidden_size intermediate_size is_causal layer_types "
+     "layers_block_type logits_scaling mamba_chunk_size mamba_conv_bias mamba_d_conv "
+     "mamba_d_head mamba_d_state mamba_expand mamba_n_groups mamba_n_heads mamba_proj_bias "
+     "max_position_embeddings num_attention_heads num_experts_per_tok num_hidden_layers "
+     "num_key_value_heads num_local_experts output_router_logits pad_token_id per_layer_config "
+     "position_embedding_type residual_multiplier rms_norm_eps rope_parameters "
+     "router_aux_loss_coef shared_intermediate_size text_config text_encoder "
+     "tie_word_embeddings time_step_limit transformers_weights vocab_size"},
     {"arcee",
      "attention_bias attention_dropout decoder generator head_dim hidden_act hidden_size "
      "intermediate_size is_causal max_position_embeddings mlp_bias num_attention_heads "
@@ -98,6 +115,35 @@ constexpr std::array<Row, 36> kRead = {{
      "pad_token_id per_layer_config post_norm_eps qk_scale_factor rms_norm_eps rope_parameters "
      "sliding_window text_config text_encoder tie_word_embeddings transformers_weights "
      "vocab_size"},
+    {"seed_oss",
+     "attention_bias attention_dropout attention_out_bias decoder generator head_dim "
+     "hidden_act hidden_size intermediate_size is_causal max_position_embeddings mlp_bias "
+     "num_attention_heads num_hidden_layers num_key_value_heads pad_token_id per_layer_config "
+     "residual_dropout rms_norm_eps rope_parameters text_config text_encoder "
+     "tie_word_embeddings transformers_weights vocab_size"},
+    {"exaone4",
+     "attention_dropout decoder generator head_dim hidden_act hidden_size intermediate_size "
+     "is_causal layer_types max_position_embeddings num_attention_heads num_hidden_layers "
+     "num_key_value_heads pad_token_id per_layer_config rms_norm_eps rope_parameters "
+     "sliding_window sliding_window_pattern text_config text_encoder tie_word_embeddings "
+     "transformers_weights vocab_size"},
+    {"hunyuan_v1_dense",
+     "attention_bias attention_dropout decoder generator head_dim hidden_act hidden_size "
+     "intermediate_size is_causal max_position_embeddings num_attention_heads "
+     "num_hidden_layers num_key_value_heads pad_token_id per_layer_config rms_norm_eps "
+     "rope_parameters text_config text_encoder tie_word_embeddings transformers_weights "
+     "vocab_size"},
+    {"ernie4_5",
+     "decoder generator head_dim hidden_act hidden_size intermediate_size is_causal "
+     "max_position_embeddings num_attention_heads num_hidden_layers num_key_value_heads "
+     "pad_token_id per_layer_config rms_norm_eps rope_parameters text_config text_encoder "
+     "tie_word_embeddings transformers_weights use_bias vocab_size"},
+    {"cohere2",
+     "attention_bias attention_dropout decoder generator head_dim hidden_act hidden_size "
+     "intermediate_size is_causal layer_norm_eps layer_types logit_scale "
+     "max_position_embeddings num_attention_heads num_hidden_layers num_key_value_heads "
+     "pad_token_id per_layer_config rope_parameters sliding_window sliding_window_pattern "
+     "text_config text_encoder tie_word_embeddings transformers_weights vocab_size"},
     {"gemma2",
      "attention_bias attention_dropout attn_logit_softcapping decoder final_logit_softcapping "
      "generator head_dim hidden_activation hidden_size intermediate_size is_causal layer_types "
@@ -165,6 +211,31 @@ constexpr std::array<Row, 36> kRead = {{
      "output_router_logits pad_token_id per_layer_config rms_norm_eps rope_parameters "
      "router_aux_loss_coef sliding_window swiglu_alpha swiglu_limit text_config text_encoder "
      "tie_word_embeddings transformers_weights vocab_size"},
+    {"mellum",
+     "attention_bias attention_dropout decoder generator head_dim hidden_act hidden_size "
+     "intermediate_size is_causal layer_types max_position_embeddings mlp_layer_types "
+     "moe_intermediate_size mtp_layer_types mtp_mlp_layer_types norm_topk_prob "
+     "num_attention_heads num_experts num_experts_per_tok num_hidden_layers "
+     "num_key_value_heads num_local_experts num_mtp_layers num_nextn_predict_layers "
+     "output_router_logits pad_token_id per_layer_config rms_norm_eps rope_parameters "
+     "router_aux_loss_coef sliding_window text_config text_encoder tie_word_embeddings "
+     "transformers_weights vocab_size"},
+    {"ernie4_5_moe",
+     "decoder generator head_dim hidden_act hidden_size intermediate_size is_causal "
+     "max_position_embeddings moe_intermediate_size moe_k moe_layer_end_index "
+     "moe_layer_interval moe_layer_start_index moe_norm_min moe_num_experts "
+     "moe_num_shared_experts num_attention_heads num_experts num_experts_per_tok "
+     "num_hidden_layers num_key_value_heads output_router_logits pad_token_id per_layer_config "
+     "rms_norm_eps rope_parameters router_aux_loss_coef text_config text_encoder "
+     "tie_word_embeddings transformers_weights use_bias vocab_size"},
+    {"granitemoe_swa",
+     "attention_bias attention_dropout attention_multiplier decoder embedding_multiplier "
+     "generator head_dim hidden_act hidden_size intermediate_size is_causal layer_rope_theta "
+     "layer_types logits_scaling max_position_embeddings num_attention_heads "
+     "num_experts_per_tok num_hidden_layers num_key_value_heads num_local_experts "
+     "output_router_logits pad_token_id per_layer_config residual_multiplier rms_norm_eps "
+     "rope_parameters router_aux_loss_coef shared_intermediate_size sliding_window text_config "
+     "text_encoder tie_word_embeddings transformers_weights vocab_size"},
     {"glm4_moe",
      "attention_bias attention_dropout decoder first_k_dense_replace generator head_dim "
      "hidden_act hidden_size intermediate_size is_causal max_position_embeddings "
@@ -181,6 +252,21 @@ constexpr std::array<Row, 36> kRead = {{
      "pad_token_id partial_rotary_factor per_layer_config rms_norm_eps rope_parameters "
      "rotary_dim router_aux_loss_coef router_jitter_noise text_config text_encoder "
      "tie_word_embeddings transformers_weights vocab_size"},
+    {"solar_open",
+     "attention_bias attention_dropout decoder generator head_dim hidden_act hidden_size "
+     "intermediate_size is_causal max_position_embeddings moe_intermediate_size n_group "
+     "n_routed_experts n_shared_experts norm_topk_prob num_attention_heads num_experts_per_tok "
+     "num_hidden_layers num_key_value_heads num_local_experts pad_token_id per_layer_config "
+     "rms_norm_eps rope_parameters routed_scaling_factor text_config text_encoder "
+     "tie_word_embeddings topk_group transformers_weights vocab_size"},
+    {"hy_v3",
+     "attention_bias attention_dropout decoder enable_moe_fp32_combine generator head_dim "
+     "hidden_act hidden_size intermediate_size is_causal max_position_embeddings mlp_bias "
+     "mlp_layer_types moe_intermediate_size num_attention_heads num_experts "
+     "num_experts_per_tok num_hidden_layers num_key_value_heads num_local_experts "
+     "num_shared_experts pad_token_id per_layer_config rms_norm_eps rope_parameters "
+     "router_scaling_factor text_config text_encoder tie_word_embeddings transformers_weights "
+     "vocab_size"},
     {"deepseek_v3",
      "attention_bias attention_dropout decoder first_k_dense_replace generator head_dim "
      "hidden_act hidden_size intermediate_size is_causal kv_lora_rank max_position_embeddings "
@@ -254,6 +340,14 @@ constexpr std::array<Row, 36> kRead = {{
      "per_layer_config rms_norm_eps rope_parameters router_aux_loss_coef "
      "shared_expert_intermediate_size text_config text_encoder tie_word_embeddings "
      "transformers_weights vocab_size"},
+    {"olmo_hybrid",
+     "attention_bias attention_dropout decoder generator head_dim hidden_act hidden_size "
+     "intermediate_size is_causal layer_types linear_a_log_max linear_a_log_min "
+     "linear_allow_neg_eigval linear_conv_kernel_dim linear_dt_init_floor linear_dt_max "
+     "linear_dt_min linear_key_head_dim linear_num_key_heads linear_num_value_heads "
+     "linear_value_head_dim max_position_embeddings num_attention_heads num_hidden_layers "
+     "num_key_value_heads pad_token_id per_layer_config rms_norm_eps rope_parameters "
+     "text_config text_encoder tie_word_embeddings transformers_weights vocab_size"},
     {"bitsandbytes",
      "bnb_4bit_compute_dtype bnb_4bit_quant_storage bnb_4bit_quant_type "
      "bnb_4bit_use_double_quant llm_int8_enable_fp32_cpu_offload llm_int8_has_fp16_weight "

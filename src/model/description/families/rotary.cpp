@@ -220,6 +220,12 @@ Rotary proportional(double theta, std::uint64_t width, Scaling& scaling) {
   return rotary;
 }
 
+Rotary with_alpha(const Inputs& in, double alpha, Scaling& scaling) {
+  if (in.pairs < 2) scaling.fail("'alpha' needs at least 4 rotary dimensions per head");
+  const auto dims = static_cast<double>(2 * in.pairs);
+  return {frequencies_of(in.theta * std::pow(alpha, dims / (dims - 2.0)), in.pairs)};
+}
+
 Rotary scaled(const Inputs& in, Scaling& scaling) {
   const std::string type = scaling.type();
   if (type == "default") return {frequencies_of(in.theta, in.pairs)};
@@ -272,7 +278,10 @@ Rotary rotary_positions(const ModelConfig& c, const Refuse& refuse, const Rotary
                        "most head_dim",
                        part, c.head_dim, fits ? static_cast<double>(dims) : exact));
   }
-  Rotary rotary = scaled({theta, dims / 2}, scaling);
+  const auto alpha = use.alpha && scaling.type() == "dynamic" ? scaling.optional("alpha")
+                                                              : std::optional<double>();
+  const Inputs inputs = {theta, dims / 2};
+  Rotary rotary = alpha ? with_alpha(inputs, *alpha, scaling) : scaled(inputs, scaling);
   if (use.grows) {
     rotary.slope = scaling.growth();
     if (rotary.slope > 0.0) rotary.period = scaling.number("original_max_position_embeddings");

@@ -36,6 +36,11 @@ void check_groups(const ModelConfig& c, std::string_view count, const Refuse& re
   }
 }
 
+void check_factor(const ModelConfig& c, std::string_view key, const Refuse& refuse) {
+  if (c.number(key) > 0.0) return;
+  refuse(key, fmt::format("must be above 0, got {}", c.number(key)));
+}
+
 /// GLM-4.5, 4.5-Air, 4.6 and 4.7: dense first layers, one expert for all tokens in the others, and
 /// rotary positions in a part of each head.
 class Glm4Moe final : public Llama {
@@ -77,6 +82,106 @@ class Glm4Moe final : public Llama {
     if (c.flag("use_qk_norm")) add_head_norms(layer);
     if (index < whole_number(c, "first_k_dense_replace")) return layer;
     return instead_of_mlp(std::move(layer), sigmoid_experts(c));
+  }
+};
+
+/// Solar-Open: GLM-4.5 with experts in every layer and rotary positions in whole heads.
+class SolarOpen final : public Llama {
+ public:
+  SolarOpen()
+      : Llama({.name = "solar_open",
+               .checkpoint_class = "SolarOpenForCausalLM",
+               .details = {{"rope_theta", 1000000.0},
+                           {"rope_scaling", {}},
+                           {"attention_bias", false},
+                           {"n_routed_experts", std::uint64_t{0}},
+                           {"num_experts_per_tok", std::uint64_t{8}},
+                           {"moe_intermediate_size", std::uint64_t{1280}},
+                           {"n_shared_experts", std::uint64_t{1}},
+                           {"n_group", std::uint64_t{1}},
+                           {"topk_group", std::uint64_t{1}},
+                           {"routed_scaling_factor", 1.0},
+                           {"norm_topk_prob", true}},
+               .rules = {.rope = {.longest = 131072},
+                         .aliases = {{"num_local_experts", "n_routed_experts"}},
+                         .without_effect = {"first_k_dense_replace", "intermediate_size",
+                                            "num_nextn_predict_layers", "output_router_logits",
+                                            "use_qk_norm"},
+                         .peft_converts = true},
+               .standards = {{"rms_norm_eps", 1e-5},
+                             {"num_key_value_heads", 8},
+                             {"head_dim", 128},
+                             {"n_routed_experts", 128}}}) {}
+  void complete(ModelConfig& c, const Refuse& refuse) const override {
+    check_sigmoid_experts(c, refuse);
+    if (c.intermediate_size == 0) c.intermediate_size = whole_number(c, "moe_intermediate_size");
+    Llama::complete(c, refuse);
+  }
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Llama::layer(c, index);
+    attention_of(layer).out.bias = false;
+    return instead_of_mlp(std::move(layer), sigmoid_experts(c));
+  }
+  std::vector<CheckpointKey> checkpoint_keys() const override {
+    std::vector<CheckpointKey> keys = Llama::checkpoint_keys();
+    std::erase_if(keys, [](const CheckpointKey& key) { return key.name == "intermediate_size"; });
+    return keys;
+  }
+};
+
+/// Hy3: norms of the query and key heads, one expert for all tokens, and an MLP in the first layer.
+class HyV3 final : public Llama {
+ public:
+  HyV3()
+      : Llama({.name = "hy_v3",
+               .checkpoint_class = "HYV3ForCausalLM",
+               .details = {{"rope_theta", 11158840.0},
+                           {"rope_scaling", {}},
+                           {"attention_bias", false},
+                           {"num_experts", std::uint64_t{0}},
+                           {"num_experts_per_tok", std::uint64_t{8}},
+                           {"num_shared_experts", std::uint64_t{1}},
+                           {"moe_intermediate_size", std::uint64_t{1536}},
+                           {"router_scaling_factor", 2.826},
+                           {"mlp_layer_types", {}}},
+               .rules = {.rope = {.longest = 131072},
+                         .aliases = {{"num_local_experts", "num_experts"}},
+                         // A sum of two bf16 values, whether it is widened before or not.
+                         .without_effect = {"enable_moe_fp32_combine", "num_nextn_predict_layers",
+                                            "output_router_logits"}},
+               .standards = {{"rms_norm_eps", 1e-5},
+                             {"num_key_value_heads", 8},
+                             {"head_dim", 128},
+                             {"intermediate_size", 13312},
+                             {"num_experts", 192}}}) {}
+  void complete(ModelConfig& c, const Refuse& refuse) const override {
+    Llama::complete(c, refuse);
+    check_expert_counts(c, "num_experts", refuse);
+    check_mlp_types(c, refuse);
+    for (const char* key : {"moe_intermediate_size", "num_shared_experts"}) {
+      whole_number(c, key, 1, refuse);
+    }
+    check_factor(c, "router_scaling_factor", refuse);
+  }
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Llama::layer(c, index);
+    add_head_norms(layer);
+    if (has_mlp(c, index, 1)) return layer;
+    const std::uint64_t width = whole_number(c, "moe_intermediate_size");
+    ExpertsSpec experts = usual_experts(c, "num_experts", width);
+    experts.sigmoid = true;
+    experts.renormalises = true;
+    experts.router = "mlp.router.gate";
+    experts.correction = "mlp.expert_bias";
+    experts.factor = c.number("router_scaling_factor");
+    experts.shared_width = width * whole_number(c, "num_shared_experts");
+    experts.shared_prefix = "mlp.shared_mlp.";
+    return instead_of_mlp(std::move(layer), std::move(experts));
+  }
+  std::vector<CheckpointKey> checkpoint_keys() const override {
+    std::vector<CheckpointKey> keys = Llama::checkpoint_keys();
+    keys.push_back({"mlp_bias", "", {"false"}});
+    return keys;
   }
 };
 
@@ -139,10 +244,7 @@ void check_sigmoid_experts(const ModelConfig& c, const Refuse& refuse) {
   for (const char* key : {"moe_intermediate_size", "n_shared_experts"}) {
     whole_number(c, key, 1, refuse);
   }
-  if (!(c.number("routed_scaling_factor") > 0.0)) {
-    refuse("routed_scaling_factor",
-           fmt::format("must be above 0, got {}", c.number("routed_scaling_factor")));
-  }
+  check_factor(c, "routed_scaling_factor", refuse);
 }
 
 ExpertsSpec sigmoid_experts(const ModelConfig& c) {
@@ -164,6 +266,12 @@ std::unique_ptr<const Family> families::glm4_moe() {
 }
 std::unique_ptr<const Family> families::minimax_m2() {
   return std::make_unique<const MiniMaxM2>();
+}
+std::unique_ptr<const Family> families::solar_open() {
+  return std::make_unique<const SolarOpen>();
+}
+std::unique_ptr<const Family> families::hy_v3() {
+  return std::make_unique<const HyV3>();
 }
 
 }  // namespace ballast::model

@@ -109,6 +109,24 @@ bool is_sparse(const ModelConfig& c, std::uint64_t index) {
   return (index + 1) % whole_number(c, "decoder_sparse_step") == 0;
 }
 
+void check_mlp_types(const ModelConfig& c, const Refuse& refuse) {
+  const text::Json& types = c.detail("mlp_layer_types");
+  if (types.is_null()) return;
+  bool known = types.is_array() && types.elements().size() == c.num_layers;
+  for (const text::Json& type : types.elements()) {
+    known = known && (type == "dense" || type == "sparse");
+  }
+  if (known) return;
+  refuse("mlp_layer_types",
+         fmt::format("must be a list of num_layers ({}) words, \"dense\" or \"sparse\"",
+                     c.num_layers));
+}
+
+bool has_mlp(const ModelConfig& c, std::uint64_t index, std::uint64_t standard) {
+  const text::Json& types = c.detail("mlp_layer_types");
+  return types.is_null() ? index < standard : types.elements()[index] == "dense";
+}
+
 std::vector<CheckpointKey> keys_of_checkpoints(std::vector<CheckpointKey> keys) {
   std::erase_if(keys, [](const CheckpointKey& key) { return key.name == "router_z_loss_coef"; });
   return keys;

@@ -15,13 +15,17 @@ using model::RouterBiases;
 using model::RouterShape;
 using model::Routing;
 
-/// Number of values of a router's biases: of its logits or, with sigmoid, addends of corrections.
+/// Whether the router chooses by corrected scores.
+inline bool is_corrected(const RouterShape& shape) {
+  return shape.sigmoid || shape.least_sum > 0.0;
+}
+/// Number of values of a router's biases: of its logits, or addends of corrections.
 inline std::size_t biases_in(const RouterShape& shape) {
-  return shape.experts * (shape.sigmoid ? model::kAddends : 1);
+  return shape.experts * (is_corrected(shape) ? model::kAddends : 1);
 }
 inline RouterBiases<float> biases_at(const RouterShape& shape, const float* values) {
-  return shape.sigmoid ? RouterBiases<float>{.correction = values}
-                       : RouterBiases<float>{.logits = values};
+  return is_corrected(shape) ? RouterBiases<float>{.correction = values}
+                             : RouterBiases<float>{.logits = values};
 }
 
 /// Decisions of a router, on the host.

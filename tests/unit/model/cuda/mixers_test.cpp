@@ -162,6 +162,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, CudaMixers,
     testing::Values(MixerCase{"short_sequence", {2, 37, 1, 4, 8, 8, 3}, {}},
                     MixerCase{"packed", {2, 193, 2, 4, 16, 8, 4}, {30, 34, 65, 1, 63}},
+                    MixerCase{"negative_eigenvalues", {2, 130, 2, 4, 8, 8, 4, 2.0F}, {67, 63}},
                     MixerCase{"wide_values", {1, 66, 1, 4, 8, 40, 4}, {}},
                     MixerCase{"wide_keys", {1, 65, 4, 4, 72, 8, 2}, {64, 1}},
                     MixerCase{"many_chunks", {1, 577, 1, 4, 8, 8, 4}, {300, 277}}),

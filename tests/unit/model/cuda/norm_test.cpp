@@ -35,6 +35,7 @@ struct Case {
   Rows rows;
   bool centred;
   float offset = 0.0F;  ///< offset of the weight
+  bool biased = true;   ///< whether a LayerNorm has a bias
 };
 void trace(const Case& c, std::string& text) {
   text = std::to_string(c.rows.count) + " rows of " + std::to_string(c.rows.width) +
@@ -88,8 +89,8 @@ std::vector<T> normed(const Inputs<T>& in, const Case& c, bool onto_residual = f
   const std::vector<T> empty(in.x.size(), rounded<T>(-1.0));
   return in_every_order([&] {
     const DeviceArray<T> y(with_more_behind(empty));
-    must(norm<T>(nullptr, x.data(), weight.data(), c.centred ? bias.data() : nullptr, kEpsilon,
-                 addend, y.data(), c.rows, {}, c.offset));
+    must(norm<T>(nullptr, x.data(), weight.data(), c.centred && c.biased ? bias.data() : nullptr,
+                 kEpsilon, addend, y.data(), c.rows, {}, c.offset, c.centred));
     return without_those_behind(y.get());
   });
 }
@@ -99,9 +100,10 @@ std::vector<double> expected_norm(const Inputs<T>& in, const Case& c, bool onto_
   std::vector<double> y(in.x.size());
   const std::vector<double> bias = exact(in.bias);
   const std::vector<double> residual = exact(in.residual);
-  in_double::norm(exact(in.x).data(), exact(in.weight).data(), c.centred ? bias.data() : nullptr,
-                  static_cast<double>(c.offset), static_cast<double>(kEpsilon),
-                  onto_residual ? residual.data() : nullptr, y.data(), c.rows.count, c.rows.width);
+  in_double::norm(exact(in.x).data(), exact(in.weight).data(),
+                  c.centred && c.biased ? bias.data() : nullptr, static_cast<double>(c.offset),
+                  static_cast<double>(kEpsilon), onto_residual ? residual.data() : nullptr,
+                  y.data(), c.rows.count, c.rows.width, c.centred);
   return y;
 }
 
@@ -189,8 +191,9 @@ Gradients<T> gradients(const Inputs<T>& in, const Case& c, Place place,
                             : place == Place::in_both        ? dy.data()
                                                              : residual.data();
     must(norm_backward<T>(nullptr, x.data(), weight.data(), dy.data(), kEpsilon, addend, dx.data(),
-                          weight_gradient.data(), c.centred ? bias_gradient.data() : nullptr,
-                          partials.data(), c.rows, {}, c.offset));
+                          weight_gradient.data(),
+                          c.centred && c.biased ? bias_gradient.data() : nullptr, partials.data(),
+                          c.rows, {}, c.offset, c.centred));
     return Gradients<T>{without_those_behind(dx.get()), without_those_behind(weight_gradient.get()),
                         without_those_behind(bias_gradient.get())};
   };
@@ -211,6 +214,7 @@ void check_backward(const Inputs<T>& in, const Case& c, Place place, Orders orde
                            place == Place::without_residual ? nullptr : residual.data(), dx.data(),
                            weight_gradient.data(), c.centred ? bias_gradient.data() : nullptr,
                            c.rows.count, c.rows.width);
+  if (!c.biased) bias_gradient.assign(c.rows.width, 100.0);
   const auto found = gradients(in, c, place, std::vector<float>(c.rows.width, 100.0F), orders);
   expect_close(std::get<0>(found), dx, 1e-5);
   expect_close(std::get<1>(found), weight_gradient, 1e-4);
@@ -234,6 +238,14 @@ TEST_F(CudaNorm, GradientsAreTheHostsInFp32) {
                           {{1, 4104}, false},
                           {{2, 8192}, false},
                           {{1, 8200}, true}});
+}
+TEST_F(CudaNorm, OfRowsWithoutBiasIsTheHosts) {
+  for (const Rows& rows : {Rows{9, 264}, Rows{3, 1032}}) {
+    const Case c = {rows, true, 0.0F, false};
+    const Inputs<Bf16> in(c);
+    expect_close(normed(in, c), expected_norm(in, c), 5e-6);
+    check_backward(in, c, Place::apart);
+  }
 }
 TEST_F(CudaNorm, GradientsAreTheHostsInBf16) {
   check_backwards<Bf16>({{{1, 8}, true},

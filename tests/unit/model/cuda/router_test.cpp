@@ -94,6 +94,9 @@ constexpr RouterShape kShapes[] = {
     {9, 12, 5, false, true, 4, 3, 2.5},
     {70, 130, 10, true, true, 13, 1, 0.5},
     {5, 1024, 9, true, true, 128, 8},
+    // Softmax with corrections, and with sums of weights on both sides of their lower bound.
+    {67, 8, 2, true, false, 1, 1, 1.0, 1e-12},
+    {40, 70, 3, true, false, 1, 1, 1.0, 0.2},
 };
 /// Enough rows that groups have more than the least number of rows.
 constexpr RouterShape kManyRows = {8200, 3, 2, false};
@@ -147,7 +150,7 @@ TEST_F(CudaRouter, BiasesAreAddedToLogitsOrScores) {
 /// They are copied from host memory, and replace the corrections of the weights.
 TEST_F(CudaRouter, MovedCorrectionsAreAddedToScores) {
   for (const RouterShape& shape : kShapes) {
-    if (!shape.sigmoid) continue;
+    if (!test::is_corrected(shape)) continue;
     const auto values = normals_of<float>(shape.experts, 9, 3.0);
     std::vector<float> addends(test::biases_in(shape));
     std::copy(values.begin(), values.end(), addends.begin());
