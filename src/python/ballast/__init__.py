@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .errors import ConfigError, Error, FileError, OutOfMemoryError, UsageError
     from .offloading import Offloaded, offload
     from .optim import *
-    from .plan_modules import ModulePlan, plan_module
+    from .plan_modules import ModulePlan as ModulePlan, plan_module as plan_module
     from .plans import Forecast, LedgerLine, Plan, plan
     from .runs import Run, train
 
