@@ -71,6 +71,11 @@ inline const Model kConvolutions = {"short convolutions",
                          "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 12,
                          "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 4,
                          "intermediate_size": 100, "block_multiple_of": 8, "conv_bias": true)"};
+/// Norms without weights, gates of attention, and layers without positions.
+inline const Model kMuse = {"muse glimmer",
+                            R"("family": "muse_glimmer", "vocab_size": 131, "hidden_size": 48,
+                         "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 12,
+                         "sliding_window": 7, "intermediate_size": 72, "output_multiplier": 1.5)"};
 /// Layers of two head shapes, one of which has keys as values, with experts besides the MLP.
 inline const Model kGemma4 = {"gemma4 with experts",
                               R"("family": "gemma4", "vocab_size": 131, "hidden_size": 48,

@@ -55,6 +55,12 @@ const std::string kConvolutions = R"("family": "lfm2", "vocab_size": 131, "hidde
                               "layer_types": ["conv", "full_attention", "conv"],
                               "intermediate_size": 96, "block_multiple_of": 8, "conv_bias": true)";
 
+/// Norms without weights, and gates with their own map.
+const std::string kMuse = R"("family": "muse_glimmer", "vocab_size": 131, "hidden_size": 32,
+                              "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
+                              "sliding_window": 7, "intermediate_size": 48,
+                              "output_multiplier": 1.5)";
+
 /// Shared keys and values, and inputs of layers.
 const std::string kLinks = R"("family": "gemma4", "vocab_size": 131, "hidden_size": 32,
                               "num_layers": 3, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8,
@@ -146,6 +152,9 @@ TEST(InvarianceOnCuda, PackedGatedDeltaNetsInBf16) {
 }
 TEST(InvarianceOnCuda, PackedShortConvolutionsInBf16) {
   expect_invariance(kConvolutions, true, true);
+}
+TEST(InvarianceOnCuda, PackedGatesAndNormsWithoutWeightsInBf16) {
+  expect_invariance(kMuse, true, true);
 }
 TEST(InvarianceOnCuda, PackedSharedKeysAndLayerInputsInBf16) {
   expect_invariance(kLinks, true, true, kUnlessSlow, std::max<std::uint64_t>(kSteps, 6));

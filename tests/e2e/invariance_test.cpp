@@ -298,6 +298,13 @@ TEST(Invariance, PackedShortConvolutionsInBf16) {
                     {adapters, "ballast.quantized_base=nf4", test::kPacked});
 }
 
+TEST(Invariance, PackedGatesAndNormsWithoutWeightsInBf16) {
+  expect_invariance(kMuse, true, {test::kPacked});
+  expect_invariance(
+      training(kMuse, R"(["*.gate_proj.weight", "*.norm.weight", "*.1.*", "lm_head.*"])"), true,
+      {test::kPacked});
+}
+
 TEST(Invariance, PackedShortConvolutionsInTilesInBf16) {
   expect_invariance(cut_everywhere(kConvolutions, 2), true, {test::kPacked});
   expect_invariance(training(cut_everywhere(kConvolutions, 2),
@@ -393,7 +400,7 @@ TEST(Invariance, ComputeThreads) {
   same(kGpt2, false, {}, 10);  // with an evaluation
   same(kGpt2, true, {test::kPacked});
   same(cut_everywhere(kTiedLlama, 3), false, {test::kPacked});
-  for (const Model& model : {kDelta, kConvolutions, kGemma4, kLinks}) {
+  for (const Model& model : {kDelta, kConvolutions, kMuse, kGemma4, kLinks}) {
     same(model, true, {test::kPacked});
   }
   for (const bool bf16 : {true, false}) same(kExperts, bf16);

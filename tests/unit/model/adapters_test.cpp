@@ -456,7 +456,9 @@ const std::vector<Case> kCases = {{"llama"},
                                   {"qwen3_5", false, {"q_proj", "k_proj"}},
                                   {"qwen3_next"},
                                   {"lfm2"},
-                                  {"lfm2", true, {"in_proj", "w1"}}};
+                                  {"lfm2", true, {"in_proj", "w1"}},
+                                  {"muse_glimmer"},
+                                  {"muse_glimmer", false, {"gate_proj", "k_proj"}}};
 INSTANTIATE_TEST_SUITE_P(Families, AdapterPasses, testing::ValuesIn(kCases),
                          testing::PrintToStringParamName());
 INSTANTIATE_TEST_SUITE_P(Families, AdapterDropout, testing::ValuesIn(kCases),

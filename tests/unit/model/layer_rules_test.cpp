@@ -105,6 +105,22 @@ TEST(LayerBlocks, AreNotCutForTheFirstReason) {
   EXPECT_EQ(obstacle_to_tiles(std::vector{delta, normed}, 1),
             "they have norms after attention or the MLP");
   EXPECT_EQ(obstacle_to_tiles(std::vector{delta}, 1), "");
+  LayerSpec convolution = delta;
+  convolution.sublayers[0].body = ConvolutionSpec{.channels = 48, .taps = 3};
+  EXPECT_EQ(obstacle_to_tiles(std::vector{convolution}, 2),
+            "tensor places cannot share convolutions");
+  EXPECT_EQ(obstacle_to_tiles(std::vector{convolution}, 1), "");
+  EXPECT_EQ(tiles_of(convolution.sublayers[0].body, 4), 3U) << "groups of 8 channels";
+  EXPECT_EQ(widest_tile(convolution, 3).find<ConvolutionSpec>()->channels, 16U);
+  convolution.input_norm = NormSpec{.offset = 1.0F};
+  EXPECT_EQ(obstacle_to_tiles(std::vector{convolution}, 1), "their input has a norm");
+  LayerSpec gated = layer_of({{.before = NormSpec{"norm"}, .body = attention()},
+                              {.before = NormSpec{"norm"}, .body = mlp()}});
+  maps_of(gated).gate = {"gates"};
+  EXPECT_EQ(obstacle_to_tiles(std::vector{gated}, 1), "gates of attention have their own map");
+  maps_of(gated).gate = {};
+  maps_of(gated).query_norm = maps_of(gated).key_norm = NormSpec{.offset = 1.0F};
+  EXPECT_EQ(obstacle_to_tiles(std::vector{gated}, 1), "norms of queries and keys have no weights");
 }
 
 TEST(LinkedLayers, ReadTheKeysOfTheLayerThatTheyName) {

@@ -31,7 +31,8 @@ constexpr auto kTexts = std::to_array<NamedText>(
        "true, false"}},
      {"layer_tiles",
       {"blocks into which the MLP of each layer is cut, see [tiles](memory.md#tiles). Not for "
-       "latent attention, gemma2, gemma3, gemma4, olmo2, olmo3, exaone4, olmo_hybrid, "
+       "latent attention, gemma2, gemma3, gemma4, muse_glimmer, olmo2, olmo3, exaone4, "
+       "olmo_hybrid, "
        "cohere2, Granite's families, gpt_neox with "
        "`use_parallel_residual`, and models with experts",
        "chosen by size", "at most one per 16 of `intermediate_size`"}},
