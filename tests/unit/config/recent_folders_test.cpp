@@ -11,7 +11,7 @@
 #include "ballast/core/error.h"
 #include "ballast/model/architecture.h"
 
-#include "src/model/description/layer_spec.h"
+#include "src/model/description/layer_rules.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
 
@@ -59,7 +59,8 @@ void refuse(const std::string& type, const json& added, const std::string& messa
 
 std::vector<std::string> names_of(const Config& config, std::size_t block) {
   std::vector<std::string> names;
-  for (const auto& tensor : model::build_architecture(config.model).blocks.at(block).tensors) {
+  const model::Architecture model = model::build_architecture(config.model);
+  for (const auto& tensor : model.blocks.at(block).tensors) {
     names.push_back(tensor.name.substr(tensor.name.find("layers.") + 9));
   }
   return names;
@@ -105,7 +106,7 @@ TEST(RecentFolders, OfErnieHaveTheirOwnNamesOfKeysOfExperts) {
 TEST(RecentFolders, OfExaoneHavePositionsWithoutAWindowOnlyIfNoLayerHasOne) {
   const auto rotating = [](const Config& c) {
     std::size_t layers = 0;
-    for (const model::LayerSpec& layer : *model::build_architecture(c.model).layers) {
+    for (const model::LayerSpec& layer : model::layers_of(c.model)) {
       layers += layer.find<model::AttentionSpec>()->rotary ? 1 : 0;
     }
     return layers;
@@ -122,7 +123,8 @@ TEST(RecentFolders, OfExaoneHavePositionsWithoutAWindowOnlyIfNoLayerHasOne) {
 TEST(RecentFolders, OfMellumHaveRotaryPositionsByTypeOfLayer) {
   const json rope = {{"full_attention", {{"rope_type", "default"}, {"rope_theta", 7.0}}},
                      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 3.0}}}};
-  const Config c = twice("mellum", {{"rope_parameters", rope}, {"num_local_experts", 4}});
+  const Config c = twice(
+      "mellum", {{"rope_parameters", rope}, {"num_local_experts", 4}, {"num_experts_per_tok", 2}});
   EXPECT_EQ(c.model.number("rope_theta"), 7.0);
   EXPECT_EQ(c.model.number("rope_local_base_freq"), 3.0);
   EXPECT_EQ(c.model.number("num_experts"), 4.0);
@@ -148,7 +150,7 @@ TEST(RecentFolders, OfGraniteWithoutMambaLayersAreRead) {
 
 TEST(RecentFolders, OfGraniteSwashHaveARotaryBasePerLayer) {
   const Config c = twice("granite_swa", {{"layer_rope_theta", {0, 50.0, 50.0, 9.0}}});
-  const auto& layers = *model::build_architecture(c.model).layers;
+  const auto layers = model::layers_of(c.model);
   EXPECT_FALSE(layers[0].find<model::AttentionSpec>()->rotary);
   EXPECT_EQ(layers[2].find<model::AttentionSpec>()->rotary->keys, 0U);
   EXPECT_EQ(layers[3].find<model::AttentionSpec>()->rotary->keys, 1U);

@@ -309,7 +309,7 @@ class Exaone4 final : public Olmo2 {
                .checkpoint_class = "Exaone4ForCausalLM",
                .details = {{"rope_theta", 10000.0},
                            {"rope_scaling", {}},
-                           {"sliding_window", 4096},
+                           {"sliding_window", {}},
                            {"layer_types", {}}},
                .rules = {.rope = {.longest = 2048}},
                .standards = {{"num_key_value_heads", 32},
