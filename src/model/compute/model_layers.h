@@ -238,7 +238,8 @@ class ModelLayers {
     }
     return true;
   }
-  /// Returns the width of the widest MLP. A model of experts counts one, too: `of_config`.
+  /// Returns the width of the widest MLP. A model of experts counts one, too, and so does a model
+  /// without MLPs: `of_config`.
   [[nodiscard]] std::size_t width_of_mlps(std::size_t of_config) const {
     std::size_t width = any_has<ExpertsSpec>(specs_) ? of_config : 0;
     for (const LayerSpec& spec : specs_) {
@@ -247,7 +248,7 @@ class ModelLayers {
         if (mlp != nullptr) width = std::max<std::size_t>(width, mlp->width);
       }
     }
-    return width;
+    return width > 0 ? width : of_config;
   }
   [[nodiscard]] bool has_unit_norms() const {
     return std::any_of(specs_.begin(), specs_.end(), [](const LayerSpec& spec) {
