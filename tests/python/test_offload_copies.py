@@ -201,6 +201,7 @@ class Staged(unittest.TestCase):
         device = _accelerator.Accelerator.__new__(_accelerator.Accelerator)
         device.pinning, device._staging, device._in = True, None, Stream()
         device.pinned = lambda nbytes: torch.empty(nbytes, dtype=torch.uint8)
+        device.device = torch.device("cpu")
         with mock.patch.object(_accelerator.HostMemory, "pin", pin):
             made = [device.host_memory(4096 * (n + 1)) for n in range(5)]
         self.addCleanup(device._staging.end)

@@ -6,6 +6,7 @@ device that PyTorch knows as an accelerator. Not yet run on a GPU.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import weakref
@@ -40,7 +41,8 @@ class HostMemory:
         """Pins the memory of a CUDA program, as far as the driver and the limit of locked memory
         allow."""
         address, runtime = self.bytes.data_ptr(), torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        self.pinned = int(runtime.cudaHostRegister(address, self.nbytes, 0)) == 0
+        result = runtime.cudaHostRegister(address, self.nbytes, 0)
+        self.pinned = result == runtime.cudaError.success
         if self.pinned:
             self._unpin = weakref.finalize(self, _unpin, self._memory, address)
             self._unpin.atexit = False
@@ -118,10 +120,17 @@ class Accelerator:
         if self.pinning:
             memory.pin()
             self.pinning = memory.pinned
+            if not memory.pinned:
+                self._clear_error()
         if not memory.pinned and self._staging is None:
             self._staging = _Staging(self._in, self.pinned)
             weakref.finalize(self, self._staging.end)
         return memory
+
+    def _clear_error(self) -> None:
+        """Otherwise PyTorch would raise the driver's refusal at its next kernel."""
+        with contextlib.suppress(RuntimeError):
+            torch.empty(1, device=self.device).fill_(0)
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         """A buffer for copies, from PyTorch's pool of pinned memory."""

@@ -90,7 +90,8 @@ class Offloaded:
         self.passes = Passes(self._residency, self._before_pass)
         self._arrange()
         _visits.attach(model, self, _visits.units_of(model))
-        self._end = weakref.finalize(self, _end, _watch_registrations(self), [])
+        self._end = weakref.finalize(self, _end, _watch_registrations(self), memory)
+        self._end.atexit = False
 
     # Use
 
@@ -342,9 +343,11 @@ def _trim() -> None:
         trim(0)
 
 
-def _end(hooks: list[Any], _: Any) -> None:
+def _end(hooks: list[Any], memory: Accelerator) -> None:
+    """Ends what outlives a handle. Its memory is freed afterwards, so no copy may be under way."""
     for hook in hooks:
         hook.remove()
+    memory.synchronize()
 
 
 def _check_model(model: Any) -> None:
