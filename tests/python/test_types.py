@@ -53,6 +53,11 @@ class Names(FolderTest):
                                  rf"(?m)^ +([a-z_]+, )*{argument}(, [a-z_]+)*: ", name)
                 self.assertIsNot(parameter.annotation, parameter.empty, f"{name}({argument})")
 
+    @needs_torch
+    def test_help_names_all_arguments_of_offload(self):
+        for name in inspect.signature(ballast.offload).parameters:
+            self.assertRegex(ballast.offload.__doc__, rf"(?m)^ +{name}: ")
+
     def test_help_names_all_arguments(self):
         for function in (ballast.train, ballast.plan, aio.empty, aio.bench, aio.tune, aio.File,
                          aio.File.read_into, aio.File.write_from, aio.Future.result):

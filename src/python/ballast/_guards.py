@@ -13,7 +13,7 @@ import contextlib
 import copy
 import sys
 import threading
-from typing import Any, Callable, ContextManager, Iterable, Protocol
+from typing import Any, Callable, ContextManager, Iterable, Iterator, Protocol
 
 import torch
 from torch._compile import _disable_dynamo
@@ -60,6 +60,8 @@ def _values_unread() -> frozenset[Any]:
 
 
 _UNREAD = _values_unread()
+# Functions that look for parameters in a graph, which refers to them where they are now.
+_OF_GRAPHS = frozenset((torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward))
 
 
 class _Guard:
@@ -77,6 +79,9 @@ class _Guard:
         places = {id(p): p for p in map(_place_of, guarded) if p is not None}
         if not places:
             return func(*args, **kwargs)
+        if func in _OF_GRAPHS:
+            with _unguarded(guarded):
+                return func(*args, **kwargs)
         with contextlib.ExitStack() as uses:
             ends = [uses.enter_context(place.using()) for place in places.values()]
             again = any(isinstance(parameter, _Guard) for parameter in guarded)
@@ -189,6 +194,18 @@ def _give_class_back(parameter: torch.Tensor) -> None:
     number = id(parameter)
     if issubclass(kind, _Guard) and number not in _waits and number not in _places:
         parameter.__class__ = kind.__mro__[2]
+
+
+@contextlib.contextmanager
+def _unguarded(parameters: list[torch.Tensor]) -> Iterator[None]:
+    places = {p: place for p in parameters if (place := _place_of(p)) is not None}
+    for parameter in places:
+        return_from(parameter)
+    try:
+        yield
+    finally:
+        for parameter, place in places.items():
+            leave_for(parameter, place)
 
 
 def code_is_compiled() -> bool:

@@ -57,6 +57,7 @@ def offload(model: nn.Module, device: str | int | torch.device = "cuda", *,
 
     Raises TypeError; UsageError naming what cannot be offloaded and why; OutOfMemoryError if a block is
     larger than device_bytes."""
+    _check_torch()
     return Offloaded(model, accelerator(device), device_bytes, blocks, keep, trained, prefetch)
 
 
@@ -67,7 +68,6 @@ class Offloaded:
                  keep: Sequence[str] | str, trained: str, prefetch: int,
                  small: int = _blocks.SMALL) -> None:
         _check_model(model)
-        _check_torch()
         _arguments.choice(trained, "trained", ("auto", "stream", "keep"))
         prefetch = _arguments.whole(prefetch, "prefetch")
         if device_bytes != "auto":
