@@ -22,11 +22,12 @@ class Differs(AssertionError):
 
 def same(plain: Any, ours: Any, what: str = "result") -> None:
     """Raises Differs unless both are equal, tensors in every bit."""
-    if isinstance(plain, torch.Tensor):
+    if isinstance(plain, torch.Tensor) and isinstance(ours, torch.Tensor):
         if plain.shape != ours.shape or plain.dtype != ours.dtype:
             raise Differs(f"{what}: {plain.dtype} {tuple(plain.shape)} and {ours.dtype} {tuple(ours.shape)}")
-        if not torch.equal(plain.detach(), ours.detach()):
-            raise Differs(f"{what}: off by {(plain.detach().float() - ours.detach().float()).abs().max():g}")
+        plain, ours = plain.detach().cpu(), ours.detach().cpu()
+        if not torch.equal(plain, ours):
+            raise Differs(f"{what}: off by {(plain.float() - ours.float()).abs().max():g}")
     elif isinstance(plain, (list, tuple)):
         if len(plain) != len(ours):
             raise Differs(f"{what}: {len(plain)} and {len(ours)} values")

@@ -16,6 +16,7 @@ import copy
 import faulthandler
 import gc
 import io
+import pathlib
 import random
 import sys
 import traceback
@@ -34,6 +35,12 @@ from offload_models import WIDTH, DiT, DiTBlock, LoRA, data, same, state
 from random_actions import Action, shorten
 
 LENGTH = 14  # actions of a sequence
+
+
+WEIGHTS = {"forward": 3, "backward": 3, "twice": 1, "step": 2, "train": 6, "zero": 1, "sample": 2, "skip": 1, "visit": 2,
+           "write_in_a_pass": 1, "on_device": 1, "write": 2, "merge": 1, "save": 1, "load": 1, "deepcopied": 1,
+           "pickled": 0.5, "averaged": 1, "freeze": 1, "add_adapter": 1, "unload_adapter": 0.7, "replace_parameter": 0.5,
+           "new_optimizer": 0.3, "norm": 1, "clip": 1, "fail": 1, "offload_again": 0.7, "drop_graphs": 0.3, "check": 2}
 
 
 class Stop(Exception):
@@ -98,9 +105,12 @@ def make_model(setup: Setup) -> nn.Module:
 class Side:
     """One of the two models, with its optimizer, losses whose backward pass has not run, and results."""
 
+    device = torch.device("cpu")
+    weights = WEIGHTS
+
     def __init__(self, setup: Setup, offloaded: bool) -> None:
         self.setup = setup
-        self.model = make_model(setup)
+        self.model = make_model(setup) if offloaded else make_model(setup).to(self.device)
         self.offloaded = offloaded
         self.handle: Any = None
         self.waiting: list[torch.Tensor] = []
@@ -111,15 +121,23 @@ class Side:
             self.offload()
         self.make_optimizer()
 
+    @staticmethod
+    def adapt(setup: Setup) -> Setup:
+        """The setup as far as this kind of side supports it."""
+        return setup
+
     def offload(self) -> None:
         setup = self.setup
         budget = fake_device.budget_of(self.model, setup.blocks) + 32768  # for what a block gets later
         frozen = any(not p.requires_grad for p in self.model.blocks.parameters())
-        self.handle = fake_device.offload(
-            self.model, budget, delay=setup.delay, seed=setup.seed, blocks=setup.names,
-            trained=setup.trained if frozen else "stream", prefetch=setup.prefetch)
+        self.handle = self.make_handle(budget, setup.trained if frozen else "stream")
         if setup.strict:
             self.mode = self.modes.enter_context(fake_device.Strict(self.handle))
+
+    def make_handle(self, budget: int, trained: str) -> Any:
+        setup = self.setup
+        return fake_device.offload(self.model, budget, delay=setup.delay, seed=setup.seed, blocks=setup.names,
+                                   trained=trained, prefetch=setup.prefetch)
 
     def remove(self) -> None:
         if self.handle is not None:
@@ -235,7 +253,8 @@ class Side:
     def on_device(self, n: int) -> Any:
         block = self.block(n)
         with self.handle.on_device(block) if self.handle else contextlib.nullcontext():
-            loss = F.linear(self.data(n)[0] @ torch.ones(8, WIDTH, dtype=self.setup.dtype), block.mlp[0].weight).mean()
+            ones = torch.ones(8, WIDTH, dtype=self.setup.dtype, device=self.device)
+            loss = F.linear(self.data(n)[0] @ ones, block.mlp[0].weight).mean()
             if n % 2 and loss.requires_grad:
                 loss.backward()
         if n % 2 == 0 and loss.requires_grad:
@@ -305,6 +324,8 @@ class Side:
             return
         torch.manual_seed(n)
         attention.o = LoRA(attention.o).to(self.setup.dtype)
+        if not self.offloaded:
+            attention.o.to(self.device)
         self.optimizer.add_param_group({"params": [attention.o.a, attention.o.b], "lr": 1e-3})
 
     def unload_adapter(self, n: int) -> Any:
@@ -325,8 +346,7 @@ class Side:
         self.make_optimizer()
 
     def norm(self, n: int) -> Any:
-        gradients = [p.grad.float().norm() for p in self.model.parameters() if p.grad is not None]
-        return torch.stack(gradients) if gradients else None
+        return [p.grad.float().norm() for p in self.model.parameters() if p.grad is not None]
 
     def clip(self, n: int) -> Any:
         if self.setup.hooks is False:
@@ -376,15 +396,9 @@ def state_of(model: nn.Module, hooks: bool) -> dict[str, Any]:
     return weights | {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
 
 
-WEIGHTS = {"forward": 3, "backward": 3, "twice": 1, "step": 2, "train": 6, "zero": 1, "sample": 2, "skip": 1, "visit": 2,
-           "write_in_a_pass": 1, "on_device": 1, "write": 2, "merge": 1, "save": 1, "load": 1, "deepcopied": 1,
-           "pickled": 0.5, "averaged": 1, "freeze": 1, "add_adapter": 1, "unload_adapter": 0.7, "replace_parameter": 0.5,
-           "new_optimizer": 0.3, "norm": 1, "clip": 1, "fail": 1, "offload_again": 0.7, "drop_graphs": 0.3, "check": 2}
-
-
-def draw(seed: int) -> list[Action]:
+def draw(seed: int, weights: dict[str, float] = WEIGHTS) -> list[Action]:
     rng = random.Random(seed)
-    names = rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=LENGTH)
+    names = rng.choices(list(weights), list(weights.values()), k=LENGTH)
     return [Action(name, rng.getrandbits(30)) for name in [*names, "check"]]
 
 
@@ -399,13 +413,13 @@ def attempt(side: Side, action: Action) -> Any:
         return f"{type(error).__name__}: {str(error)[:60]}"
 
 
-def run(seed: int, actions: Iterable[Action]) -> str | None:
+def run(seed: int, actions: Iterable[Action], kind: type[Side] = Side) -> str | None:
     """Runs the actions on both sides. Returns the error, or None."""
     done: list[str] = []
-    setup = draw_setup(seed)
+    setup = kind.adapt(draw_setup(seed))
     ours = None
     try:
-        plain, ours = Side(setup, False), Side(setup, True)
+        plain, ours = kind(setup, False), kind(setup, True)
         for action in actions:
             done.append(action.name)
             same(attempt(plain, action), attempt(ours, action), action.name)
@@ -418,14 +432,14 @@ def run(seed: int, actions: Iterable[Action]) -> str | None:
     return None
 
 
-def describe(seed: int, actions: list[Action]) -> str:
-    whole = draw(seed)
+def describe(seed: int, actions: list[Action], kind: type[Side]) -> str:
+    whole = draw(seed, kind.weights)
     numbers = ",".join(str(whole.index(action)) for action in actions)
-    return (f"{draw_setup(seed)}\nactions: {', '.join(a.name for a in actions)}\n"
-            f"repeat: random_offload.py --first {seed} --keep {numbers}")
+    return (f"{kind.adapt(draw_setup(seed))}\nactions: {', '.join(a.name for a in actions)}\n"
+            f"repeat: {pathlib.Path(sys.argv[0]).name} --first {seed} --keep {numbers}")
 
 
-def main() -> int:
+def main(kind: type[Side] = Side) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=1)
@@ -436,16 +450,16 @@ def main() -> int:
     faulthandler.enable()
     for seed in range(words.first, words.first + words.count):
         print(f"seed {seed}", flush=True)
-        actions = draw(seed)
+        actions = draw(seed, kind.weights)
         if words.keep is not None:
             actions = [actions[int(number)] for number in words.keep.split(",")]
-        error = run(seed, actions)
+        error = run(seed, actions, kind)
         if error is None:
             continue
         if words.keep is None:
-            actions = shorten(actions, lambda some: run(seed, some) is not None)
-            error = run(seed, actions) or error
-        print(f"{describe(seed, actions)}\n{error}", flush=True)
+            actions = shorten(actions, lambda some: run(seed, some, kind) is not None)
+            error = run(seed, actions, kind) or error
+        print(f"{describe(seed, actions, kind)}\n{error}", flush=True)
         return 1
     return 0
 
