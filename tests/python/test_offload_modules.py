@@ -1,4 +1,4 @@
-"""ballast.offload(): compiled blocks, hooks, exceptions, moves, remove(), what is refused, and the report. Needs torch."""
+"""ballast.offload(): compiled blocks, hooks, exceptions, moves, remove(), refusals and the report. Needs torch."""
 
 
 import unittest
@@ -35,6 +35,22 @@ class Compiled(unittest.TestCase):
                         block.compile(**options)
                     same(train(plain, 2), train(ours, 2))
                     same(state(plain), state(ours))
+        torch._dynamo.reset()
+
+
+    def test_a_compiled_model_has_breaks_at_its_blocks(self):
+        torch._dynamo.reset()
+        plain, ours = dit(True, layers=3)(), dit(True, layers=3)()
+        handle = fake_device.offload(ours, fake_device.budget_of(ours, 2))
+        with fake_device.strict(handle) as mode:
+            for model in (plain, ours):
+                compiled = torch.compile(model, backend="eager")
+                for step in range(2):
+                    compiled(*data(step)).pow(2).mean().backward()
+        same(state(plain), state(ours))
+        self.assertEqual(mode.faults, [])
+        with self.assertRaises(torch._dynamo.exc.Unsupported):
+            torch.compile(ours, backend="eager", fullgraph=True)(*data(0, tokens=9))
         torch._dynamo.reset()
 
 

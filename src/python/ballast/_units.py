@@ -159,13 +159,28 @@ def parts_of(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tenso
             yield from parts_of(f"{name}.{inner}", getattr(tensor, inner))
         return
     yield name, tensor
+    for state, field in _scales_of(tensor):
+        yield f"{name}.{field}", getattr(state, field)
+
+
+def _scales_of(tensor: torch.Tensor) -> Iterator[tuple[Any, str]]:
+    """The objects and names of the scales of a 4-bit weight of bitsandbytes, and of their scales."""
     state = getattr(tensor, "quant_state", None)
     while state is not None:
         for field in ("absmax", "code", "offset"):
             scale = getattr(state, field, None)
             if isinstance(scale, torch.Tensor) and scale.dim() > 0:
-                yield f"{name}.{field}", scale
+                yield state, field
         state = getattr(state, "state2", None)
+
+
+def own_scales(tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Gives each weight its own copy of scales that bitsandbytes shares between all, since weights of
+    several units are not on the device at the same times."""
+    for _, tensor in tensors:
+        for state, field in _scales_of(tensor):
+            if field == "code":
+                setattr(state, field, getattr(state, field).clone())
 
 
 def bytes_of(tensors: Sequence[torch.Tensor]) -> int:

@@ -239,6 +239,7 @@ class Offloaded:
         if isinstance(block.module, torch.jit.ScriptModule):
             raise UsageError(f"{block.name}: is a ScriptModule, whose weights cannot be offloaded; "
                              "name them in keep=")
+        _units.own_scales(tensors)
         members, nbytes = _units.lay_out(tensors)
         if nbytes > self._residency.pool.nbytes:
             raise OutOfMemoryError(f"device_bytes: {self._residency.pool.nbytes} bytes cannot hold what "
