@@ -154,13 +154,13 @@ class Residency:
         assert unit.ready is not None
         present = unit.present_versions()
         copies = []
-        for member, before, now in zip(unit.members, unit.versions, present):
-            assert member.away is not None
-            with torch._C.DisableTorchFunctionSubclass():
-                data = member.tensor.detach()
-            if member.on_device and (before != now or data.data_ptr() != member.away.data_ptr()):
-                unit.ready.wait()
-                copies.append(self.device.copy_out(member.home, data))
+        with torch._C.DisableTorchFunctionSubclass():
+            for member, before, now in zip(unit.members, unit.versions, present):
+                assert member.away is not None
+                replaced = member.tensor.data_ptr() != member.away.data_ptr()
+                if member.on_device and (before != now or replaced):
+                    unit.ready.wait()
+                    copies.append(self.device.copy_out(member.home, member.tensor.detach()))
         for copy in copies:
             copy.finish()
         unit.versions = present

@@ -47,10 +47,6 @@ class Member:
             self.tensor.data = data
         self.on_device = on_device
 
-    def version(self) -> int:
-        with torch._C.DisableTorchFunctionSubclass():
-            return self.tensor._version
-
 
 class Unit:
     """Members that move together.
@@ -92,7 +88,8 @@ class Unit:
 
     def present_versions(self) -> list[int]:
         """PyTorch's counts of in-place changes of the members."""
-        return [member.version() for member in self.members]
+        with torch._C.DisableTorchFunctionSubclass():
+            return [member.tensor._version for member in self.members]
 
     def is_changed(self) -> bool:
         """Whether a member may have changed since it was last sent to the other side."""
