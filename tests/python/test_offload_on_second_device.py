@@ -20,7 +20,6 @@ class OffloadOnSecondDevice(unittest.TestCase):
     def test_random_sequences_of_actions(self):
         second_device.in_own_process(self, "random_cases")
 
-    @unittest.skip("a backward pass that raises is ended by autograd's thread while the program continues")
     def test_backward_passes_that_raise(self):
         second_device.in_own_process(self, "raising_cases")
 

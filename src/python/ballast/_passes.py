@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import Any, Callable, Iterator
 
@@ -53,6 +54,7 @@ class Passes:
         self._backward = False
         self._process = os.getpid()
         self.ended = False  # the handle was removed
+        _watch_engine()
 
     @property
     def running(self) -> bool:
@@ -141,6 +143,7 @@ class Passes:
 
     def _begin_backward(self) -> None:
         self._backward = True
+        _begun.add(self)
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(_End(self))
 
@@ -172,6 +175,7 @@ class Passes:
         if not self._backward:
             return
         self._backward = False
+        _begun.discard(self)
         residency = self.residency
         residency.chain = ()
         for unit in self.units:
@@ -214,7 +218,8 @@ class Passes:
 
 
 class _End:
-    """Ends a backward pass, also one that has raised: the engine drops its callbacks then."""
+    """Ends a backward pass. The engine drops it when a pass raises, on a thread of the device that may still run
+    when the exception has reached the program; see _watch_engine()."""
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
@@ -222,7 +227,33 @@ class _End:
     def __call__(self) -> None:
         self._passes.end_backward()
 
-    __del__ = __call__
+    def __del__(self) -> None:
+        if _engine is None:  # this PyTorch calls its engine by another name
+            self._passes.end_backward()
+
+
+_engine: Any = None  # PyTorch's function that runs backward passes, once _watch_engine() has replaced it
+_begun: weakref.WeakSet[Passes] = weakref.WeakSet()  # in a backward pass
+
+
+def _watch_engine() -> None:
+    """Ends backward passes that raise before the exception reaches the program, on the program's thread."""
+    global _engine
+    if _engine is not None or not hasattr(torch.autograd, "_engine_run_backward"):
+        return
+    _engine = run = torch.autograd._engine_run_backward
+
+    @functools.wraps(run)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except BaseException:
+            if not in_backward():  # otherwise a pass inside of another one, as of reentrant checkpointing
+                for passes in list(_begun):
+                    passes.end_backward()
+            raise
+
+    torch.autograd._engine_run_backward = call
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
