@@ -1,6 +1,6 @@
 """ballast.offload(): compiled blocks, hooks, exceptions, moves, remove(), refusals and the report. Needs torch."""
 
-
+import copy
 import unittest
 
 try:
@@ -13,7 +13,7 @@ from torch import nn
 
 import ballast
 import fake_device
-from ballast import offloading
+from ballast import _guards
 from offload_models import WIDTH, DiT, DiTBlock, LoRA, compare, data, dit, same, sgd, state, train
 
 
@@ -325,13 +325,20 @@ class Places(unittest.TestCase):
         import gc
         import weakref
 
+        gc.collect()
         model = dit(layers=2)()
         handle = fake_device.offload(model, 1 << 20)
         train(model, 1)
+        with torch.no_grad():
+            model(*data(0))
         ends = [weakref.ref(handle), weakref.ref(handle.passes.units[0]), weakref.ref(model)]
         hooks = len(nn.modules.module._global_parameter_registration_hooks)
+        alive = model.blocks[0].mlp[0].weight
         del model, handle
         gc.collect()
+        self.assertFalse(_guards._places)
+        self.assertIs(type(copy.deepcopy(alive)), nn.Parameter)
+        self.assertIs(type(alive), nn.Parameter)
         self.assertEqual([end() for end in ends], [None] * 3)
         self.assertLess(len(nn.modules.module._global_parameter_registration_hooks), hooks)
 

@@ -141,10 +141,11 @@ def return_from(parameter: torch.Tensor) -> None:
         _give_class_back(parameter)
 
 
-def forget(places: Iterable[int]) -> None:
-    """Forgets the places of parameters that do not exist any more, by their id()."""
-    for number in places:
-        _places.pop(number, None)
+def forget(place: Place, numbers: Iterable[int]) -> None:
+    """Ends a place whose parameters may not exist any more. Their id() may be that of others then."""
+    for number in numbers:
+        if _places.get(number) is place:
+            del _places[number]
 
 
 def is_guarded(parameter: Any) -> bool:
@@ -183,6 +184,7 @@ def wait_for(parameter: Any) -> None:
     place = _place_of(parameter)
     if place is not None:
         place.bring_home()
+        return_from(parameter)  # also if the place has ended
 
 
 def _place_of(parameter: Any) -> Place | None:

@@ -29,6 +29,14 @@ class UnitPlace:
         self._passes = weakref.ref(passes)
         self._unit = weakref.ref(unit)
 
+    @classmethod
+    def of_members(cls, passes: Passes, unit: Unit) -> UnitPlace:
+        """A place that ends with the unit."""
+        place = cls(passes, unit)
+        numbers = [id(member.tensor) for member in unit.members]
+        weakref.finalize(unit, _guards.forget, place, numbers).atexit = False
+        return place
+
     @contextlib.contextmanager
     def using(self) -> Iterator[Callable[[Any], None]]:
         passes, unit = self._passes(), self._unit()
@@ -86,8 +94,9 @@ def _follow(passes: Passes, unit: Unit, result: Any) -> None:
     for tensor in tensors_in(result):
         if tensor.layout == torch.strided and type(tensor) is torch.Tensor and (
                 tensor.untyped_storage()._cdata == unit.storage._cdata):
-            _guards.leave_for(tensor, _ViewPlace(passes, unit, tensor))
-            end = weakref.finalize(tensor, _guards.forget, [id(tensor)])
+            place = _ViewPlace(passes, unit, tensor)
+            _guards.leave_for(tensor, place)
+            end = weakref.finalize(tensor, _guards.forget, place, [id(tensor)])
             end.atexit = False
 
 

@@ -245,7 +245,7 @@ class Offloaded:
             raise OutOfMemoryError(f"device_bytes: {self._residency.pool.nbytes} bytes cannot hold what "
                                    f"{block.name} got in addition, which needs {nbytes}")
         unit = Unit(block.name, members, self._memory.host_memory(nbytes), self.device)
-        unit.place = _visits.UnitPlace(self.passes, unit)
+        unit.place = _visits.UnitPlace.of_members(self.passes, unit)
         for member in members:
             self._residency.departures.follow(member)
         _trim()
