@@ -182,8 +182,17 @@ TEST(Adapters, BeginWithoutEffect) {
 }
 
 TEST(Adapters, AreScaledByTheRankOrItsRoot) {
-  EXPECT_EQ((AdapterConfig{.rank = 4, .alpha = 6.0}).scale(), 1.5);
-  EXPECT_EQ((AdapterConfig{.rank = 4, .alpha = 6.0, .rslora = true}).scale(), 3.0);
+  const std::string map = "model.layers.1.mlp.up_proj";
+  EXPECT_EQ((AdapterConfig{.rank = 4, .alpha = 6.0}).scale_of(map), 1.5);
+  EXPECT_EQ((AdapterConfig{.rank = 4, .alpha = 6.0, .rslora = true}).scale_of(map), 3.0);
+  AdapterConfig named = {.rank = 4, .alpha = 6.0};
+  ASSERT_TRUE(named.rank_pattern.add("up_proj", 12.0));
+  ASSERT_TRUE(named.rank_pattern.add(R"(layers\.1\..*)", 2.0));
+  ASSERT_TRUE(named.alpha_pattern.add("mlp.*", 9.0));
+  EXPECT_EQ(named.rank_of(map), 12U);  // the first that matches
+  EXPECT_EQ(named.scale_of(map), 0.75);
+  EXPECT_EQ(named.rank_of("model.layers.1.mlp.gate_up_proj"), 2U);
+  EXPECT_EQ(named.scale_of("model.layers.10.self_attn.q_proj"), 1.5);
 }
 
 constexpr std::size_t kThreads = 2;
