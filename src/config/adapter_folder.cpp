@@ -223,7 +223,7 @@ Json read_adapter_folder(const fs::path& folder) {
     if (value->is_array()) {
       section.add(own, names_in_text_model(*value));
     } else if (value->is_object()) {
-      section.add(own, patterns_in_text_model(*value));
+      if (!value->members().empty()) section.add(own, patterns_in_text_model(*value));
     } else {
       section.add(own, value->is_string() ? Json::array({*value}) : *value);
     }

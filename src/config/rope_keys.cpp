@@ -363,7 +363,11 @@ void add_rope_keys(Json& out, const model::Family& family) {
   };
   copy(find_given(out, kTheta), rules.theta);
   copy(find_given(out, kPart), rules.part);
-  if (rules.by_layer_type && !rules.standard.is_null()) return nest_rope_keys(out);
+  // Some classes take rope_scaling for rope_parameters.
+  const auto aliases = family.checkpoint_rules().aliases;
+  const bool nests =
+      std::ranges::any_of(aliases, [](const auto& pair) { return pair.first == kScaling; });
+  if (rules.by_layer_type && (nests || !rules.standard.is_null())) return nest_rope_keys(out);
   if (rules.by_layer_type && rules.local_theta.empty()) {
     const Json local = *out.find(kLocalTheta);
     out.erase(kLocalTheta);

@@ -79,7 +79,7 @@ constexpr auto kTexts = std::to_array<NamedText>(
       {"soft cap of the logits ({families})",
        "none; gemma2's folders without the key: 30; muse_glimmer: 20", "above 0"}},
      {"output_multiplier",
-      {"factor of the logits before their cap ({families})", "0.196", "above 0"}},
+      {"factor of the logits before their cap ({families})", "{defaults}", "above 0"}},
      {"qk_scale_factor",
       {"factor of the queries after their norm ({families})", "3.87", "above 0"}},
      {"post_norm_eps",
