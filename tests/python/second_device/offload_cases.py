@@ -282,7 +282,8 @@ class Memory(Offload):
         self.assertAlmostEqual(plan.device["activations"], activations, delta=activations / 10)
         predicted = sum(plan.device.values())
         self.assertLessEqual(peak - rest, predicted)
-        self.assertLess(predicted, 1.2 * (peak - rest))  # gradients of one block or two
+        # Gradients of two blocks at most, which may have left in time.
+        self.assertLess(predicted, peak - rest + 2.1 * max(report.units.values()) + activations / 10)
         handle.remove()
 
     def test_nothing_is_left_after_remove(self):
