@@ -108,8 +108,8 @@ class Lfm2 final : public Llama {
   /// to a multiple. Numbers are truncated where the class of transformers does so.
   static std::uint64_t mlp_width(const ModelConfig& c) {
     if (!c.flag("block_auto_adjust_ff_dim")) return c.intermediate_size;
-    const double wide =
-        c.number("block_ffn_dim_multiplier") * static_cast<double>(2 * c.intermediate_size / 3);
+    const std::uint64_t part = 2 * c.intermediate_size / 3;
+    const double wide = c.number("block_ffn_dim_multiplier") * static_cast<double>(part);
     return round_up(static_cast<std::uint64_t>(wide), whole_number(c, "block_multiple_of"));
   }
   static bool has_attention(const ModelConfig& c, std::uint64_t index) {
