@@ -31,11 +31,6 @@ class AdaptedMaps {
  public:
   AdaptedMaps(const Architecture& model, DeviceOps<T>& ops) : ops_(ops) {
     if (!model.adapters) return;
-    for (const BlockSpec& block : model.blocks) {
-      for (const TensorSpec& tensor : block.tensors) {
-        if (tensor.name.ends_with(".lora_A.weight")) rank_ = std::max(rank_, tensor.shape[0]);
-      }
-    }
     dropout_ = model.adapters->dropout;
     dora_ = model.adapters->dora;
   }
@@ -47,26 +42,30 @@ class AdaptedMaps {
     std::size_t results = 0;   ///< outputs of all rows
     std::size_t outputs = 0;   ///< outputs of one row
     std::size_t adapters = 3;  ///< number for maps with the same input
+    std::size_t rank = 0;      ///< 0: no map has adapters
 
     void add(const LinearAt& map, std::size_t count) {
       rows = std::max(rows, count);
       values = std::max(values, count * map.in);
       results = std::max(results, count * map.out);
       outputs = std::max(outputs, map.out);
-      for (const AdapterAt& at : map.adapters) adapters = std::max(adapters, at.number + 1);
+      for (const AdapterAt& at : map.adapters) {
+        adapters = std::max(adapters, at.number + 1);
+        rank = std::max(rank, at.rank);
+      }
     }
   };
   /// Takes the memory for one call.
   void take_memory(Bump& bump, const Most& most) {
-    if (rank_ == 0) return;
-    h_ = bump.take<T>(most.rows * rank_);
+    if (most.rank == 0) return;
+    h_ = bump.take<T>(most.rows * most.rank);
     dh_.resize(most.adapters);
-    for (T*& gradient : dh_) gradient = bump.take<T>(most.rows * rank_);
+    for (T*& gradient : dh_) gradient = bump.take<T>(most.rows * most.rank);
     if (dropout_ > 0.0) dropped_ = bump.take<T>(most.values);
     if (!dora_) return;
     results_ = bump.take<T>(most.results);
-    cross_ = bump.take<float>(most.outputs * rank_);
-    gram_ = bump.take<float>(rank_ * rank_);
+    cross_ = bump.take<float>(most.outputs * most.rank);
+    gram_ = bump.take<float>(most.rank * most.rank);
     inverse_norms_ = bump.take<float>(most.outputs);
     dora_scales_.resize(most.adapters);
     for (float*& scales : dora_scales_) scales = bump.take<float>(most.outputs);
@@ -262,7 +261,6 @@ class AdaptedMaps {
   }
 
   DeviceOps<T>& ops_;
-  std::size_t rank_ = 0;  ///< the largest; 0: the model has no adapters
   double dropout_ = 0.0;
   T* h_ = nullptr;        ///< [rows, rank]
   std::vector<T*> dh_;    ///< gradients of A x for maps with the same input, [rows, rank] each

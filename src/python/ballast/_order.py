@@ -15,9 +15,9 @@ _Last = tuple["Use | None", "Use | None"]
 class Order:
     """Predicts the next uses from the last two.
 
-    There is no notion of a training step: forward passes, backward passes in reverse, sampling and
-    skipped layers are all transitions of one table. Each transition replaces the one that was seen
-    before it. A wrong guess costs time and never a value, because each use is checked when it comes.
+    One table maps the last two uses to the next one. It does not know training steps: forward and
+    backward passes, sampling and skipped layers are all entries. What happens replaces an entry. A
+    wrong guess costs time and never a value, because each use is checked when it comes.
     """
 
     def __init__(self) -> None:

@@ -46,11 +46,8 @@ class UnitPlace:
             passes.bring_home(unit)
             yield _nothing
         else:
-            passes.begin_visit(unit)
-            try:
-                yield lambda result: _follow(passes, unit, result)
-            finally:
-                passes.end_visit(unit)
+            with _visit(passes, unit) as follow:
+                yield follow
 
     def bring_home(self) -> None:
         passes, unit = self._passes(), self._unit()
@@ -59,8 +56,8 @@ class UnitPlace:
 
 
 class _ViewPlace(UnitPlace):
-    """The place of a view of a member on the device, which other code has made. There is no view of
-    the home with the same history, so each use brings the unit to the device."""
+    """The place of a view that other code has made of a member on the device. No tensor at home has
+    the view's history in the graph, so each use brings the unit to the device."""
 
     def __init__(self, passes: Passes, unit: Unit, view: torch.Tensor) -> None:
         super().__init__(passes, unit)
@@ -71,12 +68,9 @@ class _ViewPlace(UnitPlace):
         passes, unit = self._passes(), self._unit()
         if passes is None or unit is None or passes.ended:
             yield _nothing
-            return
-        passes.begin_visit(unit)
-        try:
-            yield lambda result: _follow(passes, unit, result)
-        finally:
-            passes.end_visit(unit)
+        else:
+            with _visit(passes, unit) as follow:
+                yield follow
 
     def bring_home(self) -> None:
         view = self._view()
@@ -86,6 +80,16 @@ class _ViewPlace(UnitPlace):
 
 def _nothing(_: Any) -> None:
     pass
+
+
+@contextlib.contextmanager
+def _visit(passes: Passes, unit: Unit) -> Iterator[Callable[[Any], None]]:
+    """Has the unit on the device during the context. The context's function gets the result."""
+    passes.begin_visit(unit)
+    try:
+        yield lambda result: _follow(passes, unit, result)
+    finally:
+        passes.end_visit(unit)
 
 
 def _follow(passes: Passes, unit: Unit, result: Any) -> None:
