@@ -12,37 +12,15 @@
 #include "ballast/model/architecture.h"
 
 #include "tests/support/temp_dir.h"
+#include "tests/unit/config/samples.h"
 
 namespace ballast::config::delta_folders_test {
 namespace {
 
 using nlohmann::json;
-
-/// The config of a folder with `file` as its config.json. `parts`: ranks that share sequences.
-Config read(const json& file, std::uint64_t parts = 1) {
-  const test::TempDir dir;
-  dir.write("m/config.json", file.dump());
-  json config = {{"model", {{"path", "m"}}},
-                 {"data", {{"text", "t"}, {"sequence_length", 32}}},
-                 {"sequence_parallel_size", parts},
-                 {"train_batch_size", 1}};
-  return parse(config.dump(), dir.path(), "c.json", {}, parts);
-}
-
-json section_of(const Config& config) {
-  json section = json::parse(print(config)).at("model");
-  section.erase("weights");
-  return section;
-}
-
-std::string refusal(const json& file, std::uint64_t parts = 1) {
-  try {
-    read(file, parts);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
+using test::read;
+using test::refusal;
+using test::section_of;
 
 /// Keys of a published folder, with smaller sizes.
 json qwen3_5() {

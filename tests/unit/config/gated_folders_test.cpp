@@ -14,37 +14,18 @@
 
 #include "src/model/description/layer_spec.h"
 #include "tests/support/temp_dir.h"
+#include "tests/unit/config/samples.h"
 
 namespace ballast::config::gated_folders_test {
 namespace {
 
 using nlohmann::json;
+using test::read;
+using test::section_of;
 using Shape = std::vector<std::uint64_t>;
 
-/// The config of a folder with `file` as its config.json. `parts`: ranks that share sequences.
-Config read(const json& file, std::uint64_t parts = 1) {
-  const test::TempDir dir;
-  dir.write("m/config.json", file.dump());
-  const json config = {{"model", {{"path", "m"}}},
-                       {"data", {{"text", "t"}, {"sequence_length", 32}}},
-                       {"sequence_parallel_size", parts},
-                       {"train_batch_size", 1}};
-  return parse(config.dump(), dir.path(), "c.json", {}, parts);
-}
-
-json section_of(const Config& config) {
-  json section = json::parse(print(config)).at("model");
-  section.erase("weights");
-  return section;
-}
-
 void expect_refused(const json& file, const std::string& rule, std::uint64_t parts = 1) {
-  std::string message;
-  try {
-    read(file, parts);
-  } catch (const Error& error) {
-    message = error.what();
-  }
+  const std::string message = test::refusal(file, parts);
   EXPECT_NE(message.find(rule), std::string::npos) << message;
 }
 

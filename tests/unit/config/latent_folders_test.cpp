@@ -11,27 +11,14 @@
 
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
+#include "tests/unit/config/samples.h"
 
 namespace ballast::config::latent_folders_test {
 namespace {
 
 using nlohmann::json;
-
-/// The config of a folder with `file` as its config.json.
-Config read(const json& file) {
-  const test::TempDir dir;
-  dir.write("m/config.json", file.dump());
-  static const std::string text =
-      R"({"model": {"path": "m"}, "data": {"text": "t", "sequence_length": 32},)"
-      R"( "train_batch_size": 1})";
-  return parse(text, dir.path(), "c.json", {});
-}
-
-json section_of(const Config& config) {
-  json section = json::parse(print(config)).at("model");
-  section.erase("weights");
-  return section;
-}
+using test::read;
+using test::section_of;
 
 /// The section read from the config.json that Ballast writes.
 json written_and_read(const Config& config) {

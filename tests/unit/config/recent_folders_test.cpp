@@ -14,21 +14,14 @@
 #include "src/model/description/layer_rules.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_dir.h"
+#include "tests/unit/config/samples.h"
 
 namespace ballast::config::recent_folders_test {
 namespace {
 
 using nlohmann::json;
-
-/// The config of a folder with `file` as its config.json.
-Config read(const json& file) {
-  const test::TempDir dir;
-  dir.write("m/config.json", file.dump());
-  static const std::string text =
-      R"({"model": {"path": "m"}, "data": {"text": "t", "sequence_length": 32},)"
-      R"( "train_batch_size": 1})";
-  return parse(text, dir.path(), "c.json", {});
-}
+using test::read;
+using test::section_of;
 
 /// A small config.json with further keys.
 json small(const std::string& type, const json& added) {
@@ -37,12 +30,6 @@ json small(const std::string& type, const json& added) {
                  {"intermediate_size", 64}};
   config.update(added);
   return config;
-}
-
-json section_of(const Config& config) {
-  json section = json::parse(print(config)).at("model");
-  section.erase("weights");
-  return section;
 }
 
 /// Reads the config.json, and the one that Ballast writes for the same model.

@@ -4,8 +4,12 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "ballast/config/config.h"
 #include "ballast/core/error.h"
+
+#include "tests/support/temp_dir.h"
 
 namespace ballast::test {
 
@@ -111,6 +115,34 @@ inline std::vector<std::string> paths_of(const std::vector<std::string>& lines) 
 /// The paths of the keys that were ignored.
 inline std::vector<std::string> ignored_paths(const config::Config& config) {
   return paths_of(config.ignored);
+}
+
+/// The config of a folder with `file` as its config.json. `parts`: ranks that share sequences.
+inline config::Config read(const nlohmann::json& file, std::uint64_t parts = 1) {
+  const TempDir dir;
+  dir.write("m/config.json", file.dump());
+  const nlohmann::json config = {{"model", {{"path", "m"}}},
+                                 {"data", {{"text", "t"}, {"sequence_length", 32}}},
+                                 {"sequence_parallel_size", parts},
+                                 {"train_batch_size", 1}};
+  return config::parse(config.dump(), dir.path(), "c.json", {}, parts);
+}
+
+/// The message of the error that read() throws; "" when it throws none.
+inline std::string refusal(const nlohmann::json& file, std::uint64_t parts = 1) {
+  try {
+    read(file, parts);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// The model section that a config prints, without the weights' path.
+inline nlohmann::json section_of(const config::Config& config) {
+  nlohmann::json section = nlohmann::json::parse(config::print(config)).at("model");
+  section.erase("weights");
+  return section;
 }
 
 }  // namespace ballast::test
