@@ -74,6 +74,15 @@ std::size_t steps_of(const json& record) {
   return test::is_emulated() ? std::min<std::size_t>(all, 3) : all;
 }
 
+/// Bound of the relative error of a loss in fp32, in any of the steps. Some fixtures have gradients
+/// that are almost zero; AdamW divides them by their size, so a rounding error moves their weights.
+double bound_of_losses(const std::string& fixture) {
+  constexpr double kUsual = 2e-6;
+  constexpr double kWithSmallGradients = 2e-4;
+  const bool small = fixture == "phi3" || fixture == "gpt_oss" || fixture.starts_with("gemma4");
+  return small ? kWithSmallGradients : kUsual;
+}
+
 /// `from` must outlive the result.
 test::FunctionWeights source_of(const formats::SafetensorsReader& from) {
   return {[&from](const model::TensorSpec& tensor, Elems first, std::span<float> out) {
@@ -179,7 +188,7 @@ TEST_P(Families, TwoDocumentsInASequenceAreThoseOfTransformers) {
   for (std::size_t i = 0; i < steps_of(packed); ++i) {
     const double expected = packed["loss"][i];
     const auto found = engine.train_step(Batch(record, i, true).view(), config.optimizer.lr);
-    EXPECT_NEAR(found.loss, expected, 2e-4 * expected) << "step " << i;
+    EXPECT_NEAR(found.loss, expected, bound_of_losses(GetParam()) * expected) << "step " << i;
   }
 }
 
@@ -264,16 +273,17 @@ void expect_ten_steps(const std::string& name, bool bf16, const json& changes = 
   const formats::SafetensorsReader tensors(fixture(name + ".safetensors"));
   const test::TempDir directory;
   const config::Config config = make_config(record, bf16, directory.path());
+  const double bound = bound_of_losses(name);
   engine::Engine engine = setup::make_engine(config);
   test::start_from(engine, source_of(tensors));
   for (std::size_t i = 0; i < steps_of(record); ++i) {
     const Batch batch(record, i);
     const auto found = engine.train_step(batch.view(), config.optimizer.lr);
     const double loss = record["loss"][i];
-    EXPECT_NEAR(found.loss, loss, (bf16 ? 2e-2 : 2e-4) * loss) << "step " << i;
+    EXPECT_NEAR(found.loss, loss, (bf16 ? 2e-2 : bound) * loss) << "step " << i;
     if (record.contains("aux_loss") && !bf16) {
       const double balance = record["aux_loss"][i];
-      EXPECT_NEAR(found.balance_loss, balance, 2e-4 * balance) << "step " << i;
+      EXPECT_NEAR(found.balance_loss, balance, bound * balance) << "step " << i;
     }
   }
   engine.finish();
