@@ -314,6 +314,7 @@ Json read_model_section(const fs::path& folder, std::vector<std::string>& notes)
     const bool is_null = theirs != nullptr && theirs->is_null();
     if (key.own.empty()) {
       if (theirs != nullptr && !is_null) check_supported(file, key, *theirs);
+      if (theirs == nullptr && !key.standard.is_null()) check_supported(file, key, key.standard);
     } else if (key.own == "family") {
       section.add(key.own, name);
     } else if (lists(kNeeded, key.own) && (theirs == nullptr || is_null)) {

@@ -81,8 +81,8 @@ struct CheckpointBuffer {
 struct CheckpointKey {
   std::string name;  ///< "a.b": key b of the object a
   std::string own;   ///< the equivalent key of the model section; "": none
-  /// The values that the family supports, if there is no equivalent key. A missing key and null are
-  /// always supported.
+  /// The values that the family supports, if there is no equivalent key. Null is always supported,
+  /// and so is a missing key without a standard.
   std::vector<std::string> supported = {};
   text::Json standard = {};  ///< value that transformers' class assumes if the key is missing
   bool nullable = true;      ///< whether the class accepts null; otherwise it refuses it

@@ -133,6 +133,8 @@ TEST(RecentFolders, OfGraniteWithoutMambaLayersAreRead) {
   mixed = keys;
   mixed["num_local_experts"] = 8;
   refuse("granitemoehybrid", mixed, "num_local_experts is 8, but Ballast supports only 0");
+  mixed.erase("num_local_experts");  // which means 8 to transformers
+  refuse("granitemoehybrid", mixed, "num_local_experts is 8, but Ballast supports only 0");
 }
 
 TEST(RecentFolders, OfGraniteSwashHaveARotaryBasePerLayer) {

@@ -239,7 +239,7 @@ class GraniteMoeHybrid final : public Granite {
     for (CheckpointKey& key : keys) {
       if (key.own == "intermediate_size") key.name = "shared_intermediate_size";
     }
-    keys.push_back({"num_local_experts", "", {"0"}});
+    keys.push_back({"num_local_experts", "", {"0"}, 8});
     return keys;
   }
 };
