@@ -319,6 +319,10 @@ Json read_model_section(const fs::path& folder, std::vector<std::string>& notes)
       section.add(key.own, name);
     } else if (lists(kNeeded, key.own) && (theirs == nullptr || is_null)) {
       refuse(fmt::format("{}: has no {}; add it", file, key.name));
+    } else if (key.own == "intermediate_size" && theirs != nullptr && theirs->text() == "0") {
+      // In a section 0 means the default.
+      refuse(fmt::format("{}: {} is 0, but an MLP has a width of at least 1; give another model",
+                         file, key.name));
     } else if (is_null && !key.nullable) {
       refuse(fmt::format(
           "{}: {} is null, but transformers' {} needs a value; give one or remove the key", file,
