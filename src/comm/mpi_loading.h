@@ -86,9 +86,9 @@ struct LoadedMpi {
   std::string refusal;
 };
 
-/// Returns possible places of the module for the program `program` (an absolute path): next to it,
-/// in ../lib, and in the library folder of an installation. The environment variable
-/// BALLAST_MPI_MODULE replaces all of them.
+/// Returns possible places of the module for the program `program` (an absolute path), or for the
+/// extension module of the Python package: next to it, in ../lib, and in the library folder of an
+/// installation. The environment variable BALLAST_MPI_MODULE replaces all of them.
 std::vector<std::filesystem::path> mpi_module_places(const std::filesystem::path& program);
 
 /// Loads the first module that exists in `places`. It stays loaded.

@@ -14,7 +14,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "tools"))
-import prepare  # noqa: E402
+from preparing import command as prepare  # noqa: E402
 
 
 def conversation(source):

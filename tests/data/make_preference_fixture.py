@@ -30,7 +30,7 @@ import trl
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "tools"))
-import prepare  # noqa: E402
+from preparing import command as prepare  # noqa: E402
 from make_training_fixtures import llama_config  # noqa: E402
 
 STEPS, MICRO, PAIRS, LENGTH, VOCAB = 10, 2, 2, 24, 131

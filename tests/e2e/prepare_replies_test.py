@@ -22,7 +22,7 @@ from chats import Added, Tokenizer, chat
 SCRIPT = os.path.abspath(sys.argv.pop(1))
 sys.path.insert(0, os.path.dirname(SCRIPT))
 sys.dont_write_bytecode = True
-import prepare  # noqa: E402
+from preparing import command as prepare  # noqa: E402
 from preparing.report import Report, ends_of_replies  # noqa: E402
 from preparing.thoughts import after_empty_thought  # noqa: E402
 from preparing.tokenizer import stop_tokens_of  # noqa: E402

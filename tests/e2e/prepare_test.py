@@ -24,7 +24,7 @@ from chats import Tokenizer, chat
 SCRIPT = os.path.abspath(sys.argv.pop(1))
 sys.path.insert(0, os.path.dirname(SCRIPT))
 sys.dont_write_bytecode = True
-import prepare  # noqa: E402
+from preparing import command as prepare  # noqa: E402
 from preparing.inputs import tasks_of  # noqa: E402
 from preparing.report import Report  # noqa: E402
 from preparing.tokenizer import vocabulary_hashes  # noqa: E402

@@ -103,7 +103,7 @@ class Names(FolderTest):
             except ImportError as error:
                 print(error)
         """)
-        self.assertEqual(printed, "".join(f"ballast.{name} needs PyTorch: pip install ballast[torch]\n"
+        self.assertEqual(printed, "".join(f"ballast.{name} needs PyTorch: pip install ballast-offload[torch]\n"
                                           for name in ("OffloadAdamW", "OffloadSGD")))
 
 

@@ -2,13 +2,13 @@
 
 import re
 
-from preparing.inputs import row_of
-from preparing.replies import Replies
-from preparing.report import Notes, Refusal, one_line, reason_of
-from preparing.rows import Text, common_prefix, example_of, pair_of
-from preparing.stops import SpecialTokens, StopTokens
-from preparing.templates import ChatTemplate
-from preparing.thoughts import after_empty_thought, has_empty_thought
+from .inputs import row_of
+from .replies import Replies
+from .report import Notes, Refusal, one_line, reason_of
+from .rows import Text, common_prefix, example_of, pair_of
+from .stops import SpecialTokens, StopTokens
+from .templates import ChatTemplate
+from .thoughts import after_empty_thought, has_empty_thought
 
 BEGIN = "documents begin with"
 SURROGATE = re.compile("[\ud800-\udfff]")

@@ -7,7 +7,7 @@ import json
 import os
 import zlib
 
-from preparing.report import Refusal, Unprepared, one_line, reason_of
+from .report import Refusal, Unprepared, one_line, reason_of
 
 ROWS_OF_A_TASK = 32
 

@@ -1,8 +1,8 @@
 """Messages of conversations, converted from the forms of training data to that of chat
 templates."""
 
-from preparing.inputs import parse
-from preparing.report import Refusal, one_line
+from .inputs import parse
+from .report import Refusal, one_line
 
 # Keys that say whether a reply is trained on: those of OpenAI, Mistral, axolotl, ms-swift and
 # LLaMA-Factory (1 or true: yes), and of torchtune (true: no).

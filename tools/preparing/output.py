@@ -4,7 +4,7 @@
 import os
 import pathlib
 
-from preparing.report import Refusal
+from .report import Refusal
 
 
 def check_output(path, is_own, kind, overwrite=False, inputs=()):

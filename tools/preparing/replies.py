@@ -15,10 +15,10 @@ No place is guessed: what cannot be found is refused.
 
 import re
 
-from preparing.messages import REASONING_KEYS
-from preparing.report import Refusal
-from preparing.rows import common_prefix
-from preparing.thoughts import after_empty_thought, without_opening
+from .messages import REASONING_KEYS
+from .report import Refusal
+from .rows import common_prefix
+from .thoughts import after_empty_thought, without_opening
 
 PRIVATE_USE = range(0xF0000, 0xFFFFD)  # characters of which marks are taken
 CLOSING_THOUGHT = re.compile(r"</think>\s*")

@@ -1,8 +1,8 @@
 """Columns of a row: which of the known forms of training data it has, and its parts."""
 
-from preparing.inputs import parse
-from preparing.messages import Messages, messages_of, said, tools_of
-from preparing.report import Refusal, one_line
+from .inputs import parse
+from .messages import Messages, messages_of, said, tools_of
+from .report import Refusal, one_line
 
 CONVERSATIONS = ("messages", "conversations", "conversation")
 FORMS = tuple((key,) for key in CONVERSATIONS) + (

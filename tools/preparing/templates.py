@@ -5,8 +5,8 @@ import inspect
 import json
 import re
 
-from preparing.messages import REASONING_KEYS
-from preparing.report import Refusal, Unprepared, one_line, reason_of
+from .messages import REASONING_KEYS
+from .report import Refusal, Unprepared, one_line, reason_of
 
 GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\b")
 ARGUMENTS_MAY_BE_TEXT = re.compile(r"arguments\s+is\s+(not\s+)?string")

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 
-from preparing.report import Refusal, one_line, reason_of
+from .report import Refusal, one_line, reason_of
 
 
 def load_tokenizer(folder):

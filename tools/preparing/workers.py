@@ -6,8 +6,8 @@ import concurrent.futures.process
 import multiprocessing
 import signal
 
-from preparing.inputs import tasks_of
-from preparing.report import Notes, Refusal, Unprepared, reason_of
+from .inputs import tasks_of
+from .report import Notes, Refusal, Unprepared, reason_of
 
 
 def documents_of_task(preparer, task, skip_invalid=False):

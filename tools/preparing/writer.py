@@ -7,8 +7,8 @@ import pathlib
 import struct
 import sys
 
-from preparing.output import check_output, create, publish, temporary_of
-from preparing.report import Refusal
+from .output import check_output, create, publish, temporary_of
+from .report import Refusal
 
 FORMAT = "ballast documents"
 HEADER_BYTES = 4096  # size of the file's header, so that the tokens start on a page

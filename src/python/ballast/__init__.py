@@ -3,7 +3,7 @@ PyTorch that are larger than the memory of their device (``ballast.offload``), a
 plans and training runs in this process, and the program itself as ``ballast`` and
 ``python -m ballast``.
 
-The optimizers and ``ballast.offload`` need PyTorch (``pip install ballast[torch]``), which is
+The optimizers and ``ballast.offload`` need PyTorch (``pip install ballast-offload[torch]``), which is
 imported at their first use.
 """
 
@@ -60,7 +60,7 @@ if not TYPE_CHECKING:
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            raise ModuleNotFoundError(f"ballast.{name} needs PyTorch: pip install ballast[torch]",
+            raise ModuleNotFoundError(f"ballast.{name} needs PyTorch: pip install ballast-offload[torch]",
                                       name="torch") from None
         value = getattr(module, name) if home else module
         globals()[name] = value

@@ -65,7 +65,7 @@ def _bar_class(wanted: bool | None) -> Any:
             return importlib.import_module("tqdm.auto").tqdm
     except ImportError:
         if wanted:
-            raise ImportError("progress: needs tqdm: pip install 'ballast[progress]'") from None
+            raise ImportError("progress: needs tqdm: pip install 'ballast-offload[progress]'") from None
         return None
 
 

@@ -36,8 +36,8 @@ TEST(MpiModule, TheFoldersWithoutOneAreNamedInOneLine) {
                         "/nowhere/lib/ballast/ballast_mpi.so"};
   EXPECT_EQ(load_mpi(places).refusal,
             "its MPI module ballast_mpi.so is not in /nowhere/bin, /nowhere/lib or "
-            "/nowhere/lib/ballast; install it next to the program, or build it: -Dmpi=enabled "
-            "(needs an MPI library)");
+            "/nowhere/lib/ballast; install an MPI library with its headers, then build the program or "
+            "the package again");
 }
 
 TEST(MpiModule, AnotherFileIsRefusedWithItsPath) {
