@@ -39,8 +39,9 @@ constexpr auto kCommands = std::to_array<Advice>({
     {"to write the model of a run: ballast export RUN --out DIR", "convert save merge push upload"},
     {"to draw a run: ballast report RUN", "watch plot html dashboard draw compare"},
     {"to measure this machine: ballast bench", "benchmark measure speed"},
-    {"tools/prepare.py makes documents from conversations, ballast tokenize token files from plain "
-     "text",
+    {"tools/prepare.py (`ballast prepare` of the Python package) makes documents from "
+     "conversations, "
+     "ballast tokenize token files from plain text",
      "prepare preprocess data dataset tokenise"},
     {"a model that `ballast export` has written runs in other programs, such as transformers; "
      "Ballast only trains and evaluates",

@@ -34,10 +34,11 @@ TEST(MpiModule, AnEnvironmentVariableNamesTheOnlyPlace) {
 TEST(MpiModule, TheFoldersWithoutOneAreNamedInOneLine) {
   const Paths places = {"/nowhere/bin/ballast_mpi.so", "/nowhere/lib/ballast_mpi.so",
                         "/nowhere/lib/ballast/ballast_mpi.so"};
-  EXPECT_EQ(load_mpi(places).refusal,
-            "its MPI module ballast_mpi.so is not in /nowhere/bin, /nowhere/lib or "
-            "/nowhere/lib/ballast; install an MPI library with its headers, then build the program or "
-            "the package again");
+  EXPECT_EQ(
+      load_mpi(places).refusal,
+      "its MPI module ballast_mpi.so is not in /nowhere/bin, /nowhere/lib or "
+      "/nowhere/lib/ballast; install an MPI library with its headers, then build the program or "
+      "the package again");
 }
 
 TEST(MpiModule, AnotherFileIsRefusedWithItsPath) {
