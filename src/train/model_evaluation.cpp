@@ -22,6 +22,7 @@
 #include "src/train/run_directory.h"
 #include "src/train/run_engine.h"
 #include "src/train/run_files.h"
+#include "src/train/run_inputs.h"
 
 namespace ballast::train {
 namespace {
@@ -31,81 +32,6 @@ using text::Json;
 
 /// Accepts runs of any number of ranks.
 constexpr std::uint64_t kAnyWorld = 0;
-
-/// Returns the key that reads a file of `format`; "" if the content does not decide.
-std::string_view kind_of(formats::FileFormat format) {
-  using formats::FileFormat;
-  if (format == FileFormat::unknown || format == FileFormat::git_lfs) return "";
-  if (format == FileFormat::megatron_index) return "tokens";
-  const std::string_view reader = formats::reader_of(format);
-  return reader.empty() ? "text" : reader;
-}
-
-/// The content decides; if it does not, the name.
-std::string_view kind_of(const fs::path& file) {
-  const std::string extension = file.extension().string();
-  const bool binary = extension == ".bin" || extension == ".npy";
-  if (const auto kind = kind_of(formats::recognise(file)); !kind.empty()) {
-    return kind == "text" && binary ? "tokens" : kind;
-  }
-  if (extension == ".safetensors") return "documents";
-  return binary ? "tokens" : "text";
-}
-
-/// Documents and tokens in a folder take precedence over its texts.
-std::string_view kind_of_folder(const fs::path& folder) {
-  std::string_view found = "text";
-  std::error_code error;
-  for (fs::recursive_directory_iterator entry(folder, error);
-       !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
-    const std::string extension = entry->path().extension().string();
-    if (extension == ".safetensors") return kind_of(entry->path());
-    if (extension == ".bin" || extension == ".npy") found = "tokens";
-  }
-  return found;
-}
-
-std::string_view kind_of(const std::string& file) {
-  std::error_code ignored;
-  return fs::is_directory(file, ignored) ? kind_of_folder(file) : kind_of(fs::path(file));
-}
-
-/// Returns overrides that make `files` the only data.
-std::vector<std::string> name_data(const std::vector<std::string>& files) {
-  if (files.empty()) return {};
-  const std::string_view kind = kind_of(files.front());
-  Json names = Json::array();
-  for (const std::string& file : files) {
-    if (kind_of(file) != kind) {
-      throw Error(ErrorCategory::usage,
-                  fmt::format("--data: {} is a file of {} and {} one of {}; give one kind "
-                              "(.safetensors: documents, .bin and .npy: tokens, others: text)",
-                              files.front(), kind, file, kind_of(file)));
-    }
-    names.push_back(fs::absolute(file).string());
-  }
-  std::vector<std::string> overrides;
-  for (const std::string_view other : {"text", "tokens", "documents", "pairs"}) {
-    overrides.push_back(fmt::format("data.{}={}", other, other == kind ? names.compact() : "[]"));
-  }
-  overrides.push_back(fmt::format("data.eval={}", names.compact()));
-  overrides.emplace_back("data.held_out=null");
-  return overrides;
-}
-
-/// Returns kFolderLength, or the longest sequence in the config.json of `folder` if that is
-/// shorter.
-std::uint64_t usual_length(const fs::path& folder) {
-  const fs::path file = folder / config::kCheckpointConfig;
-  const Json json = config::text_model_of(
-      text::parse_json(text::read_settings(file, "model"), file.string()), file);
-  for (const char* key : {"max_position_embeddings", "n_positions"}) {
-    const Json* const most = json.find(key);
-    if (most == nullptr || !most->is_number() || !(most->number() >= 1.0)) continue;
-    return static_cast<std::uint64_t>(std::min(most->number(), double{kFolderLength}));
-  }
-  return kFolderLength;
-}
 
 /// Returns whether the folder has PEFT adapters without their model.
 bool has_only_adapters(const fs::path& folder) {
@@ -159,7 +85,7 @@ config::Config read_folder(const EvaluationRequest& request, std::vector<std::st
 }  // namespace
 
 config::Config read_evaluation(const EvaluationRequest& request) {
-  std::vector<std::string> overrides = name_data(request.data);
+  std::vector<std::string> overrides = evaluation_data_overrides(request.data);
   if (request.sequence_length > 0) {
     overrides.push_back(fmt::format("data.sequence_length={}", request.sequence_length));
   }

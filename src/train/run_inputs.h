@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -64,5 +66,19 @@ std::vector<std::string> find_doubts(const config::Config& config, const data::T
 
 /// Logs find_doubts() as warnings.
 void warn_of_doubts(const config::Config& config, const data::TrainingData& data);
+
+// Inputs that are named on the command line instead of in the config.
+
+/// Returns overrides of a config (config::load()) that make `files` the only training data:
+/// documents, pairs, tokens or text. Their content decides, or if it does not, their names
+/// (.safetensors, .bin, .npy). None for no files. Throws Error(usage) for files of several kinds.
+std::vector<std::string> data_overrides(const std::vector<std::string>& files);
+
+/// Like data_overrides(), and makes them the evaluation data, all of them.
+std::vector<std::string> evaluation_data_overrides(const std::vector<std::string>& files);
+
+/// Returns kFolderLength, or the longest sequence in the config.json of the Hugging Face folder
+/// `folder` if that is shorter. Throws Error(config).
+std::uint64_t usual_length(const std::filesystem::path& folder);
 
 }  // namespace ballast::train

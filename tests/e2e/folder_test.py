@@ -496,6 +496,25 @@ class Folder(RunTest):
         plan = self.run_well("plan", "config.json", "--rates", rates, "--json")
         self.assertGreater(len(json.loads(plan)), 0)
 
+    def test_options_name_the_model_and_the_data(self):
+        self.llama()
+        self.assertEqual(self.saving().returncode, 0)
+        config = json.loads((self.path / "config.json").read_text())
+        tokens = config.pop("data")["tokens"][0]
+        del config["model"]
+        (self.path / "deepspeed.json").write_text(json.dumps(config))
+        named = ("deepspeed.json", "--model", "model", "--data", tokens)
+        self.run_well("train", *named, "--sequence-length", "32", "--out", "named")
+        self.assertEqual([row["loss"] for row in self.rows("named")], [row["loss"] for row in self.rows()])
+        printed = json.loads(self.run_well("train", *named, "--print-config"))
+        self.assertEqual(printed["data"]["sequence_length"], 48)  # the model's longest
+        printed = json.loads(self.run_well("train", *named, "--set", "data.sequence_length=24", "--print-config"))
+        self.assertEqual(printed["data"]["sequence_length"], 24)
+        (self.path / "text.txt").write_text("text")
+        done = self.run_ballast("train", *named, "--data", "text.txt")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("text.txt one of text; give one kind", done.stderr)
+
     def test_gpt2_notes_dropout(self):
         write_file(self.model / "model.safetensors", read_file(FIXTURES / "gpt2.initial.safetensors"))
         (self.model / "config.json").write_text(json.dumps(GPT2))

@@ -192,8 +192,7 @@ void add_plan(Command program) {
       program.add_command("plan", "Predict memory and speed of CONFIG without running it");
   command.add_option("CONFIG", &a.request.config.file, "JSON config (keys: ballast config-keys)",
                      {.required = true, .takes = Names::file, .extensions = {".json"}});
-  command.add_option("--set", &a.request.config.overrides, "Override a key: path.to.key=value",
-                     {.single_argument = true, .takes = Names::setting});
+  add_inputs(command, a.request.config);
   command.add_option("--rates", &a.request.rates,
                      "Rates file of the machine (default: measure this machine)",
                      {.takes = Names::file, .extensions = {".json"}});

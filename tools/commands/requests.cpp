@@ -1,5 +1,6 @@
 #include "tools/commands/requests.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <ctime>
@@ -10,6 +11,10 @@
 #include <fmt/ranges.h>
 
 #include "ballast/core/error.h"
+#include "ballast/text/files.h"
+#include "ballast/text/json.h"
+
+#include "src/train/run_inputs.h"
 
 namespace ballast::tools {
 
@@ -27,7 +32,61 @@ void refuse_other_kind(const std::filesystem::path& file, formats::Settings want
   if (!cause.empty()) throw Error(ErrorCategory::config, cause);
 }
 
+namespace {
+
+/// Whether the config of `request` or an override gives the length of a sequence.
+bool gives_length(const ConfigRequest& request) {
+  const auto names_it = [](const std::string& setting) {
+    return setting.starts_with("data.sequence_length=");
+  };
+  if (std::any_of(request.overrides.begin(), request.overrides.end(), names_it)) return true;
+  std::error_code ignored;
+  const bool readable = request.text || std::filesystem::is_regular_file(request.file, ignored);
+  if (!readable) return true;  // a pipe can be read only once
+  const text::Json json =
+      text::parse_json(request.text ? *request.text : text::read_settings(request.file, "config"),
+                       request.file.string(), {.comments = true, .non_finite = true});
+  const text::Json* const data = json.is_object() ? json.find("data") : nullptr;
+  return data != nullptr && data->is_object() && data->find("sequence_length") != nullptr;
+}
+
+/// The overrides of `request`, after those that its inputs make.
+std::vector<std::string> all_overrides(const ConfigRequest& request) {
+  std::vector<std::string> all = train::data_overrides(request.data);
+  if (!request.model.empty()) {
+    const std::string path = std::filesystem::absolute(request.model).string();
+    all.push_back(fmt::format("model.path={}", text::Json(path).compact()));
+  }
+  std::uint64_t length = request.sequence_length;
+  if (length == 0 && !request.model.empty() && !gives_length(request)) {
+    length = train::usual_length(request.model);
+  }
+  if (length > 0) all.push_back(fmt::format("data.sequence_length={}", length));
+  all.insert(all.end(), request.overrides.begin(), request.overrides.end());
+  return all;
+}
+
+}  // namespace
+
+void add_inputs(Command& command, ConfigRequest& request) {
+  command.add_option("--model", &request.model,
+                     "Hugging Face folder of the model; overrides model.path",
+                     {.takes = Names::folder});
+  command.add_option(
+      "--data", &request.data,
+      "Training data: documents or pairs (.safetensors), tokens (.bin, .npy) or text; overrides "
+      "data.documents, data.pairs, data.tokens and data.text",
+      {.takes = Names::path, .extensions = {".safetensors", ".bin", ".npy", ".txt"}});
+  command.add_option("--sequence-length", &request.sequence_length,
+                     "Tokens per sequence; overrides data.sequence_length (default with --model: "
+                     "the model's longest, at most 4096)",
+                     {.positive = true});
+  command.add_option("--set", &request.overrides, "Override a key: path.to.key=value",
+                     {.single_argument = true, .takes = Names::setting});
+}
+
 config::Config ConfigRequest::load(std::uint32_t world) const {
+  const std::vector<std::string> overrides = all_overrides(*this);
   if (!text) {
     try {
       return config::load(file, overrides, world);

@@ -15,6 +15,8 @@
 #include "ballast/setup/forecast.h"
 #include "ballast/train/trainer.h"
 
+#include "tools/command_line.h"
+
 namespace ballast::tools {
 
 /// Caller that asks for a plan or a run. Errors name its options.
@@ -29,12 +31,18 @@ struct ConfigRequest {
   /// JSON text instead of the file's content; the file then only gives the name. Paths in it are
   /// relative to the working directory.
   std::optional<std::string> text;
+  std::filesystem::path model;        ///< model.path, relative to the working directory; "": none
+  std::vector<std::string> data;      ///< training data instead of the config's
+  std::uint64_t sequence_length = 0;  ///< 0: the config's; with `model` see train::usual_length()
   std::vector<std::string> overrides;
   Caller caller = Caller::program;
 
   /// Throws Error(config).
   [[nodiscard]] config::Config load(std::uint32_t world) const;
 };
+
+/// Adds the options that replace inputs of a config: --model, --data, --sequence-length and --set.
+void add_inputs(Command& command, ConfigRequest& request);
 
 /// If `file`, whose reader failed with `error`, is of another kind than `wanted`, throws
 /// Error(config) with that kind. Otherwise returns.

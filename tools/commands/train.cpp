@@ -343,8 +343,7 @@ void add_train(Command program) {
   Command command = program.add_command("train", "Train the model of CONFIG");
   command.add_option("CONFIG", &a.request.config.file, "JSON config (keys: ballast config-keys)",
                      {.required = true, .takes = Names::file, .extensions = {".json"}});
-  command.add_option("--set", &a.request.config.overrides, "Override a key: path.to.key=value",
-                     {.single_argument = true, .takes = Names::setting});
+  add_inputs(command, a.request.config);
   command.add_option("--steps", &a.request.steps, "Steps to train; overrides ballast.steps",
                      {.range = std::pair(std::uint64_t{1}, kMaxSteps)});
   command.add_option("--seed", &a.request.seed, "Random seed; overrides ballast.seed");
