@@ -41,6 +41,17 @@ class ConsoleScript(FolderTest):
                              cmp text.txt $'t\xff.txt' && test -s $'o\xff.bin'""", 0)
         self.assert_each("LC_ALL=C $P tokenize text.txt --out ü.bin --overwrite && test -s ü.bin", 0)
 
+    def test_prepare_belongs_to_the_package(self):
+        self.assert_each("$P prepare --help", 0, "ballast prepare")
+        self.assert_each("$P prepare text.txt --model nosuch --out o.safetensors", 2, "",
+                         "ballast prepare: --model nosuch is not a folder")
+
+    def test_the_mpi_module_lies_in_the_package(self):
+        from ballast import _ballast
+
+        module = pathlib.Path(_ballast.__file__).with_name("ballast_mpi.so")
+        self.assert_each("$P --version", 0, f"mpi ({module})" if module.exists() else "ballast_mpi.so is not in ")
+
     def test_many_words(self):
         self.assert_each("$P tokenize $(yes text.txt | head -5000) --out t.bin --overwrite", 0, "from 5000 files")
 
