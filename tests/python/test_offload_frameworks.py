@@ -253,9 +253,8 @@ def train_rank(rank: int, folder: str) -> None:
     same(*states)
     model = dit(layers=2)()
     fake_device.offload(model, fake_device.budget_of(model, 2))
-    wrapped = nn.parallel.DistributedDataParallel(model)
     try:
-        wrapped(*data(0))
+        nn.parallel.DistributedDataParallel(model)
     except ballast.UsageError as error:
         refused = str(error)
     assert "DistributedDataParallel cannot average" in refused, refused

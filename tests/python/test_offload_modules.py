@@ -127,6 +127,70 @@ class Moves(unittest.TestCase):
                     refused()
         self.assertEqual([p.data_ptr() for p in model.parameters()], pointers)
 
+    def test_a_move_to_the_cpu_lasts_until_the_model_is_moved_back(self):
+        model = dit(layers=2)()
+        handle = fake_device.offload(model, fake_device.budget_of(model, 2))
+        handle.device = torch.device("meta")  # another one than the CPU
+        moved = []
+        handle._move_staying = moved.append
+        wrapper = nn.Sequential(model)  # as frameworks do
+        wrapper.cpu()
+        wrapper.cpu()
+        with self.assertRaisesRegex(ballast.UsageError, r"^offload: the model was moved to the CPU; model\.to"):
+            model(*data(0))
+        with handle.on_host():
+            moved.clear()
+            model.to(handle.device)
+            self.assertEqual(moved, [])
+        self.assertEqual(moved, [handle.device])
+        model.cpu()
+        wrapper.to(handle.device)
+        self.assertEqual(moved[1:], [torch.device("cpu"), handle.device])
+        with self.assertRaisesRegex(ballast.UsageError, "^offload: an offloaded model cannot be changed to cpu"):
+            model.blocks[0].cpu()
+        handle._warned_of_casts, handle._changed = True, False
+        model.blocks[1].register_forward_hook(lambda *_: wrapper.cpu())
+        with self.assertRaisesRegex(ballast.UsageError, "^offload: the model cannot be moved to the CPU in a pass"):
+            model(*data(0))
+
+    def test_casts_to_the_type_that_all_have_do_nothing(self):
+        model = dit(layers=2, dtype=torch.bfloat16)()
+        handle = fake_device.offload(model, fake_device.budget_of(model, 2))
+        self.assertIs(model.to(handle.device, torch.bfloat16), model)
+        model.blocks[1].mlp[2].register_buffer("factor", torch.ones(2))
+        with self.assertRaisesRegex(ballast.UsageError, "cannot be changed to torch.bfloat16"):
+            model.to(torch.bfloat16)
+
+    def test_data_parallel_is_refused(self):
+        model = dit(layers=2)()
+        fake_device.offload(model, fake_device.budget_of(model, 2))
+        for wrapper in (model, nn.Sequential(model)):
+            with self.assertRaisesRegex(ballast.UsageError, r"^offload: torch\.nn\.DataParallel would copy"):
+                nn.DataParallel(wrapper)
+
+    def test_wrappers_tell_ddp_what_is_in_host_memory(self):
+        class Outer(nn.Module):
+            def __init__(self, inner):
+                super().__init__()
+                self._ddp_params_and_buffers_to_ignore = ["mine"]
+                self.inner = inner
+
+        name = "_ddp_params_and_buffers_to_ignore"
+        model = dit(True, layers=2)()
+        handle = fake_device.offload(model, fake_device.budget_of(model, 2), trained="keep")
+        outer = Outer(nn.Sequential(model))
+        model.blocks[0].mlp[0] = LoRA(model.blocks[0].mlp[0])
+        ignored = set(getattr(outer, name))
+        self.assertIn("mine", ignored)
+        self.assertIn("inner.0.blocks.0.mlp.0.base.weight", ignored)
+        present = {n for n, _ in [*outer.named_parameters(), *outer.named_buffers()]}
+        self.assertEqual(ignored - present, {"mine"})
+        self.assertEqual({n for n, p in outer.named_parameters() if p.requires_grad} & ignored, set())
+        self.assertEqual(getattr(copy.deepcopy(outer), name), ["mine"])
+        handle.remove()
+        self.assertEqual(getattr(outer, name), ["mine"])
+        self.assertFalse(hasattr(model, name))
+
     def test_remove_and_offload_again(self):
         plain, model = dit(layers=4)(), dit(layers=4)()
         kinds = [type(module) for module in model.modules()]

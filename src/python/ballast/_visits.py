@@ -135,20 +135,39 @@ class _OffloadedModule:
         return (made, *rest)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """Moves and casts, as .to(), .cuda() and .half() ask for. A move to the device where the model
-        is already does nothing."""
+        """Moves and casts, as .to(), .cuda() and .half() ask for. Those that would change nothing do
+        nothing. A move to the CPU moves what stays on the device."""
         state = self.__dict__.get(ATTRIBUTE)
         if state is None:
             return super()._apply(fn, recurse)  # type: ignore[misc]
-        device = state[0].device
-        probe = torch.empty(0, dtype=torch.float32, device="cpu")
-        with torch.no_grad():
-            moved = fn(probe)
-        if moved.dtype != probe.dtype or moved.device != device:
-            to = moved.dtype if moved.dtype != probe.dtype else moved.device
-            raise UsageError(f"offload: an offloaded model cannot be changed to {to}; call remove() on the "
-                             "handle first, and offload() again after the change")
+        handle = state[0]
+        device = _device_after(fn, _floating_types(self))  # type: ignore[arg-type]
+        whole = handle.model is self
+        if device != handle.device and not (whole and device.type == "cpu"):
+            raise UsageError(_UNCHANGEABLE.format(device))
+        if whole:
+            handle.park(device != handle.device)
         return self
+
+
+_UNCHANGEABLE = ("offload: an offloaded model cannot be changed to {}; call remove() on the handle first, and "
+                 "offload() again after the change")
+
+
+def _floating_types(module: nn.Module) -> set[torch.dtype]:
+    return {t.dtype for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()}
+
+
+def _device_after(fn: Callable[[torch.Tensor], torch.Tensor], dtypes: set[torch.dtype]) -> torch.device:
+    """The device to which `fn` moves tensors. Raises UsageError if it changes one of these types."""
+    device = torch.device("cpu")
+    for dtype in dtypes or {torch.float32}:
+        with torch.no_grad():
+            moved = fn(torch.empty(0, dtype=dtype, device="cpu"))
+        if moved.dtype != dtype:
+            raise UsageError(_UNCHANGEABLE.format(moved.dtype))
+        device = moved.device
+    return device
 
 
 def original_class(kind: type) -> type:

@@ -23,6 +23,7 @@ from ._passes import Passes
 from ._residency import Residency, plainly
 from ._slots import GRAIN, Pool
 from ._units import Unit
+from ._wrappers import Wrappers
 from .errors import OutOfMemoryError, UsageError
 
 __all__ = ["Offloaded", "Report", "offload"]
@@ -80,9 +81,9 @@ class Offloaded:
                                     0 if trained == "stream" else small, small)
         self._changed = False
         self._on_host = False
+        self._parked = False  # model.cpu() was called
         self._known: set[int] = set()
         self._staying: dict[str, tuple[torch.Tensor, str]] = {}
-        self._ignored_by_ddp = getattr(model, "_ddp_params_and_buffers_to_ignore", None)
         self._warned_of_casts = False
         self._largest_split: int | None = None
         pool = self._make_pool(device_bytes, trained == "auto", prefetch)
@@ -90,6 +91,8 @@ class Offloaded:
         self.passes = Passes(self._residency, self._before_pass)
         self._arrange()
         _visits.attach(model, self, _visits.units_of(model))
+        own = weakref.WeakMethod(self._left_to_ddp)
+        self._wrappers = Wrappers(model, lambda: [] if (names := own()) is None else names())
         self._end = weakref.finalize(self, _end, _watch_registrations(self), memory)
         self._end.atexit = False
 
@@ -138,15 +141,24 @@ class Offloaded:
         offloaded weights. The model cannot run meanwhile."""
         if self.passes.running or self._on_host:
             raise UsageError("on_host: a pass, or another on_host(), is under way")
-        for tensor, _ in self._staying.values():
-            self._move(tensor, torch.device("cpu"))
+        self._move_staying(torch.device("cpu"))
         self._on_host = True
         try:
             yield
         finally:
             self._on_host = False
-            for tensor, _ in self._staying.values():
-                self._move(tensor, self.device)
+            if not self._parked:
+                self._move_staying(self.device)
+
+    def park(self, parked: bool) -> None:
+        """Moves what stays on the device to host memory until the model is moved to the device again, as
+        model.cpu() and model.to(handle.device) ask for."""
+        if parked and self.passes.running:
+            raise UsageError("offload: the model cannot be moved to the CPU in a pass")
+        if parked != self._parked:
+            self._parked = parked
+            if not self._on_host:
+                self._move_staying(torch.device("cpu") if parked else self.device)
 
     def synchronize(self) -> None:
         """Returns when all copies have ended."""
@@ -169,11 +181,10 @@ class Offloaded:
         self._memory.close()
         for unit in self.passes.units:
             unit.memory.unpin()
-        for tensor, _ in self._staying.values():
-            self._move(tensor, torch.device("cpu"))
+        self._move_staying(torch.device("cpu"))
         for module in self.model.modules():
             _visits.detach(module)
-        self._restore_ignored()
+        self._wrappers.forget()
         self._end()
 
     # Arrangement
@@ -233,7 +244,6 @@ class Offloaded:
             if tensor.is_meta:
                 _units.check_tensor(name, tensor)
             self._move(tensor, self.device)
-        self._ignore_in_ddp()
 
     def _make_unit(self, block: _blocks.Block, tensors: Sequence[_blocks.Named]) -> None:
         if isinstance(block.module, torch.jit.ScriptModule):
@@ -272,6 +282,10 @@ class Offloaded:
                 left = [unit for unit in _visits.units_of(module) if unit not in gone]
                 _visits.attach(module, self, left)
 
+    def _move_staying(self, device: torch.device) -> None:
+        for tensor, _ in self._staying.values():
+            self._move(tensor, device)
+
     @staticmethod
     def _move(tensor: torch.Tensor, device: torch.device) -> None:
         """Moves a tensor that stays, and its gradient."""
@@ -285,12 +299,10 @@ class Offloaded:
     def _before_pass(self) -> None:
         if self._on_host:
             raise UsageError("offload: the model cannot run inside handle.on_host()")
-        wrapper = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
-        if wrapper is not None:
-            for member in (m for unit in self.passes.units for m in unit.members):
-                if member.trained:
-                    raise UsageError(f"{member.name}: is trained and offloaded, so DistributedDataParallel "
-                                     'cannot average its gradient; use trained="keep"')
+        if self._parked:
+            raise UsageError("offload: the model was moved to the CPU; model.to(handle.device) brings it back")
+        if getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None) is not None:
+            self._check_averaged()
         if self._changed:
             self._changed = False
             self._arrange()
@@ -306,19 +318,20 @@ class Offloaded:
                           "copies of fp32 weights on the device; use bf16 weights, or checkpoint the "
                           "blocks", stacklevel=2)
 
-    def _ignore_in_ddp(self) -> None:
-        """DistributedDataParallel would broadcast what is in host memory."""
-        names = [name for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]
-                 if id(tensor) in self._known and not tensor.requires_grad]
-        model: Any = self.model
-        model._ddp_params_and_buffers_to_ignore = [*(self._ignored_by_ddp or ()), *names]
+    def _check_averaged(self) -> None:
+        for member in (m for unit in self.passes.units for m in unit.members):
+            if member.trained:
+                raise UsageError(f"{member.name}: is trained and offloaded, so DistributedDataParallel "
+                                 'cannot average its gradient; use trained="keep"')
 
-    def _restore_ignored(self) -> None:
-        model: Any = self.model
-        if self._ignored_by_ddp is None:
-            del model._ddp_params_and_buffers_to_ignore
-        else:
-            model._ddp_params_and_buffers_to_ignore = self._ignored_by_ddp
+    def _left_to_ddp(self) -> list[str]:
+        """Names of frozen tensors in host memory, for DistributedDataParallel, which is about to wrap the model."""
+        if self._changed and not (self.passes.running or self._on_host or self._parked):
+            self._changed = False
+            self._arrange()
+        self._check_averaged()
+        return [name for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]
+                if id(tensor) in self._known]
 
 
 def _watch_registrations(handle: Offloaded) -> list[Any]:
@@ -330,9 +343,15 @@ def _watch_registrations(handle: Offloaded) -> list[Any]:
         if found is not None:
             found._changed = True
 
+    def mark_module(outer: nn.Module, name: str, inner: Any) -> None:
+        mark()
+        found = reference()
+        if found is not None:
+            found._wrappers.learn(outer, name, inner)
+
     module: Any = nn.modules.module
     return [module.register_module_parameter_registration_hook(mark),
-            module.register_module_module_registration_hook(mark),
+            module.register_module_module_registration_hook(mark_module),
             module.register_module_buffer_registration_hook(mark)]
 
 
