@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import warnings
 import weakref
 from typing import Any, Iterator, Sequence
@@ -93,8 +94,10 @@ class Offloaded:
         _visits.attach(model, self, _visits.units_of(model))
         own = weakref.WeakMethod(self._left_to_ddp)
         self._wrappers = Wrappers(model, lambda: [] if (names := own()) is None else names())
-        self._end = weakref.finalize(self, _end, _watch_registrations(self), memory)
+        self._end = weakref.finalize(self, memory.synchronize)  # its memory is freed, so no copy may be under way
         self._end.atexit = False
+        _handles.add(self)
+        _watch_registrations()
 
     # Use
 
@@ -185,6 +188,7 @@ class Offloaded:
         for module in self.model.modules():
             _visits.detach(module)
         self._wrappers.forget()
+        _handles.discard(self)
         self._end()
 
     # Arrangement
@@ -334,25 +338,26 @@ class Offloaded:
                 if id(tensor) in self._known]
 
 
-def _watch_registrations(handle: Offloaded) -> list[Any]:
-    """Has the handle look again when any module gets a parameter, buffer or module."""
-    reference = weakref.ref(handle)
+_handles: weakref.WeakSet[Offloaded] = weakref.WeakSet()
 
+
+@functools.cache
+def _watch_registrations() -> None:
+    """Has handles look again when any module gets a parameter, buffer or module. The hooks stay: the end of a handle
+    may come while PyTorch walks through them."""
     def mark(*_: Any) -> None:
-        found = reference()
-        if found is not None:
-            found._changed = True
+        for handle in _handles:
+            handle._changed = True
 
     def mark_module(outer: nn.Module, name: str, inner: Any) -> None:
-        mark()
-        found = reference()
-        if found is not None:
-            found._wrappers.learn(outer, name, inner)
+        for handle in _handles:
+            handle._changed = True
+            handle._wrappers.learn(outer, name, inner)
 
     module: Any = nn.modules.module
-    return [module.register_module_parameter_registration_hook(mark),
-            module.register_module_module_registration_hook(mark_module),
-            module.register_module_buffer_registration_hook(mark)]
+    module.register_module_parameter_registration_hook(mark)
+    module.register_module_module_registration_hook(mark_module)
+    module.register_module_buffer_registration_hook(mark)
 
 
 def _trim() -> None:
@@ -361,13 +366,6 @@ def _trim() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _end(hooks: list[Any], memory: Accelerator) -> None:
-    """Ends what outlives a handle. Its memory is freed afterwards, so no copy may be under way."""
-    for hook in hooks:
-        hook.remove()
-    memory.synchronize()
 
 
 def _check_model(model: Any) -> None:
