@@ -63,8 +63,8 @@ class FakeDevice:
     def pool(self, nbytes: int) -> Pool:
         return PoisonedPool(nbytes, self.device)
 
-    def host_memory(self, nbytes: int) -> HostMemory:
-        return HostMemory(nbytes)
+    def host_memory(self, nbytes: int, memory: HostMemory | None = None) -> HostMemory:
+        return memory or HostMemory(nbytes)
 
     def landing(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(tensor).fill_(float("nan"))
@@ -118,10 +118,10 @@ def _run(jobs: Any, delay: float, rng: random.Random) -> None:
 
 def offload(model: nn.Module, device_bytes: int | str, *, delay: float = 0.0, seed: int = 0, blocks: Any = "auto",
             keep: Any = (), trained: str = "stream", prefetch: int = 1, small: int = 1024,
-            device: FakeDevice | None = None) -> offloading.Offloaded:
+            device: FakeDevice | None = None, shared: bool = False) -> offloading.Offloaded:
     """ballast.offload() to a fake device, with small limits for small models."""
     return offloading.Offloaded(model, device or FakeDevice(delay, seed), device_bytes, blocks, keep, trained,
-                                prefetch, small)
+                                prefetch, shared, small)
 
 
 class Strict(TorchDispatchMode):

@@ -26,10 +26,19 @@ class HostMemory:
     the host."""
 
     def __init__(self, nbytes: int) -> None:
-        self._memory = _ballast.empty(nbytes)
+        self._memory: Any = _ballast.empty(nbytes)
         self.nbytes = nbytes
         self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.pinned = False
+        self.filled = False  # it has the values of the tensors that get parts of it
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes have the same memory."""
+        return False
+
+    def settle(self) -> None:
+        """Called when the parts may have changed, before the device reads `bytes` again."""
 
     def part(self, start: int, end: int) -> torch.UntypedStorage:
         """A storage of bytes `start` to `end`, which keeps the whole memory alive. Tensors with a
@@ -113,10 +122,11 @@ class Accelerator:
         """Memory on the device for weights that come and go."""
         return Pool(nbytes, self.device)
 
-    def host_memory(self, nbytes: int) -> HostMemory:
-        """Host memory for weights. Once pinning has been refused, as by the limit of locked memory or
-        by WSL, the rest is copied through two pinned buffers."""
-        memory = HostMemory(nbytes)
+    def host_memory(self, nbytes: int, memory: HostMemory | None = None) -> HostMemory:
+        """Host memory for weights, or the given one made ready for copies. Once pinning has been
+        refused, as by the limit of locked memory or by WSL, the rest is copied through two pinned
+        buffers."""
+        memory = memory or HostMemory(nbytes)
         if self.pinning:
             memory.pin()
             self.pinning = memory.pinned

@@ -17,7 +17,7 @@ class Stay:
 class Report:
     """Bytes per place, and counts since offload(). str() is a table.
 
-    `waits` counts uses of a block that came before its copy had ended, as the host saw it, and
+    `shared_bytes` are those of blocks that other processes of this machine read from the same memory. `waits` counts uses of a block that came before its copy had ended, as the host saw it, and
     `wait_seconds` the time for which the host waited: on a GPU, its streams wait instead. `visits`
     are uses of weights outside of their modules. Guesses are those of the next block.
     """
@@ -27,6 +27,7 @@ class Report:
     peak_bytes: int
     units: dict[str, int]
     pinned_bytes: int
+    shared_bytes: int
     staying: dict[str, Stay]
     loads: int
     bytes_in: int
@@ -51,7 +52,8 @@ class Report:
         for stay in self.staying.values():
             reasons.setdefault(stay.reason, []).append(stay.bytes)
         rows = [("blocks in host memory", f"{_size(self.host_bytes)} in {len(self.units)} blocks, "
-                                          f"{_size(self.pinned_bytes)} pinned"),
+                                          f"{_size(self.pinned_bytes)} pinned, "
+                                          f"{_size(self.shared_bytes)} shared"),
                 (f"for blocks on {self.device}", f"{_size(self.pool_bytes)}, at most "
                                                  f"{_size(self.peak_bytes)} in use"),
                 *((f"stays: {reason}", f"{_size(sum(sizes))} in {len(sizes)} tensors")

@@ -163,6 +163,8 @@ class Residency:
                     copies.append(self.device.copy_out(member.home, member.tensor.detach()))
         for copy in copies:
             copy.finish()
+        if copies:
+            unit.settle()
         unit.versions = present
 
     # Copies to the device

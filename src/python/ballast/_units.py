@@ -77,7 +77,8 @@ class Unit:
         with torch.no_grad():
             for member in members:
                 member.home = member.view(memory.part(member.start, member.end))
-                member.home.copy_(member.tensor.data)
+                if not memory.filled:
+                    member.home.copy_(member.tensor.data)
                 member.point(member.home, False)
         self.versions = self.present_versions()
 
@@ -109,7 +110,15 @@ class Unit:
                 member.home.copy_(data)
                 member.point(member.home, False)
         self.exposed = False
+        self.settle()
         self.versions = self.present_versions()
+
+    def settle(self) -> None:
+        """Has the next copy to the device read what is at home now."""
+        if self.memory.shared:
+            if self.ready is not None:
+                self.ready.finish()  # memory that is not shared any more is not pinned any more
+            self.memory.settle()
 
     def lend(self, slot: Slot[Unit]) -> None:
         """Gives the storage a slot."""

@@ -17,8 +17,8 @@ from typing import Any, Iterator, Sequence
 import torch
 from torch import nn
 
-from . import _arguments, _blocks, _guards, _units, _visits
-from ._accelerator import Accelerator, accelerator
+from . import _arguments, _blocks, _guards, _shared_homes, _units, _visits
+from ._accelerator import Accelerator, HostMemory, accelerator
 from ._offload_report import Report, Stay
 from ._passes import Passes
 from ._residency import Residency, plainly
@@ -32,7 +32,7 @@ __all__ = ["Offloaded", "Report", "offload"]
 
 def offload(model: nn.Module, device: str | int | torch.device = "cuda", *,
             device_bytes: int | str = "auto", blocks: Any = "auto", keep: Sequence[str] | str = (),
-            trained: str = "auto", prefetch: int = 2) -> Offloaded:
+            trained: str = "auto", prefetch: int = 2, shared: bool = False) -> Offloaded:
     """Runs or trains `model` on a device that cannot hold its weights. Losses, gradients and weights
     have the same bits as without.
 
@@ -56,11 +56,15 @@ def offload(model: nn.Module, device: str | int | torch.device = "cuda", *,
             device. "auto": on the device those of less than 1 MiB, and all if they take less than a
             tenth of device_bytes, as adapters do.
         prefetch: how many blocks are fetched ahead of their use.
+        shared: whether the ranks of torch.distributed on a machine keep blocks without trained parameters once,
+            in memory that they share. Then all ranks call offload() together, with equal models. A change of such
+            weights stays within its process.
 
     Raises TypeError; UsageError naming what cannot be offloaded and why; OutOfMemoryError if a block is
     larger than device_bytes."""
     _check_torch()
-    return Offloaded(model, accelerator(device), device_bytes, blocks, keep, trained, prefetch)
+    return Offloaded(model, accelerator(device), device_bytes, blocks, keep, trained, prefetch,
+                     shared)
 
 
 class Offloaded:
@@ -68,9 +72,10 @@ class Offloaded:
 
     def __init__(self, model: nn.Module, memory: Accelerator, device_bytes: int | str, blocks: Any,
                  keep: Sequence[str] | str, trained: str, prefetch: int,
-                 small: int = _blocks.SMALL) -> None:
+                 shared: bool = False, small: int = _blocks.SMALL) -> None:
         _check_model(model)
         _arguments.choice(trained, "trained", ("auto", "stream", "keep"))
+        _arguments.choice(shared, "shared", (False, True))
         prefetch = _arguments.whole(prefetch, "prefetch")
         if device_bytes != "auto":
             device_bytes = _arguments.whole(device_bytes, "device_bytes", 1)
@@ -90,7 +95,9 @@ class Offloaded:
         pool = self._make_pool(device_bytes, trained == "auto", prefetch)
         self._residency = Residency(memory, pool, prefetch)
         self.passes = Passes(self._residency, self._before_pass)
-        self._arrange()
+        with _shared_homes.Sharing() if shared else contextlib.nullcontext() as self._sharing:
+            self._arrange()
+        self._sharing = None
         _visits.attach(model, self, _visits.units_of(model))
         own = weakref.WeakMethod(self._left_to_ddp)
         self._wrappers = Wrappers(model, lambda: [] if (names := own()) is None else names())
@@ -112,6 +119,7 @@ class Offloaded:
             peak_bytes=self._residency.pool.peak,
             units=units,
             pinned_bytes=sum(u.nbytes for u in self.passes.units if u.memory.pinned),
+            shared_bytes=sum(u.nbytes for u in self.passes.units if u.memory.shared),
             staying={name: Stay(_units.bytes_of([tensor]), reason)
                      for name, (tensor, reason) in self._staying.items()},
             loads=counts.loads, bytes_in=counts.bytes_in,
@@ -258,7 +266,8 @@ class Offloaded:
         if nbytes > self._residency.pool.nbytes:
             raise OutOfMemoryError(f"device_bytes: {self._residency.pool.nbytes} bytes cannot hold what "
                                    f"{block.name} got in addition, which needs {nbytes}")
-        unit = Unit(block.name, members, self._memory.host_memory(nbytes), self.device)
+        memory = self._memory.host_memory(nbytes, self._shared_memory(block, members, nbytes))
+        unit = Unit(block.name, members, memory, self.device)
         unit.place = _visits.UnitPlace.of_members(self.passes, unit)
         for member in members:
             self._residency.departures.follow(member)
@@ -267,6 +276,12 @@ class Offloaded:
         self.passes.units.append(unit)
         self._residency.guard(unit)
         _visits.attach(block.module, self, [*_visits.units_of(block.module), unit])
+
+    def _shared_memory(self, block: _blocks.Block, members: Sequence[_units.Member],
+                       nbytes: int) -> HostMemory | None:
+        if self._sharing is None or any(member.trained for member in members):
+            return None
+        return self._sharing.memory(block.name, members, nbytes)
 
     def _drop_units(self, present: set[int]) -> None:
         gone = {unit for unit in self.passes.units
