@@ -20,10 +20,12 @@ import fake_device
 from offload_models import same, state
 from support import ROOT
 
+MANUAL = ROOT / "src/python/README.md"
+
 
 def recipe(name: str) -> str:
-    """The block of code with this name. It has at most five statements."""
-    manual = (ROOT / "src/python/README.md").read_text(encoding="utf-8")
+    """The block of code with this name, without that line."""
+    manual = MANUAL.read_text(encoding="utf-8")
     blocks = re.findall(rf"^```python\n# {re.escape(name)}\n(.*?)^```$", manual, re.MULTILINE | re.DOTALL)
     if len(blocks) != 1:
         raise AssertionError(f"src/python/README.md has {len(blocks)} recipes that are named {name}")

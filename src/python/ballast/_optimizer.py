@@ -39,8 +39,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
         model: the module that owns the parameters; gives them names in messages and in save().
         overlap: False: step() returns when everything is updated. True: step() returns at once and
             sets all gradients to None; every use of a parameter waits until it is updated. Code that
-            reads its memory without PyTorch's Python interface calls synchronize() first; src/python
-            README.md lists it. "check": finds such code, slowly. Weights have NaNs until something
+            reads its memory without PyTorch's Python interface calls synchronize() first; src/python/optimizers.md
+            lists it. "check": finds such code, slowly. Weights have NaNs until something
             waits for them, and a write in between raises RuntimeError.
         gradient_hooks: False, True or "auto": whether gradients are taken out of `.grad` as soon as
             they are complete, and summed in fp32; see `parameters_to_hook`. Then `.grad` has no
@@ -191,7 +191,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
     def refresh_from_model(self) -> None:
         """Uses the present weights of 16-bit parameters as their masters, which drops the lower bits
         of all masters. Changed weights on the CPU become masters without this call. On a GPU,
-        changes that PyTorch does not count need it: see README.md."""
+        changes that PyTorch does not count need it: see optimizers.md."""
         self.synchronize()
         for record in self._engine.records.values():
             self._engine.refresh(record)
