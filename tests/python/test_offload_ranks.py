@@ -152,6 +152,10 @@ def trained_blocks_are_not_shared(rank, folder):
     assert handle.report().shared_bytes == 0
 
 
+def sharing_nothing_is_refused(rank, folder):
+    refuses(lambda: offloaded(dit(layers=2)(), trained="stream"), "^shared: each block has trained parameters")
+
+
 def other_weights_are_refused(rank, folder):
     model = frozen()
     if rank == 1:
@@ -203,8 +207,8 @@ def wrappers_made_later_are_known_to_ddp(rank, folder):
 
 
 CASES = [adapters_train_as_with_plain_ddp, blocks_are_in_memory_once, changes_stay_in_their_process,
-         buffers_written_in_passes_stay_in_their_process, trained_blocks_are_not_shared, other_weights_are_refused,
-         other_models_are_refused, a_rank_that_fails_stops_the_others, wrappers_made_later_are_known_to_ddp]
+         buffers_written_in_passes_stay_in_their_process, trained_blocks_are_not_shared, sharing_nothing_is_refused,
+         other_weights_are_refused, other_models_are_refused, a_rank_that_fails_stops_the_others, wrappers_made_later_are_known_to_ddp]
 
 
 def join(rank, ranks, folder):

@@ -1,18 +1,23 @@
 """The recipes of the manual for frameworks, with the frameworks themselves. Needs torch."""
 
+import contextlib
 import importlib.util
+import io
 import os
+import socket
 import tempfile
 import unittest
 
 try:
     import torch
+    import torch.distributed
+    import torch.multiprocessing
 except ImportError as error:
     raise unittest.SkipTest(f"needs PyTorch: {error}")
 
 import ballast
 from offload_models import llama, same, state, tokens
-from recipes import Door, check, quietly
+from recipes import MANUAL, Door, check, quietly, recipe
 
 
 def needs(*packages):
@@ -42,6 +47,17 @@ def word_tokenizer():
 def losses_of(trainer):
     return [row[name] for row in trainer.state.log_history for name in ("loss", "eval_loss", "grad_norm")
             if name in row]
+
+
+class Manual(unittest.TestCase):
+    RECIPES = ("transformers", "TRL SFT", "TRL DPO", "PEFT", "Accelerate", "diffusers", "Lightning")
+
+    def test_recipes_have_five_lines_at_most(self):
+        for name in self.RECIPES:
+            self.assertLessEqual(len(recipe(name).splitlines()), 5, name)
+
+    def test_it_is_short(self):
+        self.assertLessEqual(len(MANUAL.read_text(encoding="utf-8").splitlines()), 300)
 
 
 @quietly
@@ -122,6 +138,45 @@ class TRL(unittest.TestCase):
                 {"prompt": words(i, 4), "chosen": f" {words(i + 1, 5)}", "rejected": f" {words(i + 2, 6)}"}
                 for i in range(16)])
         check(loop)
+
+
+def sft_on_rank(rank, folder, port):
+    """Trains adapters on one of two ranks, with frozen weights that both share, and with a plain model."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from trl import SFTConfig, SFTTrainer
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    found = []
+    for offloaded in (False, True):
+        door = Door(offloaded, trained="auto", shared=True)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            arguments = SFTConfig(folder, **TRL.OPTIONS)  # begins torch.distributed
+            names = door.run("TRL SFT", {
+                "SFTTrainer": SFTTrainer, "arguments": arguments, "model": llama(3).requires_grad_(False),
+                "data": Dataset.from_list([{"text": words(i, 12)} for i in range(16)]), "tokenizer": word_tokenizer(),
+                "LoraConfig": lambda **more: LoraConfig(target_modules="all-linear", **more)})
+        found.append([losses_of(names["trainer"]), state(names["model"])])
+    same(*found)
+    wrapped, report = names["trainer"].model_wrapped, door.handles[0].report()
+    assert isinstance(wrapped, torch.nn.parallel.DistributedDataParallel)
+    assert 0 < report.shared_bytes == sum(report.units.values()), report
+    name = "base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight"
+    assert name in wrapped.parameters_to_ignore and name in dict(wrapped.module.named_parameters())
+    torch.distributed.destroy_process_group()
+
+
+@unittest.skipUnless(torch.distributed.is_available(), "this torch has no torch.distributed")
+@needs("transformers", "trl", "peft", "datasets")
+class TRLOnRanks(unittest.TestCase):
+    def test_sft_with_shared_weights(self):
+        with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+            free.close()
+            torch.multiprocessing.spawn(sft_on_rank, (folder, port), nprocs=2)
 
 
 @quietly

@@ -39,7 +39,8 @@ def offload(model: nn.Module, device: str | int | torch.device = "cuda", *,
     The weights of each block are in host memory. They come to the device when the block runs, forward
     or backward, some blocks ahead, and leave by the order in which blocks are used. Between passes
     every offloaded parameter is a tensor in host memory, and optimizers, state_dict(), copies and
-    merges use it there. Inputs belong on `handle.device`. `model.to(handle.device)` does nothing.
+    merges use it there. Inputs belong on `handle.device`. `model.to(handle.device)` does nothing, and
+    `model.cpu()` moves what stays on the device until then.
 
     Args:
         model: any module with its weights loaded. It is changed in place, and stays the same object
@@ -97,6 +98,9 @@ class Offloaded:
         self.passes = Passes(self._residency, self._before_pass)
         with _shared_homes.Sharing() if shared else contextlib.nullcontext() as self._sharing:
             self._arrange()
+            if shared and not any(self._shares(unit.members) for unit in self.passes.units):
+                raise UsageError("shared: each block has trained parameters, which ranks do not share; call "
+                                 "requires_grad_(False) on frozen ones before offload()")
         self._sharing = None
         _visits.attach(model, self, _visits.units_of(model))
         own = weakref.WeakMethod(self._left_to_ddp)
@@ -279,9 +283,13 @@ class Offloaded:
 
     def _shared_memory(self, block: _blocks.Block, members: Sequence[_units.Member],
                        nbytes: int) -> HostMemory | None:
-        if self._sharing is None or any(member.trained for member in members):
+        if self._sharing is None or not self._shares(members):
             return None
         return self._sharing.memory(block.name, members, nbytes)
+
+    @staticmethod
+    def _shares(members: Sequence[_units.Member]) -> bool:
+        return not any(member.trained for member in members)
 
     def _drop_units(self, present: set[int]) -> None:
         gone = {unit for unit in self.passes.units
