@@ -110,6 +110,8 @@ class FirstStep {
       for (float& one : *values) one = bench_.type == DType::bf16 ? to_float(to_bf16(one)) : one;
     }
     for (float& one : gain) one += model.outer.norm.offset;
+    const double own = model.outer.norm.epsilon;
+    const double epsilon = own > 0.0 ? own : model.config.norm_epsilon;
     const double cap = model.outer.logit_cap;
     std::vector<double> found;
     for (std::size_t token = 0; token < tokens_; ++token) {
@@ -120,8 +122,7 @@ class FirstStep {
         mean += x[i] / static_cast<double>(width);
       }
       for (std::size_t i = 0; i < width; ++i) squares += (x[i] - mean) * (x[i] - mean);
-      const double factor =
-          1.0 / std::sqrt(squares / static_cast<double>(width) + model.config.norm_epsilon);
+      const double factor = 1.0 / std::sqrt(squares / static_cast<double>(width) + epsilon);
       for (std::size_t v = 0; v < model.config.vocab_size; ++v) {
         double sum = 0.0;
         for (std::size_t i = 0; i < width; ++i) {
@@ -143,6 +144,9 @@ class FirstStep {
     DeviceBytes rows;
     DeviceView<float> sums;
     std::vector<std::int32_t> starts;
+    DeviceBytes residual;         ///< Port::residual
+    DeviceBytes result_gradient;  ///< if the sum has a norm
+    DeviceBytes normed_gradient;  ///< if they read the norm of attention
   };
 
   /// Rows of a table for the tokens, and their gradient.
@@ -234,6 +238,11 @@ class FirstStep {
         if (last) inputs_.push_back(out);
         return;
       }
+      case model::BlockContent::result_norm:
+        inputs_.push_back(b.activation());
+        b.kernels().result_norm(*b.stream, i, weights_[i], inputs_[inputs_.size() - 2],
+                                routed_.back().residual, inputs_.back());
+        return;
       default:
         inputs_.push_back(b.activation());
         b.kernels().layer_forward(*b.stream, i, weights_[i], positions_,
@@ -255,6 +264,11 @@ class FirstStep {
                        .inputs_gradient = b.upload(std::vector<float>(tokens_ * width))};
     }
     test::SharedValues values = layer_inputs_;
+    if (shares_norm(i + 1)) {
+      if (residual_.empty()) residual_ = b.activation();
+      values.residual = residual_;
+      values.normed_gradient = normed_gradient_;
+    }
     if (const auto rows = rows_of_tables_.find(i + 1); rows != rows_of_tables_.end()) {
       values.table_rows = rows->second.rows;
       values.table_rows_gradient = rows->second.gradient;
@@ -272,14 +286,24 @@ class FirstStep {
     return values;
   }
 
+  /// Whether block `i` is a router that reads the norm of attention.
+  [[nodiscard]] bool shares_norm(std::size_t i) const {
+    const model::BlockSpec& block = bench_.architecture.blocks[i];
+    return block.content == model::BlockContent::router &&
+           bench_.architecture.layer(block.layer).sublayers.back().reads == model::Reads::same_norm;
+  }
   void route(std::size_t i) {
     auto& b = bench_;
     const std::size_t experts = b.compute->sizes().experts;
     Routed half = {.rows = b.device->allocate(b.compute->sizes().rows, "rows"),
                    .sums = b.gradient(b.activations())};
+    const std::uint64_t layer = b.architecture.blocks[i].layer;
+    if (b.architecture.layer(layer).sublayers.back().after) half.residual = b.activation();
+    if (shares_norm(i)) half.residual = residual_;
     const DeviceView<std::int32_t> starts = b.upload_tokens(std::vector<std::int32_t>(experts + 1));
     b.kernels().route(*b.stream, i, weights_[i], inputs_.back(), {}, half.rows, half.sums,
-                      {.starts = starts, .totals = totals_, .losses = router_losses_});
+                      {.starts = starts, .totals = totals_, .losses = router_losses_},
+                      half.residual);
     half.starts = b.get(starts);
     routed_.push_back(half);
   }
@@ -288,24 +312,36 @@ class FirstStep {
     auto& b = bench_;
     const model::BlockContent content = b.architecture.blocks[i].content;
     if (content == model::BlockContent::layer_embedding) return;
+    const auto dresults = [&] {
+      const DeviceBytes apart = routed_.back().result_gradient;
+      return apart.empty() ? flow_ : apart;
+    };
     if (content == model::BlockContent::expert) {
       const Routed& half = routed_.back();
-      b.kernels().expert_backward(*b.stream, i, weights_[i], half.rows, half.starts, flow_,
+      b.kernels().expert_backward(*b.stream, i, weights_[i], half.rows, half.starts, dresults(),
                                   half.sums, gradients_[i]);
       return;
     }
     if (content == model::BlockContent::shared_expert) {
       const Routed& half = routed_.back();
-      b.kernels().tile_backward(*b.stream, i, weights_[i], positions_, half.rows, flow_, half.sums,
-                                gradients_[i], model::Accumulation::later);
+      b.kernels().tile_backward(*b.stream, i, weights_[i], positions_, half.rows, dresults(),
+                                half.sums, gradients_[i], model::Accumulation::later);
       return;
     }
     const DeviceBytes in = inputs_.back();
     inputs_.pop_back();
+    if (content == model::BlockContent::result_norm) {
+      routed_.back().result_gradient = b.activation();
+      b.kernels().result_norm_backward(*b.stream, i, weights_[i], in, flow_, dresults(),
+                                       gradients_[i]);
+      return;
+    }
     if (content == model::BlockContent::router) {
       const Routed& half = routed_.back();
+      normed_gradient_ = shares_norm(i) ? b.activation() : DeviceBytes();
       b.kernels().router_backward(*b.stream, i, weights_[i], in, half.rows, half.sums, totals_,
-                                  1.0F, flow_, gradients_[i], model::Accumulation::later);
+                                  1.0F, flow_, gradients_[i], model::Accumulation::later,
+                                  normed_gradient_);
       routed_.pop_back();
       return;
     }
@@ -325,6 +361,8 @@ class FirstStep {
   std::vector<double> last_;  ///< activations before the head
   DeviceView<const std::int32_t> positions_;
   std::vector<DeviceBytes> inputs_;  ///< inputs of the blocks whose backward pass is still to come
+  DeviceBytes residual_;             ///< Port::residual of the layer's experts
+  DeviceBytes normed_gradient_;      ///< Port::normed_gradient
   std::vector<Routed> routed_;       ///< buffers of these blocks' experts
   std::vector<DeviceBytes> kept_;    ///< kept intermediates by block
   model::Port port_of_kept_ = model::Port::kept;

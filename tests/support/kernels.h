@@ -36,6 +36,9 @@ struct SharedValues {
   DeviceBytes inputs;
   DeviceBytes inputs_gradient;
   DeviceBytes table_rows;
+  // With experts that read the norm of attention, see the ports of these names.
+  DeviceBytes residual;
+  DeviceBytes normed_gradient;
   DeviceView<float> table_rows_gradient;
 };
 
@@ -86,6 +89,7 @@ class KernelCalls {
     call.shares(shared).takes(Port::keys_values_gradient, shared.keys_values_gradient);
     call.takes(Port::layer_inputs_gradient, shared.inputs_gradient);
     call.takes(Port::table_rows_gradient, bytes(shared.table_rows_gradient));
+    call.takes(Port::normed_gradient, shared.normed_gradient);
     call.arguments.scalars.accumulation = accumulation;
     call.arguments.scalars.dropout = dropout;
     run(stream, call);
@@ -126,23 +130,26 @@ class KernelCalls {
   }
 
   void route(Stream& stream, std::size_t block, ConstDeviceBytes weights, ConstDeviceBytes in,
-             Ids targets, DeviceBytes rows, DeviceView<float> sums, const RouterResults& results) {
+             Ids targets, DeviceBytes rows, DeviceView<float> sums, const RouterResults& results,
+             DeviceBytes residual = {}) {
     Call call(Kernel::router, block);
     call.weights(weights).needs(Port::input, written(in)).needs(Port::normed, rows);
     if (!targets.empty()) call.batch({{}, targets, {}});
     call.takes(Port::partial_sums, bytes(sums)).takes(Port::routing, bytes(results.starts));
     call.takes(Port::router_totals, bytes(results.totals));
-    call.takes(Port::losses, bytes(results.losses));
+    call.takes(Port::losses, bytes(results.losses)).takes(Port::residual, residual);
     run(stream, call);
   }
   void router_backward(Stream& stream, std::size_t block, ConstDeviceBytes weights,
                        ConstDeviceBytes in, DeviceBytes rows, DeviceView<float> sums,
                        DeviceView<double> totals, float scale, DeviceBytes dy,
-                       DeviceView<float> gradient, model::Accumulation accumulation) {
+                       DeviceView<float> gradient, model::Accumulation accumulation,
+                       DeviceBytes dnormed = {}) {
     Call call(Kernel::router_backward, block);
     call.weights(weights).needs(Port::input, written(in)).needs(Port::normed, rows);
     call.needs(Port::partial_sums, bytes(sums)).takes(Port::router_totals, bytes(totals));
     call.needs(Port::activation_gradient, dy).gradient(gradient);
+    call.takes(Port::normed_gradient, dnormed);
     call.arguments.scalars.router_gradient = scale;
     call.arguments.scalars.accumulation = accumulation;
     run(stream, call);
@@ -163,6 +170,22 @@ class KernelCalls {
     call.weights(weights).needs(Port::normed, rows).counts(starts);
     call.needs(Port::activation_gradient, written(dy)).needs(Port::partial_sums, bytes(sums));
     call.gradient(gradient);
+    run(stream, call);
+  }
+
+  void result_norm(Stream& stream, std::size_t block, ConstDeviceBytes weights, ConstDeviceBytes in,
+                   ConstDeviceBytes residual, DeviceBytes out) {
+    Call call(Kernel::result_norm, block);
+    call.weights(weights).needs(Port::input, written(in)).needs(Port::residual, written(residual));
+    call.needs(Port::output, out);
+    run(stream, call);
+  }
+  void result_norm_backward(Stream& stream, std::size_t block, ConstDeviceBytes weights,
+                            ConstDeviceBytes in, ConstDeviceBytes dy, DeviceBytes dx,
+                            DeviceView<float> gradient) {
+    Call call(Kernel::result_norm_backward, block);
+    call.weights(weights).needs(Port::input, written(in)).gradient(gradient);
+    call.needs(Port::activation_gradient, written(dy)).needs(Port::result_gradient, dx);
     run(stream, call);
   }
 
@@ -258,7 +281,7 @@ class KernelCalls {
     }
     Call& shares(const SharedValues& values) {
       takes(Port::keys_values, values.keys_values).takes(Port::layer_inputs, values.inputs);
-      return takes(Port::table_rows, values.table_rows);
+      return takes(Port::table_rows, values.table_rows).takes(Port::residual, values.residual);
     }
     Call& counts(std::span<const std::int32_t> starts) {
       arguments.routing_counts = starts;

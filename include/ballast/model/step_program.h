@@ -45,6 +45,8 @@ enum class Kernel : std::uint8_t {
   expert_backward,
   exchanged_expert,  ///< expert parallelism: one expert per rank, with an all-to-all of rows
   exchanged_expert_backward,
+  result_norm,  ///< the norm of the experts' sum, added to the residual stream
+  result_norm_backward,
   head_evaluate,       ///< the loss without gradients, vocabulary in one tile
   head_train,          ///< loss and gradients of all tiles of the vocabulary
   head_scan,           ///< one tile: accumulates the softmax sums of its logits
@@ -55,7 +57,7 @@ enum class Kernel : std::uint8_t {
   sum_tiles,      ///< between ranks: adds what the tiles of all tensor places have computed
   share_row_sums  ///< between ranks: gathers the softmax sums of all tiles
 };
-inline constexpr std::size_t kKernelCount = 24;
+inline constexpr std::size_t kKernelCount = 26;
 /// Returns whether a kernel exchanges data between the tensor places. The engine performs it with a
 /// collective, all others with model::Compute.
 constexpr bool is_between_ranks(Kernel kernel) noexcept {
@@ -80,7 +82,13 @@ enum class Port : std::uint8_t {
   /// fp32 sums over tiles: outputs, or gradients of the norm's result. With tensor parallelism what
   /// each tile of this place adds, tile by tile.
   partial_sums,
-  normed_gradient,  ///< with tensor parallelism: gradient of the norm's result, rounded
+  /// Gradient of the norm's result, rounded: with tensor parallelism, and between experts and
+  /// attention that read one norm.
+  normed_gradient,
+  /// The residual stream around experts, if attention writes their norm's result to `output` or
+  /// their sum has a norm.
+  residual,
+  result_gradient,  ///< gradient of the experts' sum, before its norm
   row_sums,         ///< with tensor parallelism: softmax sums of the rows, by tile of this place
   all_row_sums,     ///< row_sums of all places, each place's in whole pages
   terms,            ///< with tensor parallelism: what is added between ranks
@@ -100,7 +108,7 @@ enum class Port : std::uint8_t {
   table_rows_gradient,  ///< [N, width] fp32, written: the gradient of `table_rows`
   workspace
 };
-inline constexpr std::size_t kPortCount = 29;
+inline constexpr std::size_t kPortCount = 31;
 std::string_view to_string(Port port) noexcept;
 
 /// The way in which values of a class get their buffers.

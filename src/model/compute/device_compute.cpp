@@ -1,11 +1,9 @@
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,6 +16,7 @@
 #include "src/model/compute/experts.h"
 #include "src/model/compute/factories.h"
 #include "src/model/compute/model_layers.h"
+#include "src/model/compute/norms_around_experts.h"
 #include "src/model/compute/output_head.h"
 #include "src/model/compute/pass_rules.h"
 #include "src/model/compute/pass_views.h"
@@ -176,6 +175,8 @@ class DeviceCompute final : public Compute {
     set(Kernel::expert_backward, &DeviceCompute::expert_backward);
     set(Kernel::exchanged_expert, &DeviceCompute::exchanged_expert);
     set(Kernel::exchanged_expert_backward, &DeviceCompute::exchanged_expert_backward);
+    set(Kernel::result_norm, &DeviceCompute::result_norm);
+    set(Kernel::result_norm_backward, &DeviceCompute::result_norm_backward);
     set(Kernel::head_evaluate, &DeviceCompute::head_evaluate);
     set(Kernel::head_train, &DeviceCompute::head_train);
     set(Kernel::head_scan, &DeviceCompute::head_scan);
@@ -208,7 +209,7 @@ class DeviceCompute final : public Compute {
     about.role = pass.reference > 0 ? ModelRole::reference : ModelRole::policy;
     const LayerSequences sequences = views_.sequences_of(args);
     const T* const in = as<T>(args[Port::input]);
-    T* const out = as<T>(args[Port::output]);
+    T* const out = as<T>(args[args[Port::residual].empty() ? Port::output : Port::residual]);
     const KeptValues kept = kept_of(args);
     enqueue(stream, [=, this, &stream, links = views_.links_of(args)] {
       layers_.forward(stream, about, sequences, in, out, kept, links);
@@ -226,19 +227,19 @@ class DeviceCompute final : public Compute {
   }
 
   void norm(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const Norm<T> own = weights_of<T>(args)[norm_before_tiles(pass.block)];
+    const Norm<T> own = weights_of<T>(args)[norm_of_rows(pass.block)];
     const T* const in = as<T>(args[Port::input]);
     T* const normed = as<T>(args[Port::normed]);
     const auto sums = view_as<float>(args[Port::partial_sums]);
-    enqueue(stream, [=, this, block = pass.block, all = weights_of<T>(args)] {
+    enqueue(stream, [=, this, block = pass.block, all = weights_of<T>(args),
+                     residual = args[Port::residual]] {
       ops_.norms->norm(own, in, normed, shape_.tokens());
       if (has_head_norms(block)) layers_.append_head_norms(of_layer(block, all), normed);
-      if (!sums.empty())
-        ops_.elementwise->widen(in, sums.raw(), shape_.tokens() * model_.config.hidden_size);
+      if (!sums.empty()) around_experts_.begin(in, residual, sums.raw());
     });
   }
   void norm_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const Norm<T> own = weights_of<T>(args)[norm_before_tiles(pass.block)];
+    const Norm<T> own = weights_of<T>(args)[norm_of_rows(pass.block)];
     const T* const in = as<T>(args[Port::input]);
     const float* const sums = as<float>(args[Port::partial_sums]);
     T* const dy = as<T>(args[Port::activation_gradient]);
@@ -296,7 +297,9 @@ class DeviceCompute final : public Compute {
   }
 
   void router(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    norm(stream, pass, args);
+    const bool shared = around_experts_.shares_norm(pass.block);
+    if (shared) enqueue(stream, around_experts_.take_norm(args));
+    if (!shared) norm(stream, pass, args);
     const BlockWeights<T> about = weights_of<T>(args);
     const auto* const targets = args.batch.targets.raw();
     std::byte* const rows = args[Port::normed].raw();
@@ -316,7 +319,8 @@ class DeviceCompute final : public Compute {
     enqueue(stream, [=, this, block = pass.block, scale = args.scalars.router_gradient] {
       experts_.router_backward(block, about, rows, totals, scale, sums);
     });
-    norm_backward(stream, pass, args);
+    if (!around_experts_.shares_norm(pass.block)) return norm_backward(stream, pass, args);
+    enqueue(stream, around_experts_.give_gradient(args));
   }
 
   void expert(device::Stream& stream, const Pass& pass, const PassArguments& args) {
@@ -354,6 +358,14 @@ class DeviceCompute final : public Compute {
     exchange_rows(stream, *args.exchange)
         .backward(pass.block, weights_of<T>(args), args[Port::normed].raw(), all,
                   as<T>(args[Port::activation_gradient]), as<float>(args[Port::partial_sums]));
+  }
+
+  void result_norm(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    enqueue(stream, around_experts_.result(weights_of<T>(args)[norm_of_rows(pass.block)], args));
+  }
+  void result_norm_backward(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    const NormAt norm = norm_of_rows(pass.block);
+    enqueue(stream, around_experts_.result_backward(weights_of<T>(args)[norm], args));
   }
 
   void head_evaluate(device::Stream& stream, const Pass& pass, const PassArguments& args) {
@@ -421,8 +433,8 @@ class DeviceCompute final : public Compute {
     weights.layer = block - model_.first_layer();
     return weights;
   }
-  /// Returns the norm that precedes the tiles of `block`.
-  [[nodiscard]] NormAt norm_before_tiles(std::size_t block) const {
+  /// Returns the norm that precedes the tiles of `block`, or follows experts in it.
+  [[nodiscard]] NormAt norm_of_rows(std::size_t block) const {
     if (block == model_.head()) return head_kernels_.norm();
     return layers_.norm_of(block - model_.first_layer());
   }
@@ -459,6 +471,7 @@ class DeviceCompute final : public Compute {
   Head<T> head_;
   HeadKernels<T> head_kernels_{model_, shape_, ops_, head_, tile_sums_};
   Experts<T> experts_;
+  NormsAroundExperts<T> around_experts_{model_, shape_.tokens(), ops_, tile_sums_};
   ModelLayers<T> layers_;
   std::size_t largest_block_ = 0;
   std::vector<std::vector<ElementRange>> cleared_;  ///< by block, in ascending order

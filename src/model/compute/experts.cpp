@@ -202,7 +202,10 @@ void Experts<T>::bind_maps(const BlockSpec& block, const ExpertsSpec& spec,
     return;
   }
   if (block.content == BlockContent::shared_expert && !spec.shared_in.empty()) {
-    bound.in = {find_linear(block, before + spec.shared_in)};
+    for (const std::string& name : spec.shared_in) {
+      bound.in.push_back(find_linear(block, before + name));
+    }
+    if (ops_.traits.mlp.joins_gate_and_up) bound.in = joined(bound.in);
     bound.out = find_linear(block, before + spec.shared_out);
     return;
   }

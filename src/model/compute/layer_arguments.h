@@ -82,7 +82,9 @@ struct LayerLinks {
   T* inputs_gradient = nullptr;
   const T* table_rows = nullptr;
   float* table_rows_gradient = nullptr;
-  bool backward = false;  ///< whether the call is a backward pass
+  T* normed = nullptr;           ///< the result of the last norm, which experts read, too
+  T* normed_gradient = nullptr;  ///< its gradient, to which the experts have added theirs
+  bool backward = false;         ///< whether the call is a backward pass
 };
 
 /// Memory of a layer's values between its forward and backward pass. At most one is not null.

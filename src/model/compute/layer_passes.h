@@ -69,6 +69,12 @@ class LayerPasses {
   void forward(const Call& call, const T* in, T* out) {
     enter(call, in, true);
     compute(call);
+    if (call.links.normed != nullptr) {
+      const T* const normed = x_of(call, sublayers_.size() - 1);
+      ops_.elementwise->copy_bytes(reinterpret_cast<const std::byte*>(normed),
+                                   reinterpret_cast<std::byte*>(call.links.normed),
+                                   activation(tools_.rows()));
+    }
     begin(call);
     if (tail_ == sublayers_.size()) {
       add(call, sublayers_.back(), all(), residual_of(call, tail_ - 1), out);
@@ -88,7 +94,13 @@ class LayerPasses {
   /// Replaces dy, the gradient of the output, by that of the input.
   void backward(const Call& call, const T* in, T* dy) {
     enter(call, in, !call.kept);
-    if (!call.kept) compute(call);
+    if (!call.kept) {
+      compute(call);
+      // The norm after the last sublayer reads its result.
+      const Sublayer& last = sublayers_.back();
+      if (tail_ == sublayers_.size() && last.after && !call.knows())
+        last.part->finish(call, all(), {.to = last.part->raw(call, all())});
+    }
     scale(call, dy);
     if (tail_ < sublayers_.size()) {
       begin(call);
@@ -348,6 +360,17 @@ class LayerPasses {
     own.part->prepare(call, x, rows);
     if (own.after) own.part->finish(call, rows, {.to = own.part->raw(call, rows)});
   }
+  /// Whether experts, which have other passes, read the norm of the sublayer, too.
+  [[nodiscard]] bool precedes_experts(const Call& call, std::size_t i) const {
+    return call.links.normed_gradient != nullptr && i + 1 == sublayers_.size();
+  }
+  /// Whether later sublayers have written their gradient of the norm's result.
+  [[nodiscard]] bool is_shared(const Call& call, std::size_t i) const {
+    return shares_next_norm(i) || precedes_experts(call, i);
+  }
+  T* dx_of(const Call& call, std::size_t i) const {
+    return precedes_experts(call, i) ? call.links.normed_gradient : call.at(sublayers_[i].dx);
+  }
   /// The backward pass of a sublayer after the norm before it.
   void differentiate(const Call& call, std::size_t i, const T* x, const MapRows& rows, T* dy) {
     const Sublayer& own = sublayers_[i];
@@ -364,7 +387,7 @@ class LayerPasses {
     }
     const bool normed = own.before || own.reads == Reads::same_norm;
     const InputGradient<T> dx =
-        normed ? InputGradient<T>{.to = call.at(own.dx) + at, .adds = shares_next_norm(i)}
+        normed ? InputGradient<T>{.to = dx_of(call, i) + at, .adds = is_shared(call, i)}
                : InputGradient<T>{.to = dy + at, .adds = true};
     own.part->backward(call, x, rows, dout, dx);
   }
@@ -375,7 +398,7 @@ class LayerPasses {
     const bool waits = i + 1 < listed_ && sublayers_[i + 1].reads == Reads::layer_input;
     const T* const sum = waits ? call.at(sublayers_[i + 1].aside) : dy;
     T* const to = own.reads == Reads::layer_input ? call.at(own.aside) : dy;
-    ops_.norms->norm_backward(call.block[*own.before], stream_of(call, i), call.at(own.dx), sum, to,
+    ops_.norms->norm_backward(call.block[*own.before], stream_of(call, i), dx_of(call, i), sum, to,
                               tools_.rows());
   }
 

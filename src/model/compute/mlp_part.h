@@ -18,7 +18,7 @@ class MlpPart final : public LayerPart<T> {
   MlpPart(const MlpSpec& spec, const Binder& binder, LayerTools<T>& tools)
       : LayerPart<T>(tools),
         gated_(spec.gated),
-        activation_(spec.activation),
+        gating_{spec.activation, spec.limit, spec.slope},
         most_(spec.width),
         out_(binder.map(spec.out, spec.width, tools.hidden)),
         width_(out_.in) {
@@ -47,7 +47,8 @@ class MlpPart final : public LayerPart<T> {
     if (!gated_) {
       T* const hidden = hidden_of(call, rows);
       this->maps_.linear(call.block, in_.front(), x, hidden, width_, rows);
-      return this->ops_.elementwise->activate(activation_, hidden, activated, rows.count * width_);
+      return this->ops_.elementwise->activate(gating_.activation, hidden, activated,
+                                              rows.count * width_);
     }
     const GateUp<T> pair = gate_up(call, rows);
     T* to = pair.gate;
@@ -55,7 +56,7 @@ class MlpPart final : public LayerPart<T> {
       this->maps_.linear(call.block, map, x, to, pair.step, rows);
       to = pair.up;
     }
-    this->ops_.elementwise->glu({activation_}, pair, activated);
+    this->ops_.elementwise->glu(gating_, pair, activated);
   }
   void finish(const Call& call, const MapRows& rows, const Output<T>& y) override {
     this->onto(call, out_, activated_of(call, rows), y, rows);
@@ -68,13 +69,14 @@ class MlpPart final : public LayerPart<T> {
     this->maps_.linear_input(call.block, out_, dout, width, activated, rows);
     if (!gated_) {
       const LinearAt& map = in_.front();
-      this->ops_.elementwise->activate_backward(activation_, hidden_of(call, rows), activated,
-                                                call.block[map].bias_gradient, rows.count, width_);
+      this->ops_.elementwise->activate_backward(gating_.activation, hidden_of(call, rows),
+                                                activated, call.block[map].bias_gradient,
+                                                rows.count, width_);
       this->maps_.linear_weight(call.block, map, x, activated, width_, rows);
       return this->input_backward(call, map, activated, width_, dx, rows);
     }
     const GateUp<T> pair = gate_up(call, rows);
-    this->ops_.elementwise->glu_backward({activation_}, pair, activated);
+    this->ops_.elementwise->glu_backward(gating_, pair, activated);
     const T* from = pair.gate;
     for (const LinearAt& map : in_) {
       this->weights_backward(call, map, x, from, pair.step, rows);
@@ -104,7 +106,7 @@ class MlpPart final : public LayerPart<T> {
   }
 
   bool gated_;
-  Activation activation_;
+  Gating gating_;
   std::size_t most_;  ///< width of the widest tile
   std::vector<LinearAt> in_;
   LinearAt out_;

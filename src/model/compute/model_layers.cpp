@@ -242,6 +242,7 @@ void ModelLayers<T>::add_block(const ModelConfig& config, const BlockSpec& block
       made.tiles = attention_tiles(config, block.layer);
       [[fallthrough]];
     case BlockContent::router:
+    case BlockContent::result_norm:
       find_norms(spec, block, made);
       break;
     case BlockContent::shared_expert:
@@ -262,6 +263,10 @@ std::unique_ptr<LayerPasses<T>> ModelLayers<T>::make_passes(const LayerSpec& spe
 template <class T>
 void ModelLayers<T>::find_norms(const LayerSpec& spec, const BlockSpec& block, Block& made) const {
   const Binder binder(&block, spec.input_first);
+  if (block.content == BlockContent::result_norm) {
+    made.norm = binder.norm(*spec.sublayers.back().after);
+    return;
+  }
   for (const SublayerSpec& sublayer : spec.sublayers) {
     if (!sublayer.before || block.find(sublayer.before->name + ".weight") == nullptr) continue;
     made.norm = binder.norm(*sublayer.before);

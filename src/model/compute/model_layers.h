@@ -52,7 +52,8 @@ class ModelLayers {
 
   // Tiles.
 
-  /// Returns the norm of a block of BlockContent::norm or router. `layer` as in BlockWeights.
+  /// Returns the norm of a block of BlockContent::norm, router or result_norm. `layer` as in
+  /// BlockWeights.
   [[nodiscard]] NormAt norm_of(std::size_t layer) const;
   [[nodiscard]] const HeadNorms& head_norms() const { return tools_.head_norms; }
   /// Appends the weights of the norms of heads in `block` to the result of its norm.

@@ -102,6 +102,9 @@ bool PassCheck::suits(const Pass& pass) const {
     case Kernel::exchanged_expert:
     case Kernel::exchanged_expert_backward:
       return is(BlockContent::expert) && block.pieces > 1;
+    case Kernel::result_norm:
+    case Kernel::result_norm_backward:
+      return is(BlockContent::result_norm);
     case Kernel::head_evaluate:
     case Kernel::head_train:
     case Kernel::head_end:
@@ -140,6 +143,8 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
     case Port::output:
     case Port::activation_gradient:
     case Port::normed_gradient:
+    case Port::residual:
+    case Port::result_gradient:
       return tokens * width * size_of(type_);
     case Port::kept:
       return sizes_.intermediates[pass.block];

@@ -68,7 +68,9 @@ class PassViews {
             .inputs = as<T>(args[Port::layer_inputs]),
             .inputs_gradient = as<T>(args[Port::layer_inputs_gradient]),
             .table_rows = as<T>(args[Port::table_rows]),
-            .table_rows_gradient = as<float>(args[Port::table_rows_gradient])};
+            .table_rows_gradient = as<float>(args[Port::table_rows_gradient]),
+            .normed = args[Port::residual].empty() ? nullptr : as<T>(args[Port::output]),
+            .normed_gradient = as<T>(args[Port::normed_gradient])};
   }
   /// Returns the tile of the pass.
   [[nodiscard]] OutputRows<T> output_tile(const Pass& pass, const PassArguments& args) const {

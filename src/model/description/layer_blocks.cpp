@@ -76,7 +76,10 @@ class LayerTensors {
     if (!experts.shared_gate.empty()) linear({.name = experts.shared_gate}, config_.hidden_size, 1);
     const std::uint64_t wide = experts.shared_width;
     if (experts.shared_in.empty()) return expert_maps(experts, experts.shared_prefix, wide);
-    linear({.name = experts.shared_prefix + experts.shared_in}, config_.hidden_size, 2 * wide);
+    const std::uint64_t rows = 2 * wide / experts.shared_in.size();
+    for (const std::string& name : experts.shared_in) {
+      linear({.name = experts.shared_prefix + name}, config_.hidden_size, rows);
+    }
     block_.add_last_product(experts.shared_prefix + experts.shared_out + ".weight",
                             {config_.hidden_size, wide}, config_.init_stddev);
   }
@@ -376,13 +379,14 @@ class LayerBlocks {
   }
   void with_experts(const ExpertsSpec& experts) {
     const SublayerSpec& routed = layer_.sublayers.back();
-    expects(std::holds_alternative<ExpertsSpec>(routed.body) && routed.before && !routed.after &&
-                routed.reads == Reads::stream && !layer_.input_first,
-            "experts must be the last sublayer, with a norm before them and none after them");
+    const bool own_norm = routed.before && routed.reads == Reads::stream;
+    const bool shared_norm = !routed.before && !routed.after && routed.reads == Reads::same_norm;
+    expects(std::holds_alternative<ExpertsSpec>(routed.body) && (own_norm || shared_norm) &&
+                routed.factor == 1.0 && !layer_.input_first,
+            "experts must be the last sublayer, with a norm before them or that of attention");
     const std::span<const SublayerSpec> before(layer_.sublayers.data(),
                                                layer_.sublayers.size() - 1);
     if (!before.empty()) {
-      expects(!before.back().after, "a layer with experts must have no norm after attention");
       add("attention", BlockContent::attention_half,
           [&](LayerTensors& tensors, BlockBuilder&) { sublayers(tensors, before); });
     }
@@ -403,6 +407,9 @@ class LayerBlocks {
             tensors.expert(experts, e);
           });
     }
+    if (!routed.after) return;
+    add("result norm", BlockContent::result_norm,
+        [&](LayerTensors& tensors, BlockBuilder&) { tensors.norm(routed.after); });
   }
   void table(const LayerEmbeddingSpec& inputs) {
     add("table", BlockContent::layer_embedding,
@@ -452,7 +459,8 @@ std::size_t count_blocks(const LayerSpec& layer, const ModelConfig& config,
   if (const auto* const experts = layer.find<ExpertsSpec>()) {
     const std::size_t before = layer.sublayers.size() > 1 ? 1 : 0;
     const std::size_t shared = experts->shared_width > 0 ? 1 : 0;
-    return before + 1 + shared + experts->count / split.experts;
+    const std::size_t after = layer.sublayers.back().after ? 1 : 0;
+    return before + 1 + shared + experts->count / split.experts + after;
   }
   if (config.layer_tiles == 1) return layer.find<LayerEmbeddingSpec>() == nullptr ? 1 : 2;
   std::size_t count = 0;

@@ -152,12 +152,16 @@ struct MlpSpec {
   std::uint64_t width = 0;
   bool gated = true;
   Activation activation = Activation::silu;
+  float limit = 0.0F;  ///< if it is gated, see Gating
+  float slope = 1.0F;
 
   friend bool operator==(const MlpSpec&, const MlpSpec&) = default;
 };
 
 /// Experts instead of an MLP, in their own blocks. The router sends each token to some experts.
-/// Their results, weighted by the router's probabilities, are added to the residual stream.
+/// Their results, weighted by the router's probabilities, are added to the residual stream in fp32.
+/// If the sublayer has a norm after it, they are summed alone and rounded, and the norm has its own
+/// block.
 struct ExpertsSpec {
   std::uint64_t count = 0;
   std::uint64_t per_token = 0;  ///< experts per token
@@ -190,7 +194,8 @@ struct ExpertsSpec {
   /// its weight. Without that map, its weight is 1.
   std::uint64_t shared_width = 0;  ///< 0: none
   std::string shared_prefix;
-  std::string shared_in;   ///< one map with the rows of gate before those of up; "": `gate`, `up`
+  /// Names of its gate and up, or of one map with their rows in this order. Empty: `gate`, `up`.
+  std::vector<std::string> shared_in;
   std::string shared_out;  ///< the last map, if shared_in is given
   std::string shared_gate;
   double shared_factor = 1.0;  ///< multiplies its weight

@@ -29,6 +29,8 @@ constexpr std::array<KernelWords, kKernelCount> kKernels = {{
     {"expert backward", "backward"},
     {"exchanged expert", "forward"},
     {"exchanged expert backward", "backward"},
+    {"result norm", "norm"},
+    {"result norm backward", "backward"},
     {"head evaluate", "forward"},
     {"head train", "forward and backward"},
     {"head scan", "sums of logits"},
@@ -52,6 +54,8 @@ constexpr std::array<std::string_view, kPortCount> kPortNames = {
     "normed",
     "partial sums",
     "normed gradient",
+    "residual stream",
+    "gradient of the result",
     "row sums",
     "all row sums",
     "terms",
@@ -153,6 +157,8 @@ class StopWriter {
       case BlockRole::expert:
       case BlockRole::exchanged_expert:
         return passes::expert(draft_, b);
+      case BlockRole::result_norm:
+        return passes::result_norm(draft_, b);
       case BlockRole::table:
       case BlockRole::layer:
       case BlockRole::head:
@@ -215,6 +221,8 @@ class StopWriter {
       case BlockRole::expert:
       case BlockRole::exchanged_expert:
         return passes::expert_backward(draft_, b);
+      case BlockRole::result_norm:
+        return passes::result_norm_backward(draft_, b);
       case BlockRole::table:
       case BlockRole::layer:
       case BlockRole::head:

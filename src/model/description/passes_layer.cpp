@@ -13,6 +13,9 @@ Pass forward_through(const ProgramDraft& draft, BlockId block, ValueId in, Value
                .operands = {weights_of(block), reads(Port::input, in), writes(Port::output, out),
                             workspace()}};
   if (draft.shape.positions) pass.operands.push_back(reads(Port::batch, draft.batch));
+  if (draft.shares_norm(block + 1)) {
+    pass.operands.push_back(writes(Port::residual, draft.residual[block + 1]));
+  }
   const BlockId source = draft.source_of_keys(block);
   if (draft.keys_values[source] != kNone) {
     const auto access = source == block ? OperandAccess::writes : OperandAccess::reads;
@@ -91,6 +94,9 @@ PassId layer_backward(ProgramDraft& draft, BlockId block) {
   pass.cost.adapter_traffic = layer.adapter_traffic.backward;
   if (draft.shape.positions) pass.operands.push_back(reads(Port::batch, draft.batch));
   add_links(pass, draft, block);
+  if (draft.shares_norm(block + 1)) {
+    pass.operands.push_back(updates(Port::normed_gradient, draft.normed_gradient[block + 1]));
+  }
   add_gradient(pass, draft, block);
   PassCost again = layer.recomputation_cost();
   again.traffic = layer.norm_traffic;
@@ -205,7 +211,7 @@ Pass backward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel) {
       .token_share = static_cast<float>(tile.token_share),
       .operands = {weights_of(block), reads(Port::normed, draft.rows[half]),
                    last ? writes(Port::partial_sums, sums) : updates(Port::partial_sums, sums),
-                   workspace(), reads(Port::activation_gradient, draft.flow)}};
+                   workspace(), reads(Port::activation_gradient, draft.gradient_of_results(half))}};
   pass.cost += tile.recomputation_cost();
   add_gradient(pass, draft, block);
   if (shape.tensor > 1) own_part(pass, draft, block, last);
@@ -300,6 +306,12 @@ PassId router(ProgramDraft& draft, BlockId block, bool training) {
   pass.cost.traffic += draft.shape.partial_sums;
   pass.operands.push_back(writes(Port::partial_sums, draft.sums[block]));
   pass.operands.push_back(writes(Port::routing, draft.routing[block]));
+  if (draft.shares_norm(block)) {
+    pass.operands.push_back(reads(Port::residual, draft.residual[block]));
+  } else if (draft.residual[block] != kNone) {
+    pass.operands.push_back(writes(Port::residual, draft.residual[block]));
+    pass.cost.traffic += 2 * draft.shape.activation;
+  }
   if (training) {
     pass.operands.push_back(block == draft.first_router
                                 ? writes(Port::router_totals, draft.router_totals)
@@ -324,7 +336,10 @@ PassId router_backward(ProgramDraft& draft, BlockId block) {
                         .traffic = 3 * shape.activation + shape.partial_sums},
                .operands = {reads(Port::input, draft.input[block]), weights_of(block),
                             updates(Port::partial_sums, draft.rows_gradient[block]),
-                            updates(Port::activation_gradient, draft.flow), workspace()}};
+                            draft.shares_norm(block)
+                                ? writes(Port::normed_gradient, draft.normed_gradient[block])
+                                : updates(Port::activation_gradient, draft.flow),
+                            workspace()}};
   add_gradient(pass, draft, block);
   pass.operands.push_back(reads(Port::normed, draft.rows[block]));
   pass.operands.push_back(reads(Port::router_totals, draft.router_totals));
@@ -347,6 +362,31 @@ PassId expert_backward(ProgramDraft& draft, BlockId block) {
     if (operand.port == Port::normed) operand.access = OperandAccess::updates;
   }
   add_rows(pass, draft, block, 2);
+  return draft.add(std::move(pass));
+}
+
+PassId result_norm(ProgramDraft& draft, BlockId block) {
+  const BlockId router = draft.shape.first_of(block - 1);
+  return draft.add({.kernel = Kernel::result_norm,
+                    .block = block,
+                    .curve = CostCurve::forward,
+                    .cost = {.traffic = 3 * draft.shape.activation},
+                    .operands = {reads(Port::input, draft.input[block]), weights_of(block),
+                                 reads(Port::residual, draft.residual[router]),
+                                 writes(Port::output, draft.output(block)), workspace()}});
+}
+
+PassId result_norm_backward(ProgramDraft& draft, BlockId block) {
+  const BlockId router = draft.shape.first_of(block - 1);
+  Pass pass = {
+      .kernel = Kernel::result_norm_backward,
+      .block = block,
+      .curve = CostCurve::backward,
+      .cost = {.traffic = 3 * draft.shape.activation},
+      .operands = {reads(Port::input, draft.input[block]), weights_of(block),
+                   reads(Port::activation_gradient, draft.flow),
+                   writes(Port::result_gradient, draft.result_gradient[router]), workspace()}};
+  add_gradient(pass, draft, block);
   return draft.add(std::move(pass));
 }
 

@@ -17,6 +17,8 @@ ProgramDraft::ProgramDraft(const ProgramShape& model)
       sums(model.blocks.size(), kNone),
       rows_gradient(model.blocks.size(), kNone),
       routing(model.blocks.size(), kNone),
+      residual(model.blocks.size(), kNone),
+      result_gradient(model.blocks.size(), kNone),
       reference(model.blocks.size(), kNone),
       keys_values(model.blocks.size(), kNone),
       keys_values_gradient(model.blocks.size(), kNone),
@@ -163,6 +165,27 @@ void ProgramDraft::add_routing() {
     last_router = b;
     routing[b] =
         add_value({.name = fmt::format("{} routing", block(b).name), .of = counts, .owner = b});
+  }
+  add_experts_around_norms();
+}
+
+/// Adds the residual stream around experts that read another norm or whose sum has one, and the
+/// gradients on the other side of these norms.
+void ProgramDraft::add_experts_around_norms() {
+  ClassId streams = kNone;
+  ClassId gradients = kNone;
+  const auto add = [&](ClassId& of, const char* name, const char* word, BlockId b) {
+    if (of == kNone) of = add_class({.name = name, .word = word, .bytes = shape.activation});
+    return add_value({.name = fmt::format("{} at {}", name, block(b).name), .of = of, .owner = b});
+  };
+  for (BlockId b = shape.first_layer(); b < program.head; ++b) {
+    if (block(b).role != BlockRole::router) continue;
+    const bool has_norm = block(shape.last_of(b) + 1).role == BlockRole::result_norm;
+    if (!has_norm && !shares_norm(b)) continue;
+    residual[b] = add(streams, "residual stream around experts", "residual stream", b);
+    if (!shape.is_differentiated(b)) continue;
+    ValueId& gradient_at_norm = has_norm ? result_gradient[b] : normed_gradient[b];
+    gradient_at_norm = add(gradients, "gradient at the norm of experts", "gradient of rows", b);
   }
 }
 

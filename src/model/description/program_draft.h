@@ -26,6 +26,7 @@ enum class BlockRole : std::uint8_t {
   shared_expert,
   expert,
   exchanged_expert,  ///< expert parallelism: each rank has a different expert in the block
+  result_norm,       ///< follows a half with experts: the norm of their sum
   table,             ///< follows its layer, whose passes read the rows of their tokens; no passes
   head,              ///< the norm and, if it is neither tied nor in tiles, the output matrix
   head_tile          ///< a tile of the output matrix
@@ -58,6 +59,7 @@ struct BlockShape {
   Bytes gradient = 0;        ///< fp32 sums; 0: frozen
   Bytes cleared = 0;         ///< KernelSizes::cleared
   bool by_token = false;     ///< GradientSum::by_token
+  bool shares_norm = false;  ///< a router that reads the norm of the block before it
   double token_share = 1.0;  ///< share of an expert, assuming balanced routing
   std::uint32_t expert = 0;  ///< number of the (first) expert in its layer
   std::uint32_t layer = 0;   ///< number of its layer, which may have several blocks
@@ -175,8 +177,10 @@ class ProgramDraft {
   std::vector<ValueId> sums;           ///< sums over the tiles of a half
   std::vector<ValueId> rows_gradient;  ///< gradients of the norm results of halves and of the head
   std::vector<ValueId> routing;        ///< written by routers
-  std::vector<ValueId> reference;      ///< written by a reference model's pass through the block
-  std::vector<ValueId> keys_values;    ///< written by layers whose keys others read
+  std::vector<ValueId> residual;       ///< Port::residual of halves with experts
+  std::vector<ValueId> result_gradient;  ///< Port::result_gradient of routers
+  std::vector<ValueId> reference;        ///< written by a reference model's pass through the block
+  std::vector<ValueId> keys_values;      ///< written by layers whose keys others read
   std::vector<ValueId> keys_values_gradient;
   ValueId layer_inputs = kNone;
   ValueId layer_inputs_gradient = kNone;
@@ -188,8 +192,10 @@ class ProgramDraft {
   ValueId logits = kNone;
   // With tensor parallelism.
   ValueId embedded = kNone;  ///< rows of the embedding that this place has, other rows zero
-  std::vector<ValueId> normed_gradient;  ///< rounded sums of all places, of halves and of the head
-  ValueId row_sums = kNone;              ///< softmax sums of this place's tiles
+  /// Rounded sums of all places, of halves and of the head. Without tensor parallelism those of
+  /// routers that read the norm of the block before them.
+  std::vector<ValueId> normed_gradient;
+  ValueId row_sums = kNone;  ///< softmax sums of this place's tiles
   ValueId all_row_sums = kNone;
   ValueId received = kNone;
   BlockId first_router = kNone;
@@ -201,6 +207,12 @@ class ProgramDraft {
   [[nodiscard]] const BlockShape& block(BlockId id) const { return shape.blocks[id]; }
   /// Returns the output of the last block that continues `id`: the input of the next block.
   [[nodiscard]] ValueId output(BlockId id) const { return input[shape.last_of(id) + 1]; }
+  /// Returns whether the half that `id` begins reads the norm of the block before it.
+  [[nodiscard]] bool shares_norm(BlockId id) const { return block(id).shares_norm; }
+  /// Returns the gradient of what the tiles of a half add up to.
+  [[nodiscard]] ValueId gradient_of_results(BlockId half) const {
+    return result_gradient[half] == kNone ? flow : result_gradient[half];
+  }
   /// Returns the activation that the reference model's pass through `id` reads. Both models compute
   /// the same before the first differentiated block.
   [[nodiscard]] ValueId reference_input(BlockId id) const;
@@ -224,6 +236,7 @@ class ProgramDraft {
   void add_intermediates();
   void add_halves();
   void add_routing();
+  void add_experts_around_norms();
   void add_head();
   void add_reference();
   void add_links();
@@ -310,6 +323,9 @@ PassId router_again(ProgramDraft& draft, BlockId block);
 PassId router_backward(ProgramDraft& draft, BlockId block);
 PassId expert(ProgramDraft& draft, BlockId block);
 PassId expert_backward(ProgramDraft& draft, BlockId block);
+/// The norm of the experts' sum, see SublayerSpec::after.
+PassId result_norm(ProgramDraft& draft, BlockId block);
+PassId result_norm_backward(ProgramDraft& draft, BlockId block);
 
 /// Appends the stops of the head in a training step, for each form.
 void train_head(ProgramDraft& draft, std::vector<Stop>& stops);

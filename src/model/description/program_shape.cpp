@@ -36,6 +36,8 @@ BlockRole role_of(const Architecture& model, std::size_t block) {
       return BlockRole::shared_expert;
     case BlockContent::expert:
       return model.split.experts > 1 ? BlockRole::exchanged_expert : BlockRole::expert;
+    case BlockContent::result_norm:
+      return BlockRole::result_norm;
     case BlockContent::layer_embedding:
       return BlockRole::table;
   }
@@ -155,6 +157,8 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
          .gradient = gradient,
          .cleared = std::min(of_block(sizes.cleared, model, b), gradient),
          .by_token = has_token_sums(model, block),
+         .shares_norm = block.content == BlockContent::router &&
+                        layer_of(model, block).sublayers.back().reads == Reads::same_norm,
          .token_share = block.token_share,
          .expert = static_cast<std::uint32_t>(block.expert),
          .layer = static_cast<std::uint32_t>(block.layer),
@@ -210,6 +214,7 @@ bool ProgramShape::continues(BlockId block) const {
     case BlockRole::norm:
     case BlockRole::mid_norm:
     case BlockRole::router:
+    case BlockRole::result_norm:
     case BlockRole::head:
       return false;
     case BlockRole::tile:

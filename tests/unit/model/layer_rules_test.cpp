@@ -81,6 +81,31 @@ TEST(LayerBlocks, NeedNoSublayerBeforeExperts) {
   EXPECT_EQ(count_blocks(layer, config_of(), {}), 1U + 6);
 }
 
+TEST(LayerBlocks, HaveNormsOnBothSidesOfExperts) {
+  const ExpertsSpec experts = {.count = 2,
+                               .per_token = 1,
+                               .width = 16,
+                               .router = "router",
+                               .prefix = "experts.",
+                               .gate = "gate",
+                               .up = "up",
+                               .down = "down"};
+  LayerSpec layer =
+      layer_of({{.before = NormSpec{"first"}, .body = attention(), .after = NormSpec{"second"}},
+                {.before = NormSpec{"third"}, .body = experts, .after = NormSpec{"fourth"}}});
+  const std::vector<BlockSpec> blocks = blocks_of(layer, config_of(), 0);
+  ASSERT_EQ(blocks.size(), 1U + 1 + 2 + 1);
+  EXPECT_EQ(count_blocks(layer, config_of(), {}), blocks.size());
+  EXPECT_NE(blocks[0].find("second.weight"), nullptr);
+  EXPECT_EQ(blocks[4].content, BlockContent::result_norm);
+  EXPECT_EQ(names_of(blocks[4]), (Names{"0.fourth.weight"}));
+  layer.sublayers[1].before.reset();
+  layer.sublayers[1].reads = Reads::same_norm;
+  EXPECT_THROW(blocks_of(layer, config_of(), 0), Error) << "its sum has a norm";
+  layer.sublayers[1].after.reset();
+  EXPECT_EQ(names_of(blocks_of(layer, config_of(), 0)[1]), (Names{"0.router.weight"}));
+}
+
 TEST(LayerBlocks, AreCutByHeadsAndWidths) {
   const LayerSpec layer = layer_of({{.before = NormSpec{"first"}, .body = attention()},
                                     {.before = NormSpec{"second"}, .body = mlp()}});

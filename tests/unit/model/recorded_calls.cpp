@@ -57,6 +57,8 @@ std::string_view form_of(const Pass& pass, KeptPart kept) {
     case Kernel::expert_backward:
     case Kernel::exchanged_expert:
     case Kernel::exchanged_expert_backward:
+    case Kernel::result_norm:
+    case Kernel::result_norm_backward:
       return "experts";
     default:
       return "head";

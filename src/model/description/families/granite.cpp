@@ -174,7 +174,7 @@ class GraniteMoeSwa final : public GraniteSwa {
                            .fused = true};
     experts.shared_width = whole_number(c, "shared_intermediate_size");
     experts.shared_prefix = "shared_mlp.";
-    experts.shared_in = "input_linear";
+    experts.shared_in = {"input_linear"};
     experts.shared_out = "output_linear";
     experts.shared_factor = factor;
     return instead_of_mlp(std::move(layer), std::move(experts));
