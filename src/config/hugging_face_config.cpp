@@ -154,7 +154,22 @@ void check_quantization(const Json& object, const std::string& file) {
   if (member_of(object, "load_in_4bit").flag()) check("bnb_4bit_quant_type", {"nf4"});
 }
 
-/// Replaces other names of keys, which take precedence, and of the family.
+/// Removes key `name`, or member b of object a for "a.b", and returns its value; null if the file
+/// has none.
+Json take(Json& json, const std::string& name) {
+  const std::size_t dot = name.find('.');
+  if (dot != std::string::npos) {
+    Json* const object = json.find(name.substr(0, dot));
+    return object == nullptr ? Json() : take(*object, name.substr(dot + 1));
+  }
+  const Json* const found = json.find(name);
+  if (found == nullptr) return {};
+  Json value = *found;
+  json.erase(name);
+  return value;
+}
+
+/// Replaces other names of keys and of the family.
 Json with_aliases(Json json, const model::Family& family) {
   const model::CheckpointRules rules = family.checkpoint_rules();
   if (const Json* const type = find_given(json, "model_type");
@@ -162,10 +177,20 @@ Json with_aliases(Json json, const model::Family& family) {
     json["model_type"] = Json(std::string(family.checkpoint_type()));
   }
   for (const auto& [alias, key] : rules.aliases) {
-    const Json* const found = json.find(alias);
-    if (found == nullptr) continue;
-    json[key] = Json(*found);
-    json.erase(alias);
+    const bool nested = alias.find('.') != std::string::npos;
+    if (!nested && json.find(alias) == nullptr) continue;
+    Json value = take(json, alias);
+    if (!nested || !value.is_null()) json[key] = std::move(value);
+  }
+  for (const auto& [name, key] : rules.fallbacks) {
+    Json value = take(json, name);
+    if (!value.is_null() && find_given(json, key) == nullptr) json[key] = std::move(value);
+  }
+  for (const auto* const names : {&rules.aliases, &rules.fallbacks}) {
+    for (const auto& [name, key] : *names) {
+      if (const std::size_t dot = name.find('.'); dot != std::string::npos)
+        json.erase(name.substr(0, dot));
+    }
   }
   return json;
 }

@@ -236,7 +236,7 @@ constexpr std::array<FirstWords, 4> kFirstWords = {{
     {PassingPart::audio, "audio_tower audio_model audio_encoder"},
     {PassingPart::projector,
      "multi_modal_projector mm_projector vision_projector audio_projector connector embed_vision "
-     "embed_audio vision_adapter vision_projection"},
+     "embed_audio vision_adapter vision_projection patch_merge_mlp"},
 }};
 
 constexpr std::string_view kLayers = "layers.";
@@ -325,7 +325,9 @@ std::optional<PassingPart> passing_part(const WeightFiles& files, const std::str
   }
   const std::string mark = mtp_mark(name);
   if (!mark.empty() && files.find(mark) != nullptr) return PassingPart::mtp;
-  if (name.find(".self_attn.indexer.") != std::string::npos) return PassingPart::indexer;
+  for (const char* const indexer : {".self_attn.indexer.", ".self_attn.index_"}) {
+    if (name.find(indexer) != std::string::npos) return PassingPart::indexer;
+  }
   if (makes_unread_keys(files, in_text_model)) return PassingPart::unread_keys;
   if (scales_activations(files, name)) return PassingPart::activation_scales;
   return {};

@@ -16,7 +16,7 @@ def per_token(config):
 
 
 def is_mixture(config):
-    dense = getattr(config, "first_k_dense_replace", 0)
+    dense = getattr(config, "first_k_dense_replace", getattr(config, "num_dense_layers", 0)) or 0
     has_experts = getattr(config, "num_local_experts", None) != 0
     return has_experts and per_token(config) is not None and dense < config.num_hidden_layers
 
@@ -27,12 +27,12 @@ def is_gemma(config):
 
 def uses_sigmoids(config):
     return config.model_type in ("glm4_moe", "minimax_m2", "deepseek_v3", "glm4_moe_lite",
-                                 "deepseek_v32", "glm_moe_dsa", "solar_open", "hy_v3")
+                                 "deepseek_v32", "glm_moe_dsa", "solar_open", "hy_v3", "afmoe", "minimax_m3_vl_text")
 
 
 def has_auxiliary_loss(config):
     return (not uses_sigmoids(config) and not is_gemma(config)
-            and config.model_type not in ("mistral4", "ernie4_5_moe"))
+            and config.model_type not in ("mistral4", "ernie4_5_moe", "cohere2_moe"))
 
 
 def run_model(model, **inputs):
@@ -65,7 +65,7 @@ def route(model, kind):
     embedding *= 3.0
     embedding[:, 0] += 2.0
     routers = routers_of(model)
-    first, last = (getattr(router, "proj", router).weight.data
+    first, last = (getattr(router, "proj", getattr(router, "gate", router)).weight.data
                    for router in (routers[0], routers[-1]))
     first[:, 0] = last[:, 0] = 0.0
     last[1, 0] = -2.0
@@ -99,7 +99,7 @@ def corrections_of(model):
     """The corrections [experts] of routers."""
     tensors = [*model.named_buffers(), *model.named_parameters()]
     return [tensor.data.view(-1) for name, tensor in tensors
-            if name.endswith("e_score_correction_bias")]
+            if name.endswith(("e_score_correction_bias", "mlp.expert_bias"))]
 
 
 def router_of(layer):

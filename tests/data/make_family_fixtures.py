@@ -44,6 +44,7 @@ torch.topk() may take any of equal values; here an expert of lower index goes fi
 import copy
 import json
 import pathlib
+import re
 import sys
 import tempfile
 
@@ -318,6 +319,43 @@ CASES = {
               "num_experts": 5, "num_experts_per_tok": 2, "num_shared_experts": 2,
               "moe_intermediate_size": 16, "router_scaling_factor": 1.7, "attention_bias": True,
               "rope": PLAIN, "seed": 3},
+    "afmoe": {"num_hidden_layers": 3, "num_dense_layers": 1, "sliding_window": 9,
+              "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+              "mup_enabled": True, "attention_bias": True, "num_experts": 5, "num_experts_per_tok": 2,
+              "num_shared_experts": 2, "moe_intermediate_size": 16, "route_scale": 1.7, "rope": PLAIN,
+              "seed": 2},
+    "cohere2_moe": {"without": ["rms_norm_eps"], "layer_norm_eps": 1e-5, "num_hidden_layers": 4,
+                    "logit_scale": 0.3, "sliding_window": 9,
+                    "layer_types": ["full_attention", *2 * ["sliding_attention"], "full_attention"],
+                    "mlp_layer_types": ["dense", *3 * ["sparse"]], "intermediate_size": 24,
+                    "prefix_dense_intermediate_size": 40, "num_experts": 5,
+                    "num_experts_per_tok": 2, "num_shared_experts": 2,
+                    "shared_expert_combination_strategy": "average", "tie_word_embeddings": True,
+                    "rope": {"rope_type": "default", "rope_theta": 500.0}, "seed": 3},
+    # RMSNorms, experts whose weights are sigmoids, and no dense layers.
+    "cohere2_moe_sigmoids": {"type": "cohere2_moe", "without": ["rms_norm_eps"],
+                             "rms_norm_eps": 1e-3, "layer_norm_eps": 1e-6, "logit_scale": 0.3,
+                             "sliding_window": 9, "intermediate_size": 24,
+                             "layer_types": ["sliding_attention", "full_attention"],
+                             "num_experts": 5, "num_experts_per_tok": 2, "num_shared_experts": 1,
+                             "shared_expert_combination_strategy": "sum",
+                             "expert_selection_fn": "sigmoid", "norm_topk_prob": False,
+                             "rope": {"rope_type": "default", "rope_theta": 500.0}, "seed": 4},
+    # Sequences are no longer than ten blocks of four keys, so every query attends to all of them. The
+    # limit is so low that it clamps.
+    "minimax_m3_vl_text": {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 6,
+                           "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 24,
+                           "dense_intermediate_size": 40, "shared_intermediate_size": 16,
+                           "num_local_experts": 5, "num_experts_per_tok": 2,
+                           "routed_scaling_factor": 2.0, "swiglu_limit": 2.0,
+                           "mlp_layer_types": ["dense", "sparse", "sparse"],
+                           "layer_types": ["full_attention", *2 * ["minimax_m3_sparse"]],
+                           "index_n_heads": 2, "index_head_dim": 4, "index_block_size": 4,
+                           "index_topk_blocks": 10, "index_local_blocks": 1,
+                           "rope": {"rope_type": "default", "rope_theta": 1000.0,
+                                    "partial_rotary_factor": 0.5},
+                           "own_rope": {"rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+                           "seed": 2},
     "olmo_hybrid": {**{key: value for key, value in DELTA.items() if key != "head_dim"},
                     **DELTA_ON_GPUS, "without": ["head_dim"],
                     "rope": {"rope_type": "default", "rope_theta": 500.0},
@@ -362,13 +400,15 @@ def own_scaling(parameters, positions):
     return filled
 
 
-UNKNOWN = ("index_head_dim", "index_n_heads", "attention_dropout", "residual_dropout",
+UNKNOWN = ("index_head_dim", "index_n_heads", "index_local_blocks", "attention_dropout", "residual_dropout",
            "mamba_n_heads", "mamba_d_head")
 OF_EXPERTS = ("num_local_experts", "shared_intermediate_size")
 
 
 def model_section(name, case):
-    family = case.get("type", name).removesuffix("_text")
+    family = case.get("type", name)
+    if family != "minimax_m3_vl_text":
+        family = family.removesuffix("_text")
     section = {"family": family, "tie_embeddings": False}
     for key, value in {**shape_of(case), **case}.items():
         if key == "rope" and "own_rope" in case:
@@ -381,6 +421,8 @@ def model_section(name, case):
             pass  # of indexers, dropout, Mamba layers and experts, which Ballast does not compute
         elif key == "original_max_position_embeddings":
             pass  # in rope_scaling
+        elif family == "cohere2_moe" and key == "rms_norm_eps":
+            section[key] = value  # beside layer_norm_eps
         elif value is not None:
             section[OWN_NAMES.get(key, key)] = value
     section["max_sequence"] = max(section["max_sequence"], case.get("length", T))
@@ -435,6 +477,20 @@ class MuseGlimmerOfText(transformers.models.muse_glimmer.modeling_muse_glimmer.M
             logits=torch.tanh(logits * self.config.output_multiplier / cap) * cap)
 
 
+class MiniMaxM3OfText(transformers.models.minimax_m3_vl.modeling_minimax_m3_vl.MiniMaxM3VLPreTrainedModel):
+    """The text model with the output matrix of MiniMaxM3VLForConditionalGeneration."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = transformers.models.minimax_m3_vl.modeling_minimax_m3_vl.MiniMaxM3VLTextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, **inputs):
+        return transformers.modeling_outputs.CausalLMOutput(
+            logits=self.lm_head(self.model(**inputs).last_hidden_state))
+
+
 def create(config, attention="eager"):
     """Not with transformers' default for experts, torch.nn.functional.grouped_mm(), because it
     demands multiples of 8 in bf16."""
@@ -443,6 +499,8 @@ def create(config, attention="eager"):
         make = transformers.Mistral4ForCausalLM._from_config
     if config.model_type == "muse_glimmer_text":
         make = MuseGlimmerOfText._from_config
+    if config.model_type == "minimax_m3_vl_text":
+        make = MiniMaxM3OfText._from_config
     model = make(config, attn_implementation=attention, experts_implementation="eager")
     return model.to(torch.float32).train()
 
@@ -457,7 +515,8 @@ def is_delta(config, name):
 RENAMED = {"hy_v3": {"mlp.gate.weight": "mlp.router.gate.weight",
                      "mlp.e_score_correction_bias": "mlp.expert_bias",
                      "mlp.shared_experts.": "mlp.shared_mlp."},
-           "ernie4_5_moe": {"mlp.gate.moe_statics.": "mlp.moe_statics."}}
+           "ernie4_5_moe": {"mlp.gate.moe_statics.": "mlp.moe_statics."},
+           "minimax_m3_vl_text": {"gate.e_score_correction_bias": "e_score_correction_bias"}}
 
 
 def names_in_files(model, tensors):
@@ -468,7 +527,7 @@ def names_in_files(model, tensors):
     tensors = {name: tensor for name, tensor in tensors.items() if INDEXER not in name}
     if family in ("gpt_oss", "gemma4_text", "mistral4", "granitemoe_swa"):
         return dict(tensors)
-    mixtral = family in ("mixtral", "minimax_m2")
+    mixtral = family in ("mixtral", "minimax_m2", "minimax_m3_vl_text")
     renamed = RENAMED.get(family, {})
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     found = {}
@@ -485,7 +544,12 @@ def names_in_files(model, tensors):
         if family == "gpt_neox" and name == "lm_head.weight":
             name = "embed_out.weight"
         if mixtral:
-            name = name.replace(".mlp.", ".block_sparse_moe.")
+            dense = family == "minimax_m3_vl_text" and re.search(r"\.mlp\.(gate_up|down)_proj", name)
+            name = name if dense else name.replace(".mlp.", ".block_sparse_moe.")
+        if family == "minimax_m3_vl_text" and name.endswith(".gate_up_proj.weight"):
+            found.update({name.replace("gate_up", part): rows
+                          for part, rows in zip(("gate", "up"), tensor.chunk(2))})
+            continue
         for part, in_files in renamed.items():
             name = name.replace(part, in_files)
         experts, _, kind = name.rpartition(".")
@@ -511,6 +575,8 @@ def gradients(model):
 
 
 def check_names(model):
+    if model.config.model_type == "minimax_m3_vl_text":
+        return  # no folder of it alone is published, and transformers does not rename its tensors
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         saved = safetensors.torch.load_file(pathlib.Path(folder) / "model.safetensors")
@@ -621,11 +687,12 @@ def project(gradient, numbers):
 
 def forward_documents(model, inputs, lengths):
     """Logits and router logits of one sequence; transformers finds its documents by their positions,
-    except for GPT-OSS, gated delta nets and short convolutions. It scales the rotary positions of all documents together by the longest, so
+    except for GPT-OSS, Trinity, MiniMax-M3, gated delta nets and short convolutions. It scales the rotary positions of all documents together by the longest, so
     where the length of a document counts, each is computed alone."""
     by_length = (model.config.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
     mixes = hasattr(model.config, "linear_num_key_heads") or hasattr(model.config, "conv_L_cache")
-    if by_length or mixes or model.config.model_type in ("gpt_oss", "granitemoehybrid"):
+    if by_length or mixes or model.config.model_type in ("gpt_oss", "granitemoehybrid", "afmoe",
+                                                         "minimax_m3_vl_text"):
         outputs = [run_model(model, input_ids=document)
                    for document in inputs.split(lengths, dim=1)]
     else:
@@ -677,7 +744,7 @@ def make_tokens(model, documents):
 
 def make_initial(name, case):
     model = create(make_config(name, case))
-    adds_one = name in ("gemma2", "gemma3") or (
+    adds_one = name in ("gemma2", "gemma3", "minimax_m3_vl_text") or (
         "linear_num_key_heads" in case and name != "olmo_hybrid")
     randomise(model, 0.0 if adds_one else 1.0, case.get("seed", 7))
     if is_mixture(model.config) and not is_gemma(model.config):

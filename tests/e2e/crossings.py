@@ -45,12 +45,12 @@ DENSE = ["gpt2", "llama", "granite", "granite_swa", "granitemoehybrid", "cohere2
          "phi3", "olmo2", "olmo3", "gemma3", "gpt_neox"]
 LATENT = ["deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4"]
 DELTA = ["qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid"]  # gated delta nets
-SIGMOID = ["glm4_moe", "minimax_m2", "solar_open", "hy_v3"]  # routers with sigmoids
-EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "mellum", "ernie4_5_moe", "olmoe", "gpt_oss", "granitemoe_swa", *LATENT,
+SIGMOID = ["glm4_moe", "minimax_m2", "minimax_m3_vl_text", "solar_open", "hy_v3", "afmoe"]  # routers with sigmoids
+EXPERTS = ["cohere2_moe", "mixtral", "qwen2_moe", "qwen3_moe", "mellum", "ernie4_5_moe", "olmoe", "gpt_oss", "granitemoe_swa", *LATENT,
            *SIGMOID, *DELTA[1:3]]
 CAN_BE_TILED = {"arcee", "seed_oss", "hunyuan_v1_dense", "ernie4_5", "gpt2", "lfm2", "llama", "mistral", "ministral3",
                 "phi3", "qwen2", "qwen3", "smollm3"}
-WINDOWED = ("mistral", "exaone4", "mellum", "cohere2", "granite_swa", "granitemoe_swa", "phi3", "gemma3", "gpt_oss",
+WINDOWED = ("afmoe", "cohere2_moe", "mistral", "exaone4", "mellum", "cohere2", "granite_swa", "granitemoe_swa", "phi3", "gemma3", "gpt_oss",
             "muse_glimmer")
 MOST_RANKS = 4
 # Patterns of the tensors of a layer in Hugging Face's folders.
@@ -96,8 +96,18 @@ def draw_model(dice):
              "num_heads": 4, "init_stddev": 0.06}
     if family not in ("gpt2", "gpt_neox", *LATENT):
         model["num_kv_heads"] = dice.choice([1, 2, 4])
-    if family in ("qwen2_moe", "qwen3_moe", "mellum", "hy_v3", "ernie4_5_moe"):
+    if family in ("qwen2_moe", "qwen3_moe", "mellum", "hy_v3", "ernie4_5_moe", "afmoe"):
         model["moe_intermediate_size"] = 32
+    if family == "afmoe":
+        model["mup_enabled"] = dice.choice([True, False])
+    if family == "minimax_m3_vl_text":
+        model |= {"dense_intermediate_size": 48, "shared_intermediate_size": 32,
+                  "mlp_layer_types": [dice.choice(["dense", "sparse"])
+                                      for _ in range(model["num_layers"] - 1)] + ["sparse"]}
+    if family == "cohere2_moe":
+        model |= {"first_k_dense_replace": dice.choice([0, 1]),
+                  "expert_selection_fn": dice.choice(["softmax", "sigmoid"]),
+                  "num_shared_experts": dice.choice([0, 1])}
     if family in ("qwen2_moe", "qwen3_moe"):
         if dice.random() < 0.3:
             model["mlp_only_layers"] = [0]
@@ -122,10 +132,10 @@ def draw_model(dice):
         if family == "glm4_moe":
             model["first_k_dense_replace"] = dice.choice([0, 1])
     elif family in EXPERTS:
-        model["num_local_experts" if family in ("mixtral", "gpt_oss", "minimax_m2", "granitemoe_swa") else "num_experts"] = 4
+        model["num_local_experts" if family in ("mixtral", "gpt_oss", "minimax_m2", "minimax_m3_vl_text", "granitemoe_swa") else "num_experts"] = 4
         model["num_experts_per_tok"] = dice.choice([1, 2])
         model["intermediate_size"] = 64
-        if family not in SIGMOID and family != "ernie4_5_moe" and dice.random() < 0.5:
+        if family not in (*SIGMOID, "ernie4_5_moe", "cohere2_moe") and dice.random() < 0.5:
             model |= {"output_router_logits": True, "router_aux_loss_coef": 0.1,
                       "router_z_loss_coef": 0.01}
     if family in WINDOWED and dice.random() < 0.7:

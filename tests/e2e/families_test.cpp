@@ -326,7 +326,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "mistral4", "qwen3_5", "qwen3_5_moe", "qwen3_next", "mixtral", "mixtral_ties",
                     "mixtral_one", "qwen3_moe", "qwen3_moe_unnormalised", "qwen2_moe", "olmoe",
                     "gpt_oss", "gpt_oss_ties", "glm4_moe", "glm4_moe_ties", "minimax_m2",
-                    "solar_open", "hy_v3", "mellum", "ernie4_5_moe", "lfm2", "lfm2_biases",
+                    "solar_open", "hy_v3", "afmoe", "cohere2_moe", "cohere2_moe_sigmoids",
+                    "minimax_m3_vl_text", "mellum", "ernie4_5_moe", "lfm2", "lfm2_biases",
                     "muse_glimmer"),
     [](const auto& family) { return std::string(family.param); });
 

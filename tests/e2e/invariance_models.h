@@ -76,6 +76,31 @@ inline const Model kMuse = {"muse glimmer",
                             R"("family": "muse_glimmer", "vocab_size": 131, "hidden_size": 48,
                          "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 12,
                          "sliding_window": 7, "intermediate_size": 72, "output_multiplier": 1.5)"};
+/// Norms after attention and of the experts' sum. The first layer is dense.
+inline const Model kNormedExperts = {"experts between norms",
+                                     R"("family": "afmoe", "vocab_size": 131, "hidden_size": 48,
+                         "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "head_dim": 12,
+                         "intermediate_size": 72, "global_attn_every_n_layers": 2,
+                         "sliding_window": 7, "mup_enabled": true, "num_experts": 5,
+                         "num_experts_per_tok": 2, "num_shared_experts": 1,
+                         "moe_intermediate_size": 16, "route_scale": 1.5,
+                         "router_bias_update_speed": 0.01)"};
+/// Experts read the norm of attention. The first layer is dense.
+inline const Model kParallelExperts = {"experts parallel to attention",
+                                       R"("family": "cohere2_moe", "vocab_size": 131,
+                         "hidden_size": 48, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2,
+                         "head_dim": 12, "intermediate_size": 24, "sliding_window": 7,
+                         "sliding_window_pattern": 2, "first_k_dense_replace": 1,
+                         "prefix_dense_intermediate_size": 72, "num_experts": 5,
+                         "num_experts_per_tok": 2, "num_shared_experts": 1, "logit_scale": 1.0)"};
+/// Clamped gates of an MLP and of experts.
+inline const Model kClampedExperts = {"clamped experts",
+                                      R"("family": "minimax_m3_vl_text", "vocab_size": 131,
+                         "hidden_size": 48, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
+                         "head_dim": 12, "partial_rotary_factor": 0.5, "intermediate_size": 24,
+                         "dense_intermediate_size": 72, "shared_intermediate_size": 20,
+                         "mlp_layer_types": ["dense", "sparse"], "num_local_experts": 5,
+                         "num_experts_per_tok": 2, "swiglu_limit": 0.05)"};
 /// Layers of two head shapes, one of which has keys as values, with experts besides the MLP.
 inline const Model kGemma4 = {"gemma4 with experts",
                               R"("family": "gemma4", "vocab_size": 131, "hidden_size": 48,

@@ -61,6 +61,21 @@ const std::string kMuse = R"("family": "muse_glimmer", "vocab_size": 131, "hidde
                               "sliding_window": 7, "intermediate_size": 48,
                               "output_multiplier": 1.5)";
 
+/// Norms after attention and of the experts' sum.
+const std::string kNormedExperts = R"("family": "afmoe", "vocab_size": 131, "hidden_size": 32,
+                              "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
+                              "sliding_window": 7, "intermediate_size": 48, "num_experts": 3,
+                              "num_experts_per_tok": 2, "num_shared_experts": 1,
+                              "moe_intermediate_size": 16, "mup_enabled": true)";
+
+/// Experts that read the norm of attention.
+const std::string kParallelExperts = R"("family": "cohere2_moe", "vocab_size": 131,
+                              "hidden_size": 32, "num_layers": 2, "num_heads": 4,
+                              "num_kv_heads": 2, "head_dim": 8, "sliding_window": 7,
+                              "first_k_dense_replace": 1, "intermediate_size": 16,
+                              "num_experts": 3, "num_experts_per_tok": 2,
+                              "num_shared_experts": 1, "logit_scale": 1.0)";
+
 /// Shared keys and values, and inputs of layers.
 const std::string kLinks = R"("family": "gemma4", "vocab_size": 131, "hidden_size": 32,
                               "num_layers": 3, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8,
@@ -155,6 +170,12 @@ TEST(InvarianceOnCuda, PackedShortConvolutionsInBf16) {
 }
 TEST(InvarianceOnCuda, PackedGatesAndNormsWithoutWeightsInBf16) {
   expect_invariance(kMuse, true, true);
+}
+TEST(InvarianceOnCuda, PackedExpertsBetweenNormsInBf16) {
+  expect_invariance(kNormedExperts, true, true);
+}
+TEST(InvarianceOnCuda, PackedExpertsParallelToAttentionInBf16) {
+  expect_invariance(kParallelExperts, true, true);
 }
 TEST(InvarianceOnCuda, PackedSharedKeysAndLayerInputsInBf16) {
   expect_invariance(kLinks, true, true, kUnlessSlow, std::max<std::uint64_t>(kSteps, 6));

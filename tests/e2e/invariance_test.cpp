@@ -305,6 +305,22 @@ TEST(Invariance, PackedGatesAndNormsWithoutWeightsInBf16) {
       {test::kPacked});
 }
 
+TEST(Invariance, PackedExpertsBetweenNormsInBf16) {
+  expect_invariance(kNormedExperts, true, {test::kPacked});
+  expect_invariance(training(kNormedExperts, R"(["*layernorm*", "*.2.*"])"), true, {test::kPacked});
+}
+
+TEST(Invariance, PackedExpertsParallelToAttentionInBf16) {
+  expect_invariance(kParallelExperts, true, {test::kPacked});
+  const std::string adapters = R"(ballast.adapters={"targets": "all-linear", "rank": 4})";
+  expect_invariance(training(kParallelExperts, "adapters"), true,
+                    {adapters, "ballast.quantized_base=nf4", test::kPacked});
+}
+
+TEST(Invariance, PackedClampedExpertsInFp32) {
+  expect_invariance(kClampedExperts, false, {test::kPacked});
+}
+
 TEST(Invariance, PackedShortConvolutionsInTilesInBf16) {
   expect_invariance(cut_everywhere(kConvolutions, 2), true, {test::kPacked});
   expect_invariance(training(cut_everywhere(kConvolutions, 2),

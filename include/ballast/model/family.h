@@ -114,7 +114,10 @@ struct CheckpointRope {
 struct CheckpointRules {
   CheckpointRope rope = {};
   /// Alternative names of keys. If a file has both, the value under the alternative name wins.
+  /// "a.b" is member b of the object a, whose other members have no effect.
   std::vector<std::pair<std::string, std::string>> aliases = {};
+  /// Further names of this kind, which count if the file does not give the key.
+  std::vector<std::pair<std::string, std::string>> fallbacks = {};
   std::vector<std::string> without_effect = {};  ///< keys that the class ignores
   std::vector<std::string> other_types = {};     ///< other values of model_type for the family
   /// Whether PEFT converts the names of the maps of experts (its conversion for stacked experts).

@@ -127,9 +127,9 @@ TEST_F(AdapterTargets, DenseMapsAreParametersWherePeftTakesThemForExperts) {
 
 TEST_F(AdapterTargets, EachConvertedTypeOfModelIsKnown) {
   const std::vector<std::string> modules = {"model.layers.0.mlp.up_proj"};
-  for (const char* type :
-       {"deepseek_v3", "deepseek_v32", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
-        "mellum", "olmoe", "qwen3_moe", "qwen3_next", "solar_open"}) {
+  for (const char* type : {"afmoe", "cohere2_moe", "deepseek_v3", "deepseek_v32", "ernie4_5_moe",
+                           "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "mellum", "olmoe",
+                           "qwen3_moe", "qwen3_next", "solar_open"}) {
     EXPECT_TRUE(needs_parameters(type, modules)) << type;
   }
   for (const char* type : {"llama", "qwen2_moe", "mistral4", "gemma4_text", "qwen3_5_moe_text"}) {

@@ -1,5 +1,6 @@
 // config.json of families whose keys have other names, forms or meanings than those of Llama.
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "ballast/config/hugging_face_config.h"
 #include "ballast/core/error.h"
 #include "ballast/model/architecture.h"
+#include "ballast/model/family.h"
 
 #include "src/model/description/layer_rules.h"
 #include "tests/support/expect_error.h"
@@ -169,6 +171,128 @@ TEST(RecentFolders, OfSolarOpenAndHy3AreRead) {
   const Config c = twice("hy_v3", {{"num_experts", 4}, {"num_experts_per_tok", 2}});
   EXPECT_EQ(model::build_architecture(c.model).blocks.size(), 1 + 1 + 3 * (3 + 4) + 1U);
   refuse("hy_v3", {{"mlp_bias", true}}, "mlp_bias is true, but Ballast supports only false");
+}
+
+TEST(RecentFolders, OfTrinityHaveKeysThatTheClassDoesNotRead) {
+  const json keys = {{"num_experts", 4},
+                     {"num_experts_per_tok", 2},
+                     {"num_shared_experts", 1},
+                     {"moe_intermediate_size", 16},
+                     {"num_dense_layers", 2},
+                     {"global_attn_every_n_layers", 4},
+                     {"mup_enabled", true},
+                     {"route_scale", 2.826},
+                     {"route_norm", true},
+                     {"score_func", "sigmoid"},
+                     {"n_group", 1},
+                     {"topk_group", 1},
+                     {"num_expert_groups", 1},
+                     {"num_limited_groups", 1},
+                     {"use_grouped_mm", true},
+                     {"load_balance_coeff", 0.001},
+                     {"head_dim", 8}};
+  const Config c = twice("afmoe", keys);
+  const model::Architecture model = model::build_architecture(c.model);
+  EXPECT_EQ(model.blocks.size(), 1 + 2 + 2 * (1 + 1 + 1 + 4 + 1) + 1U);
+  EXPECT_EQ(model.outer.token_factor, std::sqrt(48.0));
+  EXPECT_EQ(names_of(c, 3 + 1),
+            (std::vector<std::string>{"pre_mlp_layernorm.weight", "mlp.router.gate.weight",
+                                      "mlp.expert_bias"}));
+  EXPECT_EQ(names_of(c, 3 + 7), std::vector<std::string>{"post_mlp_layernorm.weight"});
+  const auto layers = model::layers_of(c.model);
+  EXPECT_EQ(layers[2].find<model::AttentionSpec>()->window, 1024U);
+  EXPECT_TRUE(layers[2].find<model::AttentionSpec>()->rotary);
+  EXPECT_EQ(layers[3].find<model::AttentionSpec>()->window, 0U);
+  EXPECT_FALSE(layers[3].find<model::AttentionSpec>()->rotary);
+  json other = keys;
+  other["score_func"] = "softmax";
+  refuse("afmoe", other, R"(score_func is "softmax", but Ballast supports only sigmoid)");
+  other = keys;
+  other["num_shared_experts"] = 0;
+  refuse("afmoe", other, "num_shared_experts");
+}
+
+TEST(RecentFolders, OfCommandAPlusHaveDenseFirstLayersWithTheirOwnWindows) {
+  const json keys = {{"num_experts", 4},
+                     {"num_experts_per_tok", 2},
+                     {"first_k_dense_replace", 1},
+                     {"prefix_dense_intermediate_size", 80},
+                     {"sliding_window_pattern", 2},
+                     {"num_shared_experts", 2}};
+  const Config c = twice("cohere2_moe", keys);
+  const auto layers = model::layers_of(c.model);
+  EXPECT_EQ(layers[0].find<model::MlpSpec>()->width, 80U);
+  EXPECT_EQ(layers[0].find<model::AttentionSpec>()->window, 0U);
+  EXPECT_TRUE(layers[0].find<model::AttentionSpec>()->rotary);
+  EXPECT_EQ(layers[1].find<model::AttentionSpec>()->window, 4096U);
+  EXPECT_FALSE(layers[2].find<model::AttentionSpec>()->rotary);
+  const auto* const experts = layers[1].find<model::ExpertsSpec>();
+  EXPECT_EQ(experts->factor, 0.5);
+  EXPECT_EQ(experts->shared_factor, 0.5);
+  EXPECT_EQ(experts->shared_width, 128U);
+  EXPECT_EQ(names_of(c, 1 + 1 + 1), std::vector<std::string>{"mlp.gate.weight"})
+      << "the norm is in the block of attention";
+  json other = keys;
+  other["expert_selection_fn"] = "relu";
+  refuse("cohere2_moe", other, R"(must be "softmax" or "sigmoid", got the string "relu")");
+  other = keys;
+  other.update({{"rms_norm_eps", 0.01}, {"shared_expert_combination_strategy", "sum"}});
+  const auto normed = model::layers_of(twice("cohere2_moe", other).model);
+  EXPECT_EQ(*normed[1].sublayers[0].before,
+            (model::NormSpec{.name = "input_layernorm", .epsilon = 0.01}));
+  EXPECT_EQ(normed[1].find<model::ExpertsSpec>()->shared_factor, 1.0);
+}
+
+/// A config.json of MiniMax-M3 with smaller sizes, spelled like the published ones.
+json minimax_m3() {
+  const json text = small("minimax_m3_vl_text", {{"hidden_act", "swigluoai"},
+                                                 {"head_dim", 8},
+                                                 {"rotary_dim", 4},
+                                                 {"num_local_experts", 4},
+                                                 {"num_experts_per_tok", 2},
+                                                 {"dense_intermediate_size", 80},
+                                                 {"shared_intermediate_size", 24},
+                                                 {"moe_layer_freq", {0, 1, 1, 1}},
+                                                 {"sparse_attention_config",
+                                                  {{"sparse_num_index_heads", 2},
+                                                   {"sparse_index_dim", 8},
+                                                   {"sparse_block_size", 8},
+                                                   {"sparse_topk_blocks", 4},
+                                                   {"sparse_local_block", 1},
+                                                   {"sparse_attention_freq", {0, 0, 1, 1}}}}});
+  return {{"model_type", "minimax_m3_vl"},
+          {"text_config", text},
+          {"vision_config", {{"hidden_size", 32}}},
+          {"image_token_index", 7}};
+}
+
+TEST(RecentFolders, OfMiniMaxM3AreReadWithTheirNumbersForTypesOfLayers) {
+  const Config c = read(minimax_m3());
+  EXPECT_EQ(c.model.family, "minimax_m3_vl_text");
+  EXPECT_EQ(c.model.number("partial_rotary_factor"), 0.5);
+  const auto layers = model::layers_of(c.model);
+  const auto* const mlp = layers[0].find<model::MlpSpec>();
+  EXPECT_EQ(mlp->width, 80U);
+  EXPECT_EQ(mlp->limit, 7.0F);
+  EXPECT_EQ(layers[1].find<model::ExpertsSpec>()->shared_width, 24U);
+  EXPECT_EQ(names_of(c, 2 + 2),
+            (std::vector<std::string>{"block_sparse_moe.shared_experts.gate_proj.weight",
+                                      "block_sparse_moe.shared_experts.up_proj.weight",
+                                      "block_sparse_moe.shared_experts.down_proj.weight"}));
+  const json written = json::parse(make_checkpoint_config(c).compact());
+  EXPECT_EQ(section_of(read(written)), section_of(c)) << written;
+  EXPECT_EQ(written.at("layer_types")[2], "minimax_m3_sparse");
+}
+
+TEST(RecentFolders, OfMiniMaxM3LimitTheLengthOfSequencesIfTheyChooseKeys) {
+  const Config c = read(minimax_m3());
+  const model::Family& family = model::family(c.model.family);
+  EXPECT_EQ(family.obstacle_to_length(c.model, 32), "");
+  const std::string obstacle = family.obstacle_to_length(c.model, 33);
+  EXPECT_NE(obstacle.find("33 is above the 32 tokens"), std::string::npos) << obstacle;
+  json dense = minimax_m3();
+  dense["text_config"]["sparse_attention_config"]["sparse_attention_freq"] = {0, 0, 0, 0};
+  EXPECT_EQ(family.obstacle_to_length(read(dense).model, 33), "");
 }
 
 }  // namespace

@@ -46,6 +46,23 @@ ModelConfig with_experts() {
   return c;
 }
 
+/// Norms of the experts' sum.
+Case experts_between_norms() {
+  ModelConfig c = config_of("afmoe", 1);
+  c.details["num_experts"] = std::uint64_t{2};
+  c.details["num_experts_per_tok"] = std::uint64_t{1};
+  c.details["num_dense_layers"] = std::uint64_t{0};
+  c.details["moe_intermediate_size"] = std::uint64_t{16};
+  return {"experts_between_norms", build_architecture(c)};
+}
+
+/// Experts read the norm of attention.
+Case experts_parallel_to_attention() {
+  ModelConfig c = config_of("cohere2_moe", 1);
+  c.details["num_experts"] = std::uint64_t{2};
+  return {"experts_parallel_to_attention", build_architecture(c)};
+}
+
 Case tiles_of_layers() {
   ModelConfig c = config_of("llama", 1);
   c.num_kv_heads = 2;
@@ -124,6 +141,8 @@ std::vector<Case> cases() {
           tiles_of_the_vocabulary(true),
           {"experts", build_architecture(with_experts())},
           shared_experts(),
+          experts_between_norms(),
+          experts_parallel_to_attention(),
           tensor_places(false),
           tensor_places(true),
           pairs(),

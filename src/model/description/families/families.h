@@ -54,6 +54,9 @@ namespace ballast::model {
   X(minimax_m2)             \
   X(solar_open)             \
   X(hy_v3)                  \
+  X(afmoe)                  \
+  X(cohere2_moe)            \
+  X(minimax_m3_vl_text)     \
   X(deepseek_v3)            \
   X(glm4_moe_lite)          \
   X(deepseek_v32)           \
@@ -144,6 +147,8 @@ ExpertsSpec usual_experts(const ModelConfig& config, std::string_view count, std
 /// Returns the experts of one layer with the tensor names of Mixtral.
 ExpertsSpec mixtral_experts(const ModelConfig& config, std::uint64_t width);
 LayerSpec instead_of_mlp(LayerSpec layer, ExpertsSpec experts);
+/// Checks that the key is a number above 0.
+void check_factor(const ModelConfig& config, std::string_view key, const Refuse& refuse);
 /// Checks the keys of experts that GLM-4.5 and DeepSeek-V3 have.
 void check_sigmoid_experts(const ModelConfig& config, const Refuse& refuse);
 /// Returns the experts of one layer that these keys describe.

@@ -57,8 +57,45 @@ constexpr auto kTexts = std::to_array<NamedText>(
       {"positions of attention ({families}): `rope`, rotary ones, or `nope`, none", "`nope`",
        "these"}},
      {"shared_intermediate_size",
-      {"width of the shared expert, which computes all tokens ({families})", "0: none",
-       "at least 0"}},
+      {"width of the shared expert, which computes all tokens ({families})",
+       "granitemoe_swa: 0, none; minimax_m3_vl_text: 3072",
+       "at least 0; minimax_m3_vl_text: at least 1"}},
+     {"dense_intermediate_size",
+      {"width of the MLP in layers without experts ({families})", "{defaults}", "at least 1"}},
+     {"prefix_dense_intermediate_size",
+      {"width of the MLP in layers without experts ({families})", "`intermediate_size`",
+       "at least 1"}},
+     {"prefix_dense_sliding_window_pattern",
+      {"every n-th of the first `first_k_dense_replace` layers has no window. With 1, layers with "
+       "an "
+       "MLP have rotary positions without a window, too ({families})",
+       "{defaults}", "at least 1"}},
+     {"global_attn_every_n_layers",
+      {"every n-th layer has neither a window nor positions, without `layer_types` ({families})",
+       "{defaults}", "at least 1"}},
+     {"mup_enabled",
+      {"the embedding is multiplied by the square root of `hidden_size` ({families})", "false",
+       "true, false"}},
+     {"num_dense_layers",
+      {"number of first layers with an MLP ({families})", "{defaults}", "at least 0"}},
+     {"route_scale",
+      {"factor of the weights of a token's experts ({families})", "{defaults}", "above 0"}},
+     {"rms_norm_eps",
+      {"the norms of rows are RMSNorms with this value instead of LayerNorms with `norm_epsilon` "
+       "({families})",
+       "none: LayerNorms", "above 0"}},
+     {"expert_selection_fn",
+      {"weights of a token's experts ({families}): the `softmax` of their logits, or the `sigmoid` "
+       "of each, divided by the sum with `norm_topk_prob`",
+       "`softmax`", "these"}},
+     {"shared_expert_combination_strategy",
+      {"`sum` or `average` of the shared expert and the sum of the others ({families})",
+       "`average`", "these"}},
+     {"index_topk_blocks",
+      {"blocks of keys that sparse attention chooses for a query ({families}). Sequences have at "
+       "most the tokens of these blocks",
+       "{defaults}", "at least 1"}},
+     {"index_block_size", {"keys in such a block ({families})", "{defaults}", "at least 1"}},
      {"linear_allow_neg_eigval",
       {"twice the step of the delta rule, so that its matrices may have negative eigenvalues "
        "({families})",
@@ -168,12 +205,14 @@ constexpr auto kTexts = std::to_array<NamedText>(
      {"layer_types",
       {"list with one entry per layer: `full_attention` or `sliding_attention` ({families}). "
        "Families with `full_attention_interval` have other entries, see there; olmo_hybrid: "
-       "`linear_attention` or `full_attention`; lfm2: "
+       "`linear_attention` or `full_attention`; minimax_m3_vl_text: `full_attention` or "
+       "`minimax_m3_sparse`; lfm2: "
        "`full_attention`, or `conv` for a [short convolution](models.md#short-convolutions)",
        "from the keys above; smollm3: a window in the layers without positions; olmo3, exaone4: "
        "none in "
        "every fourth layer; granite_swa, granitemoe_swa: none in every fourth layer, starting with "
-       "the first; mellum: none; olmo_hybrid: attention in every fourth layer; muse_glimmer: none "
+       "the first; mellum, minimax_m3_vl_text: none; olmo_hybrid: attention in every fourth layer; "
+       "muse_glimmer: none "
        "in every fourth layer, counted from the last; "
        "gemma4: none in every sixth layer and the last; gemma2, gpt_oss: a "
        "window in every other layer, starting with the first",
@@ -239,7 +278,7 @@ constexpr auto kTexts = std::to_array<NamedText>(
        "at least 1"}},
      {"norm_topk_prob",
       {"normalise the weights of a token's experts to a sum of 1 ({families}). Mixtral, gpt-oss, "
-       "MiniMax-M2, Hy3, ERNIE 4.5 and the mixtures of Qwen3.5 always do",
+       "MiniMax, Hy3, Trinity, ERNIE 4.5 and the mixtures of Qwen3.5 always do",
        "{defaults}", "true, false"}},
      {"n_routed_experts", {"experts per layer ({families})", "required", "1 to 4096"}},
      {"n_shared_experts",
@@ -248,8 +287,8 @@ constexpr auto kTexts = std::to_array<NamedText>(
        "1", "at least 1"}},
      {"num_shared_experts",
       {"width of the shared expert, which computes all tokens, in multiples of "
-       "`moe_intermediate_size` ({families})",
-       "{defaults}", "at least 1; ernie4_5_moe: at least 0"}},
+       "`moe_intermediate_size`, cohere2_moe: of `intermediate_size` ({families})",
+       "{defaults}", "at least 1; ernie4_5_moe, cohere2_moe: at least 0"}},
      {"moe_layer_start_index",
       {"first layer that may have experts, counted from 0 ({families})", "1", ""}},
      {"moe_layer_end_index",
@@ -264,7 +303,8 @@ constexpr auto kTexts = std::to_array<NamedText>(
        ""}},
      {"mlp_layer_types",
       {"list with one entry per layer: `dense` (an MLP) or `sparse` (experts) ({families})",
-       "glm4_moe_lite, hy_v3: `dense`, then `sparse`; mellum: `sparse`; others: "
+       "glm4_moe_lite, hy_v3: `dense`, then `sparse`; mellum, minimax_m3_vl_text: `sparse`; "
+       "others: "
        "`first_k_dense_replace`",
        ""}},
      {"n_group",
@@ -285,8 +325,9 @@ constexpr auto kTexts = std::to_array<NamedText>(
        "2048", "at least `data.sequence_length`"}},
      {"use_qk_norm", {"norms of the query and key heads ({families})", "false", "true, false"}},
      {"swiglu_limit",
-      {"limit of an expert's gate (from above) and up projection (on both sides) ({families})", "7",
-       "above 0"}},
+      {"limit of an expert's gate (from above) and up projection (on both sides) ({families}). "
+       "minimax_m3_vl_text: also of an MLP's",
+       "7", "above 0"}},
      {"swiglu_alpha", {"factor of the gate inside its sigmoid ({families})", "1.702", "above 0"}},
      {"decoder_sparse_step",
       {"every n-th layer has experts, the others an MLP ({families})", "1", "at least 1"}},

@@ -9,7 +9,7 @@ namespace ballast::model {
 namespace {
 
 using Row = std::pair<std::string_view, std::string_view>;
-constexpr std::array<Row, 49> kRead = {{
+constexpr std::array<Row, 52> kRead = {{
     {"gpt2",
      "activation_function add_cross_attention attn_pdrop decoder embd_pdrop generator "
      "hidden_size is_causal layer_norm_epsilon max_position_embeddings n_embd n_head n_inner "
@@ -267,6 +267,32 @@ constexpr std::array<Row, 49> kRead = {{
      "num_shared_experts pad_token_id per_layer_config rms_norm_eps rope_parameters "
      "router_scaling_factor text_config text_encoder tie_word_embeddings transformers_weights "
      "vocab_size"},
+    {"afmoe",
+     "attention_bias attention_dropout decoder generator global_attn_every_n_layers head_dim "
+     "hidden_act hidden_size intermediate_size is_causal layer_types max_position_embeddings "
+     "moe_intermediate_size mup_enabled num_attention_heads num_dense_layers num_experts "
+     "num_experts_per_tok num_hidden_layers num_key_value_heads num_shared_experts "
+     "output_router_logits pad_token_id per_layer_config rms_norm_eps rope_parameters "
+     "route_scale sliding_window text_config text_encoder tie_word_embeddings "
+     "transformers_weights vocab_size"},
+    {"cohere2_moe",
+     "attention_bias attention_dropout decoder expert_selection_fn first_k_dense_replace "
+     "generator head_dim hidden_act hidden_size intermediate_size is_causal layer_norm_eps "
+     "layer_types logit_scale max_position_embeddings mlp_layer_types norm_topk_prob "
+     "num_attention_heads num_experts num_experts_per_tok num_hidden_layers "
+     "num_key_value_heads num_shared_experts pad_token_id per_layer_config "
+     "prefix_dense_intermediate_size prefix_dense_sliding_window_pattern rms_norm_eps "
+     "rope_parameters shared_expert_combination_strategy sliding_window sliding_window_pattern "
+     "text_config text_encoder tie_word_embeddings transformers_weights vocab_size"},
+    {"minimax_m3_vl_text",
+     "attention_dropout decoder dense_intermediate_size generator head_dim hidden_size "
+     "index_block_size index_head_dim index_local_blocks index_n_heads index_topk_blocks "
+     "intermediate_size is_causal layer_types max_position_embeddings mlp_layer_types "
+     "moe_layer_freq num_attention_heads num_experts num_experts_per_tok num_hidden_layers "
+     "num_key_value_heads num_local_experts output_router_logits pad_token_id per_layer_config "
+     "rms_norm_eps rope_parameters routed_scaling_factor router_aux_loss_coef "
+     "shared_intermediate_size sparse_attention_config swiglu_alpha swiglu_limit text_config "
+     "text_encoder tie_word_embeddings transformers_weights vocab_size"},
     {"deepseek_v3",
      "attention_bias attention_dropout decoder first_k_dense_replace generator head_dim "
      "hidden_act hidden_size intermediate_size is_causal kv_lora_rank max_position_embeddings "

@@ -36,11 +36,6 @@ void check_groups(const ModelConfig& c, std::string_view count, const Refuse& re
   }
 }
 
-void check_factor(const ModelConfig& c, std::string_view key, const Refuse& refuse) {
-  if (c.number(key) > 0.0) return;
-  refuse(key, fmt::format("must be above 0, got {}", c.number(key)));
-}
-
 /// GLM-4.5, 4.5-Air, 4.6 and 4.7: dense first layers, one expert for all tokens in the others, and
 /// rotary positions in a part of each head.
 class Glm4Moe final : public Llama {
@@ -236,7 +231,147 @@ class MiniMaxM2 final : public Llama {
   }
 };
 
+/// The text model of MiniMax-M3: norms multiply by one plus their weight, also those of the query
+/// and key heads, and all MLPs have a clamped gate. Some layers have an indexer that chooses blocks
+/// of keys. With no more tokens than these blocks have, attention is dense and the indexer has no
+/// gradient. So longer sequences are refused, and the indexer's tensors pass through.
+class MiniMaxM3 final : public Llama {
+ public:
+  MiniMaxM3()
+      : Llama({.name = "minimax_m3_vl_text",
+               .checkpoint_class = "",
+               .details = {{"rope_theta", 5000000.0},
+                           {"rope_scaling", {}},
+                           {"partial_rotary_factor", 1.0},
+                           {"layer_types", {}},
+                           {"mlp_layer_types", {}},
+                           {"dense_intermediate_size", std::uint64_t{12288}},
+                           {"shared_intermediate_size", std::uint64_t{3072}},
+                           {"num_local_experts", std::uint64_t{0}},
+                           {"num_experts_per_tok", std::uint64_t{4}},
+                           {"routed_scaling_factor", 2.0},
+                           {"swiglu_limit", 7.0},
+                           {"swiglu_alpha", 1.702},
+                           {"index_topk_blocks", std::uint64_t{16}},
+                           {"index_block_size", std::uint64_t{128}}},
+               .rules =
+                   {.rope = {.longest = 524288,
+                             .part = "partial_rotary_factor",
+                             .part_width = "rotary_dim"},
+                    .aliases = {{"num_experts", "num_local_experts"},
+                                {"sparse_attention_config.sparse_topk_blocks", "index_topk_blocks"},
+                                {"sparse_attention_config.sparse_block_size", "index_block_size"}},
+                    .fallbacks = {{"sparse_attention_config.sparse_attention_freq", "layer_types"},
+                                  {"moe_layer_freq", "mlp_layer_types"}},
+                    .without_effect = {"index_n_heads", "index_head_dim", "index_local_blocks",
+                                       "router_aux_loss_coef", "router_jitter_noise"}},
+               .standards = {{"head_dim", 128},
+                             {"num_key_value_heads", 4},
+                             {"intermediate_size", 3072},
+                             {"num_local_experts", 128}}}) {}
+  void complete(ModelConfig& c, const Refuse& refuse) const override {
+    check_expert_counts(c, "num_local_experts", refuse);
+    name_numbers(c, "layer_types", "full_attention", kSparse);
+    name_numbers(c, "mlp_layer_types", "dense", "sparse");
+    check_mlp_types(c, refuse);
+    for (const char* key : {"dense_intermediate_size", "shared_intermediate_size",
+                            "index_topk_blocks", "index_block_size"}) {
+      whole_number(c, key, 1, refuse);
+    }
+    for (const char* key : {"routed_scaling_factor", "swiglu_limit", "swiglu_alpha"}) {
+      check_factor(c, key, refuse);
+    }
+    check_types(c, refuse);
+    ModelConfig without_types = c;
+    without_types.details["layer_types"] = {};
+    Llama::complete(without_types, refuse);
+    c.intermediate_size = without_types.intermediate_size;
+  }
+  std::string obstacle_to_length(const ModelConfig& c, std::uint64_t length) const override {
+    const text::Json& types = c.detail("layer_types");
+    const auto is_sparse = [](const text::Json& type) { return type == kSparse; };
+    if (!types.is_array() || std::ranges::none_of(types.elements(), is_sparse)) return "";
+    const std::uint64_t most =
+        whole_number(c, "index_topk_blocks") * whole_number(c, "index_block_size");
+    if (length <= most) return "";
+    return fmt::format(
+        "{} is above the {} tokens (model.index_topk_blocks x model.index_block_size) beyond which "
+        "attention is sparse; Ballast supports these models up to this length, so lower it to {}",
+        length, most, most);
+  }
+  OuterSpec outer(const ModelConfig& c) const override {
+    OuterSpec outer = Llama::outer(c);
+    outer.norm.offset = 1.0F;
+    return outer;
+  }
+  LayerSpec layer(const ModelConfig& c, std::uint64_t index) const override {
+    LayerSpec layer = Llama::layer(c, index);
+    for (SublayerSpec& sublayer : layer.sublayers) sublayer.before->offset = 1.0F;
+    add_head_norms(layer, 1.0F);
+    const auto limit = static_cast<float>(c.number("swiglu_limit"));
+    const auto slope = static_cast<float>(c.number("swiglu_alpha"));
+    if (has_mlp(c, index, 0)) {
+      MlpSpec& mlp = mlp_of(layer);
+      mlp.width = whole_number(c, "dense_intermediate_size");
+      mlp.limit = limit;
+      mlp.slope = slope;
+      return layer;
+    }
+    ExpertsSpec experts = mixtral_experts(c, c.intermediate_size);
+    experts.sigmoid = true;
+    experts.correction = "block_sparse_moe.e_score_correction_bias";
+    experts.factor = c.number("routed_scaling_factor");
+    experts.limit = limit;
+    experts.slope = slope;
+    experts.shared_width = whole_number(c, "shared_intermediate_size");
+    experts.shared_prefix = "block_sparse_moe.shared_experts.";
+    experts.shared_in = {"gate_proj", "up_proj"};
+    experts.shared_out = "down_proj";
+    return instead_of_mlp(std::move(layer), std::move(experts));
+  }
+  std::vector<CheckpointKey> checkpoint_keys() const override {
+    std::vector<CheckpointKey> keys = Llama::checkpoint_keys();
+    // The published name of the clamped gate, which the class replaces.
+    for (CheckpointKey& key : keys) {
+      if (key.name == "hidden_act") key.supported.emplace_back("swigluoai");
+    }
+    keys.push_back({"output_router_logits", "", {"false"}});
+    return keys;
+  }
+
+ private:
+  static constexpr std::string_view kSparse = "minimax_m3_sparse";
+  /// Replaces a list of numbers, as in published folders, by words: `zero` for 0, else `other`.
+  static void name_numbers(ModelConfig& c, const std::string& key, std::string_view zero,
+                           std::string_view other) {
+    const text::Json types = c.detail(key);
+    if (types.elements().empty() || !types.elements().front().is_number()) return;
+    text::Json words = text::Json::array();
+    for (const text::Json& type : types.elements()) {
+      words.push_back(std::string(type.number() == 0.0 ? zero : other));
+    }
+    c.details[key] = std::move(words);
+  }
+  static void check_types(const ModelConfig& c, const Refuse& refuse) {
+    const text::Json& types = c.detail("layer_types");
+    if (types.is_null()) return;
+    bool known = types.is_array() && types.elements().size() == c.num_layers;
+    for (const text::Json& type : types.elements()) {
+      known = known && (type == "full_attention" || type == kSparse);
+    }
+    if (known) return;
+    refuse("layer_types",
+           fmt::format("must be a list of num_layers ({}) words, \"full_attention\" or \"{}\"",
+                       c.num_layers, kSparse));
+  }
+};
+
 }  // namespace
+
+void check_factor(const ModelConfig& c, std::string_view key, const Refuse& refuse) {
+  if (c.number(key) > 0.0) return;
+  refuse(key, fmt::format("must be above 0, got {}", c.number(key)));
+}
 
 void check_sigmoid_experts(const ModelConfig& c, const Refuse& refuse) {
   check_expert_counts(c, "n_routed_experts", refuse);
@@ -269,6 +404,9 @@ std::unique_ptr<const Family> families::minimax_m2() {
 }
 std::unique_ptr<const Family> families::solar_open() {
   return std::make_unique<const SolarOpen>();
+}
+std::unique_ptr<const Family> families::minimax_m3_vl_text() {
+  return std::make_unique<const MiniMaxM3>();
 }
 std::unique_ptr<const Family> families::hy_v3() {
   return std::make_unique<const HyV3>();

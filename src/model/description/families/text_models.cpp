@@ -42,7 +42,8 @@ constexpr std::array<TextModelStandard, 12> kStandards = {
 TextWrappers text_wrappers() {
   return {.all =
               "gemma3 gemma4 gemma4_unified idefics3 internvl kimi_k25 llava llava_next "
-              "llava_onevision mistral3 muse_glimmer qwen2_5_vl qwen2_audio qwen2_vl qwen3_5 "
+              "llava_onevision minimax_m3_vl mistral3 muse_glimmer qwen2_5_vl qwen2_audio qwen2_vl "
+              "qwen3_5 "
               "qwen3_5_moe qwen3_vl smolvlm voxtral",
           .flat = "qwen2_5_vl qwen2_vl",
           .with_text_model = "idefics3 smolvlm"};
