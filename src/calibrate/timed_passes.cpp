@@ -59,6 +59,7 @@ model::PassArguments bind_pass(const model::Pass& pass, std::uint64_t tokens,
     if (memory[i].empty()) continue;
     switch (pass.operands[i].port) {
       case Port::routing_counts:
+      case Port::all_routing_counts:
         break;
       case Port::batch:
         arguments.batch = model::BatchViews::cut(memory[i], tokens);

@@ -249,6 +249,11 @@ Section order_keys(BallastSection& b) {
           {"`all` updates every expert, `active` only those with tokens in the step, see "
            "[mixtures of experts](memory.md#mixtures-of-experts)",
            "`all`", "`all`, `active` (formerly `touched`)"}),
+      row(kResultsAndPlan, choice("router_losses", b.router_losses),
+          {"rows over which the router losses are computed: `step`, all micro-batches and ranks as "
+           "one batch, or `micro_batch`, each of them, see [router "
+           "losses](memory.md#router-losses)",
+           "`step`", "`step`, `micro_batch`"}),
       row(kPlanOnly, flag_or_auto("expert_prefetch", b.expert_prefetch),
           {"prefetch the weights of recently used experts before the router has chosen, see "
            "[mixtures of experts](memory.md#mixtures-of-experts). Same bits",

@@ -429,6 +429,7 @@ void complete(Config& config, const Document& document, std::uint64_t world) {
   world = std::max<std::uint64_t>(world, 1);
   complete_batch(config, document,
                  std::max<std::uint64_t>(world / config.ranks_per_batch_part(), 1));
+  check_router_losses(config, document);
   complete_optimizer(config, document);
   check_scheduler(config, document);
   note_optimizer_defaults(config, document);

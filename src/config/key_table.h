@@ -47,6 +47,8 @@ void check_stages(const Config& config, const Document& document);
 /// Applies DeepSpeed's rule: train = micro x accumulation x data places. Derives missing values and
 /// throws Error(config) if the three contradict each other.
 void complete_batch(Config& config, const Document& document, std::uint64_t places);
+/// Throws Error(config) if router losses of the whole step need another ballast.order.
+void check_router_losses(const Config& config, const Document& document);
 /// Throws Error(config) unless `ranks` ranks (0: unknown) can share sequences and heads, and all
 /// parts of the model can compute with a part of each sequence.
 void check_sequence_parallel(const Config& config, const Document& document, std::uint64_t ranks);

@@ -279,6 +279,21 @@ void complete_devices(Config& config, const Document& document) {
   }
 }
 
+void check_router_losses(const Config& config, const Document& document) {
+  const std::optional<step::Order> order = config.ballast.order;
+  const bool layer_major = !order || *order == step::Order::layer_major;
+  const bool one = config.batch.automatic || config.batch.accumulation == 1;
+  const bool spans_step = config.ballast.router_losses == model::RouterLossSpan::step &&
+                          model::router_losses(config.model).any();
+  if (layer_major || one || !spans_step) return;
+  document.fail("ballast.order",
+                fmt::format("is \"{}\", but with ballast.router_losses \"step\" all {} "
+                            "micro-batches pass the routers before the first backward pass; use "
+                            "\"layer_major\" or \"auto\", or set ballast.router_losses to "
+                            "\"micro_batch\"",
+                            name_of(order), config.batch.accumulation));
+}
+
 void check_stages(const Config& config, const Document& document) {
   const model::ModelConfig& m = config.model;
   const std::uint64_t most = m.num_layers + m.vocabulary_tiles;

@@ -9,6 +9,7 @@
 #include "ballast/core/error.h"
 
 #include "src/config/key_table.h"
+#include "src/model/description/layer_rules.h"
 
 namespace ballast::config {
 namespace {
@@ -106,6 +107,7 @@ Settings settings_of(const Config& config) {
     if (is_in(key, "fp16")) return config.type != DType::f16 && key != "fp16.enabled";
     if (key == kPadTokenSetting) return setting.second == "null";
     if (is_in(key, "ballast.preference")) return config.data.pairs.empty();
+    if (key == "ballast.router_losses") return !model::router_losses(config.model).any();
     if (is_in(key, "ballast.spike") && key != "ballast.spike.action") {
       return config.ballast.spike.action == SpikeSection::Action::off;
     }

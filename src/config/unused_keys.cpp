@@ -81,6 +81,8 @@ std::vector<Rule> rules_of_training(const Config& c, const Document& document) {
            "ballast.eval_every ballast.eval_batches ballast.stop_at_loss",
            "data.held_out is 0 and data.eval is missing, so nothing is evaluated"},
           {dense, "ballast.expert_updates", "the model has no layers of experts"},
+          {!model::router_losses(c.model).any(), "ballast.router_losses",
+           "the model has no router losses"},
           // The planner decides false.
           {dense && b.expert_prefetch.value_or(false), "ballast.expert_prefetch",
            "the model has no layers of experts"}};

@@ -219,6 +219,7 @@ void size_problem(Blueprint& blueprint, const model::KernelSizes& kernels,
                                   .packed = blueprint.packed,
                                   .pairs = blueprint.pairs,
                                   .ranks = problem.sharers,
+                                  .router_losses = blueprint.router_losses,
                                   .sum_scratch = sum_scratch(blueprint)};
   problem.index = std::make_shared<const step::ProgramIndex>(
       model::write_program(model, blueprint.type, shape, kernels));

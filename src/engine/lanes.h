@@ -129,9 +129,9 @@ struct StepContext {
   }
   /// Gradient of the scaled loss with respect to the loss of one target or pair.
   [[nodiscard]] float loss_gradient() const { return static_cast<float>(loss_scale / divisor()); }
-  /// Gradient for the router losses, which are means over micro-batches and ranks.
-  [[nodiscard]] float router_gradient(std::uint32_t ranks) const {
-    return static_cast<float>(loss_scale / static_cast<double>(std::size_t{micro_batches} * ranks));
+  /// Gradient for the router losses, which are means over `parts` of the step.
+  [[nodiscard]] float router_gradient(std::uint32_t parts) const {
+    return static_cast<float>(loss_scale / static_cast<double>(parts));
   }
 };
 

@@ -82,10 +82,12 @@ model::Dropout dropout_of(const CurrentOperation& at) {
 model::PassScalars scalars_of(const CurrentOperation& at, const model::Pass& pass) {
   const bool first = at.operation.micro == 0;
   const std::uint32_t ranks = at.problem().sharers;
+  const std::uint32_t parts =
+      at.problem().program().counts_step ? 1 : at.context.micro_batches * ranks;
   return {.accumulation = first ? model::Accumulation::first : model::Accumulation::later,
           .dropout = pass.reference > 0 ? model::Dropout() : dropout_of(at),
           .loss_gradient = at.context.loss_gradient(),
-          .router_gradient = at.context.router_gradient(ranks),
+          .router_gradient = at.context.router_gradient(parts),
           .preference = at.modules().preference,
           .shard = at.shard_number(),
           .ranks = ranks};
@@ -109,6 +111,11 @@ model::PassArguments arguments_of(const CurrentOperation& at, const model::Pass&
         break;  // see Compute::set_workspace()
       case Port::routing_counts:
         arguments.routing_counts = routing_of(at, use.buffer, at.operation.micro);
+        break;
+      case Port::all_routing_counts:
+        for (std::uint32_t m = 0; m < at.context.micro_batches; ++m) {
+          arguments.all_routing_counts.push_back(routing_of(at, use.buffer, m));
+        }
         break;
       case Port::losses:
         arguments[port] = place_in_report(at, use, operand);
@@ -219,10 +226,12 @@ void report_routing(const CurrentOperation& at) {
   }
   const ReportPart part = report_parts(problem).back();
   const HostBytes report = at.host(Role::losses, part.at(problem.micro_batches));
+  // Terms of the losses of the step, or losses of which the mean is reported.
+  const std::uint32_t parts = problem.program().counts_step ? 1 : micro_batches;
   for (std::uint32_t m = 0; m < micro_batches; ++m) {
     const auto losses = part.in(report, m);
-    result.balance_loss += losses[0] / micro_batches;
-    result.router_z_loss += losses[1] / micro_batches;
+    result.balance_loss += losses[0] / parts;
+    result.router_z_loss += losses[1] / parts;
   }
 }
 

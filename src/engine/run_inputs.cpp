@@ -8,6 +8,8 @@
 #include "ballast/core/error.h"
 #include "ballast/device/device.h"
 
+#include "src/model/description/layer_rules.h"
+
 namespace ballast::engine {
 namespace {
 
@@ -78,6 +80,10 @@ bool Constraints::may_swap() const {
   return must_swap() || !placement.weights || !placement.optimizer;
 }
 
+bool RunInputs::has_losses_of_step() const {
+  return router_losses == model::RouterLossSpan::step && model::router_losses(model.config).any();
+}
+
 model::Architecture RunInputs::trained_like(const model::ModelConfig& config,
                                             const model::RankSplit& split) const {
   return model::build_trained(
@@ -105,6 +111,7 @@ Blueprint outline(const RunInputs& run, const BatchRule& batch, const memory::Bu
   blueprint.shape = batch.shape;
   blueprint.pairs = batch.pairs;
   blueprint.packed = batch.packed;
+  blueprint.router_losses = run.router_losses;
   blueprint.micro_batches = batch.accumulation;
   blueprint.budgets = budgets;
   blueprint.options = schedule_options(run);

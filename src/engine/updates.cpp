@@ -23,7 +23,9 @@ namespace {
 
 /// Inputs of the gate's decision, summed over all ranks.
 struct GateInputs {
-  model::PairResult losses;      ///< over all counted targets; without pairs only the loss
+  model::PairResult losses;   ///< over all counted targets; without pairs only the loss
+  double balance_loss = 0.0;  ///< terms of the router losses of the step
+  double router_z_loss = 0.0;
   double squares = 0.0;          ///< over all packed gradients
   std::uint64_t non_finite = 0;  ///< in packed gradients
 };
@@ -73,10 +75,17 @@ std::vector<StatisticsAt> statistics_in_order(const Blueprint& blueprint) {
   return order;
 }
 
+/// Losses that a rank sends to all others.
+struct RankLosses {
+  model::PairResult head;
+  double balance = 0.0;
+  double router_z = 0.0;
+};
+
 /// Sums over all ranks: losses in rank order, squares by whole block in the order of shards. `own`:
 /// statistics of this rank's shard of each block's gradient; empty in an evaluation. Exchanges them
 /// if there are several ranks; with one rank, `ranks` may be null. Throws Error(comm).
-GateInputs sum_over_ranks(const model::PairResult& losses, const std::vector<GradientStats>& own,
+GateInputs sum_over_ranks(const RankLosses& losses, const std::vector<GradientStats>& own,
                           const Blueprint& blueprint, comm::Ranks* ranks) {
   const step::RankSizes sizes(blueprint.problem);
   const Mesh& mesh = blueprint.mesh;
@@ -97,8 +106,10 @@ GateInputs sum_over_ranks(const model::PairResult& losses, const std::vector<Gra
   GateInputs sums;
   // All tensor places have the losses.
   for (std::uint32_t sharer = 0; sharer < mesh.sharers(); ++sharer) {
-    const auto one = read(mesh.rank_of(sharer, 0) * bytes, model::PairResult());
-    for (const auto member : kLosses) sums.losses.*member += one.*member;
+    const auto one = read(mesh.rank_of(sharer, 0) * bytes, RankLosses());
+    for (const auto member : kLosses) sums.losses.*member += one.head.*member;
+    sums.balance_loss += one.balance;
+    sums.router_z_loss += one.router_z;
   }
   if (own.empty()) return sums;
   for (const StatisticsAt& at : statistics_in_order(blueprint)) {
@@ -143,8 +154,13 @@ GradientStats statistics_in(const CurrentOperation& at, plan::BufferId buffer) {
 void run_gate(const CurrentOperation& at) {
   StepContext& context = at.context;
   if (at.has(Role::counts)) report_routing(at);
-  const GateInputs all =
-      sum_over_ranks(own_losses(at), own_statistics(at), at.blueprint(), at.modules().ranks);
+  StepResult& result = context.result;
+  const GateInputs all = sum_over_ranks({own_losses(at), result.balance_loss, result.router_z_loss},
+                                        own_statistics(at), at.blueprint(), at.modules().ranks);
+  if (at.problem().program().counts_step) {
+    result.balance_loss = all.balance_loss;
+    result.router_z_loss = all.router_z_loss;
+  }
   context.result.pairs = mean_of(all.losses, context.divisor());
   context.result.loss = context.result.pairs.loss;
   if (!at.has(Role::statistics)) return;

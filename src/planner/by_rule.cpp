@@ -8,6 +8,17 @@
 
 namespace ballast::planner {
 
+namespace {
+
+/// Returns whether only layer-major order suits the run if the user leaves it open.
+bool needs_layer_major(const engine::RunInputs& run) {
+  if (run.devices.count > 1) return true;
+  const bool several = run.batch.automatic || run.batch.accumulation > 1;
+  return several && !run.constraints.order && run.has_losses_of_step();
+}
+
+}  // namespace
+
 using step::BlockPlacement;
 using step::Placement;
 
@@ -80,13 +91,13 @@ Placement fill_with_fewer_buffers(const TierFiller& filler, const PlacementRecip
 }
 
 std::vector<step::Order> orders(const engine::RunInputs& run, const step::Options& options) {
-  if (run.devices.count > 1) return {step::Order::layer_major};
+  if (needs_layer_major(run)) return {step::Order::layer_major};
   if (run.constraints.order) return {options.order};
   return {step::Order::layer_major, step::Order::micro_batch_major};
 }
 
 std::vector<step::Order> last_orders(const engine::RunInputs& run) {
-  if (run.devices.count > 1 || run.constraints.order) return {};
+  if (needs_layer_major(run) || run.constraints.order) return {};
   return {step::Order::micro_batch_major_offload};
 }
 

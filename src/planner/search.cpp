@@ -47,6 +47,9 @@ std::vector<std::uint64_t> micro_batch_sizes(const PlanRequest& request) {
     }
     return {size};
   }
+  const auto order = request.run.constraints.order.value_or(step::Order::layer_major);
+  // One micro-batch suits every order.
+  if (order != step::Order::layer_major && request.run.has_losses_of_step()) return {share};
   std::vector<std::uint64_t> sizes;
   for (std::uint64_t d = 1; d * d <= share; ++d) {
     if (share % d != 0) continue;

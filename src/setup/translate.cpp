@@ -307,6 +307,7 @@ engine::RunInputs settings_of(const config::Config& config, std::uint32_t local_
                .automatic = config.batch.automatic,
                .pairs = !config.data.pairs.empty(),
                .packed = config.has_positions()};
+  run.router_losses = ballast.router_losses;
   run.eval_batches = ballast.eval_batches;
   run.sharding = sharding_of(config);
   run.budgets = {ballast.device_bytes, ballast.host_bytes};

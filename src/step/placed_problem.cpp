@@ -54,6 +54,15 @@ void check_devices(const Problem& problem, const Options& options) {
   }
 }
 
+void check_order(const Problem& problem, const Options& options) {
+  const bool several = options.order != Order::layer_major && problem.micro_batches > 1;
+  if (several && options.purpose == Purpose::training && problem.program().counts_step) {
+    refuse_arguments(
+        "router losses of the whole step need the choices of all micro-batches before the backward "
+        "pass; use layer-major order, or set ballast.router_losses to \"micro_batch\"");
+  }
+}
+
 void check_ranks(const Problem& problem) {
   if (problem.sharers == 0) refuse_arguments("there must be at least 1 rank");
   if (problem.hpz_partition_size > 0 && problem.sharers % problem.hpz_partition_size != 0) {
@@ -140,6 +149,7 @@ void check_arguments(const Problem& problem, const Placement& placement, const O
     refuse_arguments("every number of buffers must be at least 1");
   }
   check_devices(problem, options);
+  check_order(problem, options);
   check_ranks(problem);
   check_speculation(problem, placement, options);
   check_tables(problem, placement, options);

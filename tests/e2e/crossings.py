@@ -211,7 +211,14 @@ def draw_mathematics(dice, ranks_allowed):
         config["ballast"]["expert_updates"] = dice.choice(["all", "active"])
         if ranks == 2 and dice.random() < 0.5:
             config["ballast"]["expert_parallel"] = 2
+        config["ballast"]["router_losses"] = dice.choice(["step", "micro_batch"])
     return config, ranks
+
+
+def has_losses_of_step(config):
+    """Whether micro-batches must pass the routers together."""
+    model = config["model"]
+    return model.get("output_router_logits", False) and config["ballast"]["router_losses"] == "step"
 
 
 def tensor_places(config, ranks):
@@ -249,6 +256,8 @@ def draw_placement(dice, config, ranks, checkpoints=True):
         "ballast.serial": dice.random() < 0.1,
         "aio.backend": dice.choice(["auto", "threads"]),
     }
+    if has_losses_of_step(config):
+        made["ballast.order"] = "layer_major"
     devices = dice.choice([1, 1, 2, 3])
     if made["ballast.order"] == "layer_major":
         made["pipeline.stages"] = min(devices, config["model"]["num_layers"])

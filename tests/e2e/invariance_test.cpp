@@ -31,6 +31,8 @@ using test::Overrides;
 test::Outcome train(const Model& model, bool bf16, Overrides overrides,
                     const Overrides& common = {}, std::uint64_t steps = kSteps) {
   overrides.insert(overrides.begin(), common.begin(), common.end());
+  // So that every order is possible.
+  overrides.insert(overrides.begin(), "ballast.router_losses=micro_batch");
   if (!model.trained.empty()) overrides.push_back("ballast.train=" + model.trained);
   const test::TempDir directory;
   std::filesystem::create_directory(directory.path() / "second");
@@ -230,6 +232,18 @@ TEST(Invariance, PackedLatentAttentionAndItsAdapters) {
 }
 TEST(Invariance, ExpertsThatMoveEarlyOrAreUpdatedEarly) {
   expect_same(kExperts, true, variants_of_experts());
+}
+/// Layer-major order is the only one.
+TEST(Invariance, RouterLossesOfTheStep) {
+  std::vector<Variant> variants = variants_of(test::rows_of_settings(axes(), 17));
+  for (Variant& variant : variants) {
+    std::erase_if(variant.overrides, [](const std::string& one) {
+      return one.starts_with("ballast.order=micro_batch_major");
+    });
+  }
+  const Overrides step = {"ballast.router_losses=step"};
+  expect_same(kExperts, true, variants, step);
+  EXPECT_NE(train(kExperts, true, {}, step).states, train(kExperts, true, {}).states);
 }
 TEST(Invariance, UpdatesOfTouchedExperts) {
   const Overrides active = {"ballast.expert_updates=active"};

@@ -72,6 +72,7 @@ test::Outcome train(const std::string& model, bool bf16, Overrides overrides, co
   const std::uint64_t world = all == nullptr ? 1 : all->world();
   overrides.insert(overrides.begin(),
                    {"train_micro_batch_size_per_gpu=1", "ballast.eval_batches=1",
+                    "ballast.router_losses=micro_batch",  // for every order
                     fmt::format("gradient_accumulation_steps={}", sequences() / world)});
   if (on_cuda()) overrides.emplace_back("data.sequence_length=9");
   const config::Config config = test::tiny_config(model, bf16, directory.path(), overrides);

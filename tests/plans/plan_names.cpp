@@ -99,6 +99,7 @@ std::string role_name(const Operation& operation, const plan::Use& use) {
                                                 "received",
                                                 "routing",
                                                 "routing",
+                                                "routing",
                                                 "router_totals",
                                                 "losses",
                                                 "pairs",

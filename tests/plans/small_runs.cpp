@@ -312,8 +312,9 @@ std::string ballast_section(const SmallRun& c, std::uint64_t ranks) {
   }
   if (has_experts(c.choice(Feature::family))) {
     text +=
-        fmt::format(R"(, "expert_updates": "{}", "expert_prefetch": {})",
-                    c.choice(Feature::expert_updates), c.choice(Feature::expert_prefetch) == "yes");
+        fmt::format(R"(, "expert_updates": "{}", "expert_prefetch": {}, "router_losses": "{}")",
+                    c.choice(Feature::expert_updates), c.choice(Feature::expert_prefetch) == "yes",
+                    c.choice(Feature::order) == "layer_major" ? "step" : "micro_batch");
   }
   if (trained == "all") return text;
   if (trained == "lora" || trained == "dora" || trained == "codes") {

@@ -111,6 +111,7 @@ class ProblemDraw {
         more_dice_(seed + 1),
         table_dice_(seed + 2),
         order_dice_(seed + 3),
+        router_dice_(seed + 4),
         draw_(draw) {}
 
   BuildArguments make() {
@@ -256,6 +257,9 @@ class ProblemDraw {
     shape_.router_totals = 128;
     shape_.losses = 8;
     shape_.router_losses = 16;
+    const bool routes = std::ranges::find(shape_.blocks, Role::router, &model::BlockShape::role) !=
+                        shape_.blocks.end();
+    shape_.counts_step = routes && router_dice_.toss();
     const bool whole = std::all_of(
         shape_.blocks.begin(), shape_.blocks.end(),
         [](const auto& block) { return block.role <= Role::layer || block.role >= Role::head; });
@@ -336,6 +340,7 @@ class ProblemDraw {
     if (options.order != Order::layer_major && order_dice_.toss()) {
       options.order = Order::micro_batch_major_offload;
     }
+    if (shape_.counts_step) options.order = Order::layer_major;
     options.update = dice_.toss() ? Update::gated : Update::eager;
     options.expert_updates = dice_.toss() ? ExpertUpdates::active : ExpertUpdates::all;
     options.prefetches_experts = dice_.toss();
@@ -377,9 +382,10 @@ class ProblemDraw {
   }
 
   Dice dice_;
-  Dice more_dice_;   ///< for what attention keeps
-  Dice table_dice_;  ///< for tables
-  Dice order_dice_;  ///< for the two micro-batch-major orders
+  Dice more_dice_;    ///< for what attention keeps
+  Dice table_dice_;   ///< for tables
+  Dice order_dice_;   ///< for the two micro-batch-major orders
+  Dice router_dice_;  ///< for router losses of the whole step
   Draw draw_;
   Role expert_ = Role::expert;
   std::uint32_t layer_ = 0;  ///< layers so far

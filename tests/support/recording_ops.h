@@ -271,6 +271,9 @@ class RecordingOps : public model::NormOps<T>,
                          const model::RouterTotals& totals) override {
     log_->call("add_router_totals", shape, routing, first, totals);
   }
+  void put_choices(std::span<const double> choices, const model::RouterTotals& totals) override {
+    log_->call("put_choices", choices.size(), totals);
+  }
   void router_losses(const model::RouterShape& shape, const model::RouterTotals& totals,
                      double* losses) override {
     log_->call("router_losses", shape, totals, losses);

@@ -97,6 +97,12 @@ inline constexpr auto kChoices<step::ExpertUpdates> =
     std::to_array<NamedValue<step::ExpertUpdates>>({{"all", step::ExpertUpdates::all},
                                                     {"active", step::ExpertUpdates::active},
                                                     {"touched", step::ExpertUpdates::active}});
+/// `ballast.router_losses`.
+template <>
+inline constexpr auto kChoices<model::RouterLossSpan> =
+    std::to_array<NamedValue<model::RouterLossSpan>>({{"step", model::RouterLossSpan::step},
+                                                      {"micro_batch",
+                                                       model::RouterLossSpan::micro_batch}});
 /// `ballast.update_isa`; "auto": the best one of the machine.
 template <>
 inline constexpr auto kChoices<std::optional<Isa>> =

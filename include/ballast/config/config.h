@@ -214,6 +214,7 @@ struct BallastSection {
   /// update before the norm is known; unset ("auto"): the planner's choice.
   std::optional<std::uint64_t> speculative_updates;
   step::ExpertUpdates expert_updates = step::ExpertUpdates::all;
+  model::RouterLossSpan router_losses = model::RouterLossSpan::step;
   /// Whether weights of experts are prefetched before their router has chosen; unset ("auto"): the
   /// planner's choice.
   std::optional<bool> expert_prefetch;

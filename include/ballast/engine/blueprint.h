@@ -44,6 +44,7 @@ struct Blueprint {
   /// EngineOptions::preference. Everything but the adapters is frozen.
   bool pairs = false;
   bool packed = false;  ///< several documents per sequence
+  model::RouterLossSpan router_losses = model::RouterLossSpan::step;
   /// Index of the first element of each of model::whole_blocks() among the elements of all, each
   /// block aligned to cpu_adam::Codes::kBlock. By BlockSpec::number.
   std::vector<Elems> first_elements;

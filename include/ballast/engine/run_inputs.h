@@ -97,6 +97,7 @@ struct RunInputs {
   DType type = DType::bf16;
   engine::StateFormat states;
   BatchRule batch;
+  model::RouterLossSpan router_losses = model::RouterLossSpan::step;
   std::uint64_t eval_batches = 0;  ///< micro-batches per evaluation, of all ranks
   ShardingRule sharding;
   memory::Budgets budgets;  ///< that the user sets; 0: automatic
@@ -110,6 +111,9 @@ struct RunInputs {
   state::SwapOptions swap;
   bool delays = false;  ///< operations are delayed or run one at a time, for debugging
 
+  /// Returns whether router losses are those of the whole step, for which several micro-batches
+  /// need layer-major order.
+  [[nodiscard]] bool has_losses_of_step() const;
   /// Returns the model of `config` with the run's adapters and patterns of frozen tensors. Throws
   /// Error(config) if they do not suit it.
   [[nodiscard]] model::Architecture trained_like(const model::ModelConfig& config,

@@ -38,8 +38,8 @@ struct StepResult {
   double loss = 0.0;
   std::uint64_t targets = 0;  ///< counted targets of all ranks, or pairs that have some
   model::PairResult pairs;    ///< means over the pairs of the whole batch
-  /// Router losses without their coefficients: means over the micro-batches of this rank. 0 without
-  /// experts.
+  /// Router losses without their coefficients: those of the step, or means over the micro-batches
+  /// of this rank if the losses are those of micro-batches or have no gradient. 0 without experts.
   double balance_loss = 0.0;
   double router_z_loss = 0.0;
   /// Rows dispatched to each expert, by layer and expert, over all ranks. Empty for layers without

@@ -92,7 +92,7 @@ struct PassScalars {
   Dropout dropout;
   /// Gradient of the scaled loss with respect to the loss of one target or pair.
   float loss_gradient = 1.0F;
-  /// Gradient with respect to the router losses. Equal for all micro-batches.
+  /// Gradient with respect to the router losses. Equal for all passes of a step.
   float router_gradient = 0.0F;
   Preference preference;    ///< for preference pairs
   std::uint32_t shard = 0;  ///< index of this rank among the ranks of Port::routing_counts
@@ -108,6 +108,8 @@ struct PassArguments {
   std::vector<DeviceBytes> output_weights, output_gradient;
   /// Routings of all ranks for the pass's micro-batch, in host memory; see RoutingCounts.
   std::span<const std::int32_t> routing_counts;
+  /// For Kernel::router_losses: the routings of each router and micro-batch of the step.
+  std::vector<std::span<const std::int32_t>> all_routing_counts;
   /// For Kernel::router: correction biases [experts] in host memory instead of those in the block's
   /// weights, which empty means. They stay valid until the stream is synchronised.
   std::span<const float> correction_biases;
@@ -245,6 +247,9 @@ class Compute {
   ///   [sizes().router_totals] fp64: sums over all routers; the first router overwrites them.
   ///   losses [2]: load-balancing loss and z-loss without their coefficients, written by the last
   ///   router.
+  /// router_losses: replaces the numbers of choices in router_totals by those of the whole step in
+  ///   all_routing_counts, then writes losses [2]: this micro-batch's terms of the losses of the
+  ///   step.
   /// router_backward: like norm_backward.
   /// expert, expert_backward: like tile and tile_backward, for the rows in routing_counts. An
   ///   expert without rows does not read its weights. Adds to the gradient, which clear_gradient()

@@ -44,8 +44,15 @@ struct MicroBatchShape {
   [[nodiscard]] std::uint64_t whole_length() const { return length * slices; }
 };
 
-/// Number of losses that the last router of a micro-batch reports: load balancing and z.
+/// Number of losses that the routers of a micro-batch report: load balancing and z.
 inline constexpr std::uint64_t kRouterLosses = 2;
+
+/// The rows over which the router losses are computed. They are products of means, so the mean of
+/// the losses of parts is another function than the loss of all rows.
+enum class RouterLossSpan : std::uint8_t {
+  step,        ///< all micro-batches and ranks, as if the step were one batch
+  micro_batch  ///< each micro-batch of each rank; the loss is their mean
+};
 
 /// Bytes of the softmax sum of a row of logits (RowSum<float> of the kernels).
 inline constexpr Bytes kRowSumBytes = 16;

@@ -41,6 +41,7 @@ enum class Kernel : std::uint8_t {
   shared_expert_backward,
   router,  ///< the router: the norm before experts and the choice of experts
   router_backward,
+  router_losses,  ///< losses of all routers, with the choices of the whole step
   expert,
   expert_backward,
   exchanged_expert,  ///< expert parallelism: one expert per rank, with an all-to-all of rows
@@ -57,7 +58,7 @@ enum class Kernel : std::uint8_t {
   sum_tiles,      ///< between ranks: adds what the tiles of all tensor places have computed
   share_row_sums  ///< between ranks: gathers the softmax sums of all tiles
 };
-inline constexpr std::size_t kKernelCount = 26;
+inline constexpr std::size_t kKernelCount = 27;
 /// Returns whether a kernel exchanges data between the tensor places. The engine performs it with a
 /// collective, all others with model::Compute.
 constexpr bool is_between_ranks(Kernel kernel) noexcept {
@@ -88,17 +89,18 @@ enum class Port : std::uint8_t {
   /// The residual stream around experts, if attention writes their norm's result to `output` or
   /// their sum has a norm.
   residual,
-  result_gradient,  ///< gradient of the experts' sum, before its norm
-  row_sums,         ///< with tensor parallelism: softmax sums of the rows, by tile of this place
-  all_row_sums,     ///< row_sums of all places, each place's in whole pages
-  terms,            ///< with tensor parallelism: what is added between ranks
-  received,         ///< memory for what other ranks send
-  routing,          ///< on the device, written: where the rows of each expert begin
-  routing_counts,   ///< on the host, read: the routing of all micro-batches and ranks
-  router_totals,    ///< sums over all routers
-  losses,           ///< losses of the micro-batch
-  pairs,            ///< reference losses and row weights of preference pairs
-  keys_values,      ///< [N, keys | values] of a layer whose keys others read, written by it
+  result_gradient,     ///< gradient of the experts' sum, before its norm
+  row_sums,            ///< with tensor parallelism: softmax sums of the rows, by tile of this place
+  all_row_sums,        ///< row_sums of all places, each place's in whole pages
+  terms,               ///< with tensor parallelism: what is added between ranks
+  received,            ///< memory for what other ranks send
+  routing,             ///< on the device, written: where the rows of each expert begin
+  routing_counts,      ///< on the host, read: the routing of all micro-batches and ranks
+  all_routing_counts,  ///< on the host, read: routings of a step; one operand per router
+  router_totals,       ///< sums over all routers
+  losses,              ///< losses of the micro-batch
+  pairs,               ///< reference losses and row weights of preference pairs
+  keys_values,         ///< [N, keys | values] of a layer whose keys others read, written by it
   keys_values_gradient,   ///< fp32 sums of its readers' gradients
   layer_inputs,           ///< [N, layers x width], the projected part of LayerEmbeddingSpec
   layer_inputs_gradient,  ///< each layer writes its columns
@@ -108,7 +110,7 @@ enum class Port : std::uint8_t {
   table_rows_gradient,  ///< [N, width] fp32, written: the gradient of `table_rows`
   workspace
 };
-inline constexpr std::size_t kPortCount = 31;
+inline constexpr std::size_t kPortCount = 32;
 std::string_view to_string(Port port) noexcept;
 
 /// The way in which values of a class get their buffers.
@@ -309,6 +311,9 @@ struct StepProgram {
   BlockId first_differentiated = 0;     ///< the backward pass ends here
   BlockId head = 0;                     ///< its first block
   std::optional<OnePassHead> one_pass;  ///< empty: the head has only one form
+  /// The backward pass reads the choices of all micro-batches (RouterLossSpan::step), so all
+  /// micro-batches pass a block before the next block.
+  bool counts_step = false;
 
   [[nodiscard]] bool is_layer(BlockId block) const { return block >= first_layer && block < head; }
   /// Bytes of a value of one micro-batch.
@@ -324,6 +329,7 @@ struct StepShape {
   bool packed = false;  ///< several documents per sequence
   bool pairs = false;   ///< sequences 2 i and 2 i + 1 are a preference pair
   std::uint32_t ranks = 1;
+  RouterLossSpan router_losses = RouterLossSpan::step;
   Bytes sum_scratch = 0;  ///< with tensor parallelism: device memory of a sum_tiles pass
 
   /// Whether a batch has the positions of its tokens, which layers read.

@@ -171,6 +171,7 @@ class DeviceCompute final : public Compute {
     set(Kernel::shared_expert_backward, &DeviceCompute::shared_expert_backward);
     set(Kernel::router, &DeviceCompute::router);
     set(Kernel::router_backward, &DeviceCompute::router_backward);
+    set(Kernel::router_losses, &DeviceCompute::router_losses);
     set(Kernel::expert, &DeviceCompute::expert);
     set(Kernel::expert_backward, &DeviceCompute::expert_backward);
     set(Kernel::exchanged_expert, &DeviceCompute::exchanged_expert);
@@ -321,6 +322,14 @@ class DeviceCompute final : public Compute {
     });
     if (!around_experts_.shares_norm(pass.block)) return norm_backward(stream, pass, args);
     enqueue(stream, around_experts_.give_gradient(args));
+  }
+
+  void router_losses(device::Stream& stream, const Pass&, const PassArguments& args) {
+    const std::vector<double> all =
+        choices_of_all(args.all_routing_counts, args.scalars.ranks, sizes_.experts);
+    auto* const totals = as<double>(args[Port::router_totals]);
+    auto* const losses = as<double>(args[Port::losses]);
+    enqueue(stream, [=, this] { experts_.losses_of_step(all, totals, losses); });
   }
 
   void expert(device::Stream& stream, const Pass& pass, const PassArguments& args) {

@@ -44,6 +44,14 @@ class Experts {
              const std::int32_t* targets, std::byte* rows, std::int32_t* starts, double* totals,
              double* losses);
 
+  /// Computes the terms of a micro-batch with the given `totals` in the router losses of a step.
+  /// `choices` [experts]: those of the whole step, which replace the choices in the totals.
+  void losses_of_step(const std::vector<double>& choices, double* totals, double* losses) {
+    const RouterTotals sums = RouterTotals::at(totals, shape_.experts);
+    ops_.routers->put_choices(choices, sums);
+    ops_.routers->router_losses(shape_, sums, losses);
+  }
+
   /// Adds an expert's results for its choices [first, first + count) to `sums` [N, H].
   void forward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
                std::size_t first, std::size_t count, float* sums) {

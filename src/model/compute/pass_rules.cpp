@@ -40,6 +40,10 @@ Bytes given(const PassArguments& arguments, Port port, std::size_t place) {
       return one_of(arguments.output_gradient);
     case Port::routing_counts:
       return arguments.routing_counts.size_bytes();
+    case Port::all_routing_counts:
+      return place < arguments.all_routing_counts.size()
+                 ? arguments.all_routing_counts[place].size_bytes()
+                 : 0;
     default:
       return arguments[port].size();
   }
@@ -95,6 +99,7 @@ bool PassCheck::suits(const Pass& pass) const {
       return is(BlockContent::shared_expert);
     case Kernel::router:
     case Kernel::router_backward:
+    case Kernel::router_losses:
       return is(BlockContent::router);
     case Kernel::expert:
     case Kernel::expert_backward:
@@ -166,6 +171,7 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
     case Port::routing:
       return (sizes_.experts + 1) * sizeof(std::int32_t);
     case Port::routing_counts:
+    case Port::all_routing_counts:
       return ranks * (sizes_.experts + 1) * sizeof(std::int32_t);
     case Port::router_totals:
       return sizes_.router_totals * sizeof(double);

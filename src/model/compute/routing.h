@@ -72,8 +72,11 @@ struct Routing {
 };
 
 /// Sums for the router losses, over the rows of a micro-batch (without padding) and all routers of
-/// the model. Sigmoids are divided by the sum of their row, and add nothing to the squares. The
-/// number of rows of all routers is the choices of all experts / K.
+/// the model. With RouterLossSpan::step the choices are those of all micro-batches and ranks before
+/// the backward pass: both losses are linear in the other sums, so the terms of micro-batches add
+/// up to the losses of the step, and so do their gradients. Sigmoids are divided by the sum of
+/// their row, and add nothing to the squares. The number of rows of all routers is the choices of
+/// all experts / K.
 struct RouterTotals {
   double* probabilities = nullptr;  ///< [experts]
   double* choices = nullptr;        ///< [experts]
@@ -132,6 +135,12 @@ class RoutingCounts {
     const auto first = static_cast<std::size_t>(starts[expert]);
     return {first, static_cast<std::size_t>(starts[expert + 1]) - first};
   }
+  /// Returns the number of choices of all ranks for an expert.
+  [[nodiscard]] std::size_t of_all(std::uint64_t expert) const {
+    std::size_t count = 0;
+    for (std::uint32_t rank = 0; rank < ranks_; ++rank) count += choices(rank, expert).count;
+    return count;
+  }
   /// Returns the expert of `block` that the rank has.
   static std::uint64_t expert_in(const BlockSpec& block, std::uint32_t rank) {
     return block.expert + (block.pieces > 1 ? rank : 0);
@@ -158,5 +167,17 @@ class RoutingCounts {
   std::span<const std::int32_t> all_;
   std::uint32_t ranks_;
 };
+
+/// Returns the choices of each expert in all of `routings`, whole numbers.
+inline std::vector<double> choices_of_all(
+    const std::vector<std::span<const std::int32_t>>& routings, std::uint32_t ranks,
+    std::size_t experts) {
+  std::vector<double> choices(experts);
+  for (const auto& routing : routings) {
+    const RoutingCounts counts(routing, ranks);
+    for (std::size_t e = 0; e < experts; ++e) choices[e] += static_cast<double>(counts.of_all(e));
+  }
+  return choices;
+}
 
 }  // namespace ballast::model

@@ -1,5 +1,6 @@
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <vector>
@@ -35,6 +36,13 @@ class CudaRouters final : public RouterOps<T>, OnStream {
                          const RouterTotals& totals) override {
     check(cuda::add_router_totals(queue(), shape, routing, first, totals, state_->partials),
           "totals of a router", {shape.rows, shape.experts});
+  }
+  void put_choices(std::span<const double> choices, const RouterTotals& totals) override {
+    // A kernel's arguments carry words of 32 bits, which it copies without reading them as numbers.
+    std::vector<float> words(choices.size() * (sizeof(double) / sizeof(float)));
+    std::memcpy(words.data(), choices.data(), choices.size_bytes());
+    check(put_values(queue(), words, reinterpret_cast<float*>(totals.choices)), "choices of a step",
+          {choices.size()});
   }
   void router_losses(const RouterShape& shape, const RouterTotals& totals,
                      double* losses) override {

@@ -78,6 +78,7 @@ bool depends_on_documents(const ModelConfig& config, std::uint64_t length);
 struct RouterLosses {
   double balance = 0.0;  ///< coefficient of the load-balancing loss
   double z = 0.0;        ///< coefficient of the z-loss
+  [[nodiscard]] bool any() const { return balance != 0.0 || z != 0.0; }
 };
 /// Returns the coefficients in the config; zeros for families without experts.
 RouterLosses router_losses(const ModelConfig& config);

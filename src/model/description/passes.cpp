@@ -25,6 +25,7 @@ constexpr std::array<KernelWords, kKernelCount> kKernels = {{
     {"shared expert backward", "backward"},
     {"router", "router"},
     {"router backward", "backward"},
+    {"router losses", "losses of routers"},
     {"expert", "forward"},
     {"expert backward", "backward"},
     {"exchanged expert", "forward"},
@@ -62,6 +63,7 @@ constexpr std::array<std::string_view, kPortCount> kPortNames = {
     "received",
     "routing",
     "routing counts",
+    "all routing counts",
     "router totals",
     "losses",
     "pairs",
@@ -89,6 +91,10 @@ class StopWriter {
     recipes();
     passes::train_head(draft_, draft_.program.training);
     passes::evaluate_head(draft_, draft_.program.evaluation);
+    if (shape_.counts_step) {
+      draft_.program.training.push_back(
+          {.passes = {passes::router_losses(draft_)}, .backward = true});
+    }
     for (BlockId b = head; b-- > shape_.first_differentiated;) backward(b);
     return std::move(draft_.program);
   }

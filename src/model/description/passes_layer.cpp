@@ -316,7 +316,7 @@ PassId router(ProgramDraft& draft, BlockId block, bool training) {
     pass.operands.push_back(block == draft.first_router
                                 ? writes(Port::router_totals, draft.router_totals)
                                 : updates(Port::router_totals, draft.router_totals));
-    if (block == draft.last_router) {
+    if (block == draft.last_router && !draft.shape.counts_step) {
       pass.operands.push_back(writes(Port::losses, draft.router_losses));
     }
   }
@@ -325,6 +325,18 @@ PassId router(ProgramDraft& draft, BlockId block, bool training) {
 
 PassId router_again(ProgramDraft& draft, BlockId block) {
   return draft.add(through_router(draft, block));
+}
+
+PassId router_losses(ProgramDraft& draft) {
+  Pass pass = {.kernel = Kernel::router_losses,
+               .block = draft.last_router,
+               .curve = CostCurve::forward,
+               .operands = {updates(Port::router_totals, draft.router_totals),
+                            writes(Port::losses, draft.router_losses)}};
+  for (const ValueId routing : draft.routing) {
+    if (routing != kNone) pass.operands.push_back(reads(Port::all_routing_counts, routing));
+  }
+  return draft.add(std::move(pass));
 }
 
 PassId router_backward(ProgramDraft& draft, BlockId block) {

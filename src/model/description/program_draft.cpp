@@ -28,6 +28,7 @@ ProgramDraft::ProgramDraft(const ProgramShape& model)
   program.first_layer = model.first_layer();
   program.first_differentiated = model.first_differentiated;
   program.head = model.head();
+  program.counts_step = model.counts_step;
   const ClassId of_batch = add_class({.name = "batch",
                                       .word = "batch",
                                       .memory = MemoryKind::batch,

@@ -111,8 +111,9 @@ struct ProgramShape {
   Bytes router_totals = 0;           ///< KernelSizes::router_totals
   Bytes losses = 0;                  ///< losses of the head
   Bytes router_losses = 0;
-  Bytes pair_results = 0;  ///< reference losses and row weights
-  Bytes layer_inputs = 0;  ///< Port::layer_inputs; 0: none
+  bool counts_step = false;  ///< StepProgram::counts_step
+  Bytes pair_results = 0;    ///< reference losses and row weights
+  Bytes layer_inputs = 0;    ///< Port::layer_inputs; 0: none
   /// Whether the gradient of layer inputs is wanted: for their projection, or for the embedding.
   bool trains_layer_inputs = false;
   std::uint32_t ranks = 1;
@@ -320,6 +321,8 @@ Pass backward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel);
 
 PassId router(ProgramDraft& draft, BlockId block, bool training);
 PassId router_again(ProgramDraft& draft, BlockId block);
+/// The losses of all routers, between the forward and the backward passes of a step.
+PassId router_losses(ProgramDraft& draft);
 PassId router_backward(ProgramDraft& draft, BlockId block);
 PassId expert(ProgramDraft& draft, BlockId block);
 PassId expert_backward(ProgramDraft& draft, BlockId block);

@@ -238,6 +238,16 @@ BlockId ProgramShape::first_of(BlockId block) const {
   return block;
 }
 
+namespace {
+
+/// Whether the router losses need more choices than those of a micro-batch.
+bool spans_step(const ModelConfig& config, const StepShape& shape) {
+  const bool parts = shape.micro_batches * shape.ranks > 1;
+  return parts && shape.router_losses == RouterLossSpan::step && router_losses(config).any();
+}
+
+}  // namespace
+
 ProgramShape shape_of(const Architecture& model, DType type, const StepShape& shape,
                       const KernelSizes& sizes) {
   const std::uint64_t tokens = shape.micro_batch.tokens();
@@ -277,6 +287,7 @@ ProgramShape shape_of(const Architecture& model, DType type, const StepShape& sh
         round_up((sizes.experts + 1) * sizeof(std::int32_t), shape.ranks > 1 ? kPage : kCacheLine);
     program.router_totals = sizes.router_totals * sizeof(double);
     program.router_losses = kRouterLosses * sizeof(double);
+    program.counts_step = spans_step(model.config, shape);
   }
   return program;
 }

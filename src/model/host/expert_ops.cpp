@@ -291,6 +291,9 @@ class HostRouters final : public RouterOps<T> {
       *totals.squares += sum * sum;
     }
   }
+  void put_choices(std::span<const double> choices, const RouterTotals& totals) override {
+    std::ranges::copy(choices, totals.choices);
+  }
   void router_losses(const RouterShape& shape, const RouterTotals& totals,
                      double* losses) override {
     const double rows = std::max(rows_of(shape, totals), 1.0);

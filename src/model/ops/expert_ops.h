@@ -27,6 +27,8 @@ class RouterOps {
   /// Adds a router's results to the totals. The `first` router resets them.
   virtual void add_router_totals(const RouterShape& shape, const Routing& routing, bool first,
                                  const RouterTotals& totals) = 0;
+  /// Replaces the numbers of choices [experts] by those in host memory.
+  virtual void put_choices(std::span<const double> choices, const RouterTotals& totals) = 0;
   /// Writes the load-balancing loss and the z-loss; 0 if all rows are padding.
   virtual void router_losses(const RouterShape& shape, const RouterTotals& totals,
                              double* losses) = 0;

@@ -376,6 +376,17 @@ TEST(Resumption, FindsChangesOfResultsAndNoOthers) {
   EXPECT_EQ(changed_by({R"(optimizer={"type": "Lion"})"}).back(), "optimizer.type");
   EXPECT_EQ(changed_by({R"(scheduler={"type": "WarmupLR"})"}), (Keys{"scheduler.type"}));
   EXPECT_EQ(changed_by({"fp16.loss_scale=8"}), (Keys{}));  // has no effect in bf16
+  EXPECT_EQ(changed_by({"ballast.router_losses=micro_batch"}), (Keys{}));
+  const auto balanced = [](const std::string& losses) {
+    return settings_of(parse_text(
+        kMinimal,
+        {R"(model={"family": "mixtral", "hidden_size": 32, "num_layers": 1, "num_heads": 2,
+                             "intermediate_size": 32, "num_local_experts": 4,
+                             "output_router_logits": true})",
+         "ballast.router_losses=" + losses}));
+  };
+  EXPECT_EQ(find_changes(balanced("step"), balanced("micro_batch")).front().key,
+            "ballast.router_losses");
 }
 
 TEST(Resumption, RefusesWhatIsNotAllowedInOneLine) {

@@ -327,6 +327,7 @@ TEST(UnusedKeys, AreNotedWithTheReason) {
       {{"held_out=0", "eval_every=5"}, {"eval_every=5"}},
       {{"expert_prefetch=true"}, {"expert_prefetch=false"}},
       {{"expert_updates=active"}, {}},
+      {{"router_losses=micro_batch"}, {"router_losses=step"}},
       {{"aio.queue_depth=8"}, {"aio.queue_depth=8", "offload_param.device=nvme"}},
       {{"aio.queue_depth=8", "offload_param.device=cpu"},
        {"aio.queue_depth=8", "offload_param.device=auto"}},

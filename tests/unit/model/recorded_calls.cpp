@@ -50,6 +50,7 @@ std::string_view form_of(const Pass& pass, KeptPart kept) {
       return "tile_backward";
     case Kernel::router:
     case Kernel::router_backward:
+    case Kernel::router_losses:
       return "router";
     case Kernel::shared_expert:
     case Kernel::shared_expert_backward:
@@ -182,6 +183,10 @@ class Recorder {
     PassArguments arguments = calibrate::bind_pass(pass, shape.tokens(), bound);
     arguments.batch = model::BatchViews::cut(batch, shape.tokens(), shape.slices);
     arguments.routing_counts = routing_;
+    for (const Operand& operand : pass.operands) {
+      if (operand.port == Port::all_routing_counts)
+        arguments.all_routing_counts.push_back(routing_);
+    }
     const bool corrects = model::correction_biases(model_.own.blocks[pass.block]) != nullptr;
     if (model_.later && corrects) arguments.correction_biases = moved_biases_;
     arguments.scalars = {

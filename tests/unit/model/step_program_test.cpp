@@ -120,6 +120,15 @@ Case shared_experts() {
   return one;
 }
 
+Case losses_of_a_step() {
+  ModelConfig c = with_experts();
+  c.num_layers = 2;
+  c.details["output_router_logits"] = true;
+  Case one = {"router_losses_of_a_step", build_architecture(c)};
+  one.shape.micro_batches = 2;
+  return one;
+}
+
 /// Two tensor places, each with one tile of attention, two of the MLP and two of the vocabulary.
 Case tensor_places(bool tied) {
   ModelConfig c = config_of("llama", 1);
@@ -147,7 +156,8 @@ std::vector<Case> cases() {
           tensor_places(true),
           pairs(),
           quantised(),
-          linked_layers()};
+          linked_layers(),
+          losses_of_a_step()};
 }
 
 /// Sizes as a device might need them: round numbers, so that the texts do not depend on kernels.

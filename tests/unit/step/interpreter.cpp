@@ -235,6 +235,7 @@ class Interpreter {
   void bind_value(const Operation& op, const Operand& operand, const Range& place,
                   std::uint32_t position) {
     const model::ValueId id = operand.number;
+    if (operand.port == model::Port::all_routing_counts) return need_counts(op, place.buffer, id);
     if (operand.access != OperandAccess::writes) {
       Content wanted = value_of(id, op.micro, order_->writer_before(position, id));
       if (is_distributed() && reads_host(operand)) wanted.what = What::counts;
@@ -334,9 +335,7 @@ class Interpreter {
       need(op, place, {What::statistics, b, 0, run_});
     }
     for (model::ValueId v = 0; v < program_.values.size(); ++v) {
-      if (training && class_of(v).counts) {
-        need_counts(op, next_of(Role::counts), v, plan_->micro_batches);
-      }
+      if (training && class_of(v).counts) need_counts(op, next_of(Role::counts), v);
       const std::uint32_t writer = order_->last_writer(v);
       if (class_of(v).buffers != BufferRule::report || writer == kNone) continue;
       for (std::uint32_t m = 0; m < plan_->micro_batches; ++m) {
@@ -592,9 +591,10 @@ class Interpreter {
             rows_.has_rows_in_run(block, last_training_run_, last_micro_batches_, true));
   }
 
-  /// The rows of the first micro-batches are known on the host.
+  /// The rows of the first micro-batches (0: of all) are known on the host.
   void need_counts(const Operation& op, BufferId buffer, model::ValueId routing,
-                   std::uint32_t micros) {
+                   std::uint32_t micros = 0) {
+    if (micros == 0) micros = plan_->micro_batches;
     for (std::uint32_t m = 0; m < micros; ++m) {
       Content wanted = value_of(routing, m, order_->last_writer(routing));
       if (is_distributed()) wanted.what = What::counts;

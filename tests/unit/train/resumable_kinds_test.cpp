@@ -121,6 +121,10 @@ std::vector<Kind> expert_kinds() {
       {"one trained expert of experts in nf4", kMixtral,
        nf4 + kAllOnNvme + Overrides{R"(ballast.train=["*experts.1.*"])"}},
       {"frozen experts", kSharedExpert, kAllOnNvme + Overrides{R"(ballast.train=["*norm*"])"}},
+      {"experts with losses of the step",
+       kMixtral + R"(, "output_router_logits": true)",
+       {"ballast.router_losses=step"},
+       kAllOnNvme},
       {"gpt-oss in nf4 with adapters", kGptOss, kAdapters + nf4 + kAllOnHost, kAllOnNvme},
   };
 }

@@ -337,7 +337,7 @@ constexpr auto kTexts = std::to_array<NamedText>(
        "true, false"}},
      {"router_aux_loss_coef",
       {"coefficient of the load-balancing loss ({families}). The loss covers the routers of all "
-       "layers together and is averaged over micro-batches and ranks",
+       "layers together, and all rows of a step (`ballast.router_losses`)",
        "{defaults}", "at least 0"}},
      {"router_z_loss_coef",
       {"coefficient of the router z-loss: the mean squared log-sum-exp of the router's logits "
