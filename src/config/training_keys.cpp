@@ -367,17 +367,15 @@ void check_pairs(Config& config, const model::Architecture& model, const Documen
                   "with data.pairs everything but the adapters stays as it is, because it is the "
                   "reference, too; remove this key");
   }
-  const auto routes = [](const model::BlockSpec& block) {
-    return block.content == model::BlockContent::router;
-  };
-  if (std::any_of(model.blocks.begin(), model.blocks.end(), routes)) {
-    document.fail("data.pairs",
-                  "models with experts cannot be trained on pairs; use data.documents");
-  }
   if (model::links_layers(*model.layers)) {
     document.fail("data.pairs",
                   "models whose layers share keys and values or have embeddings (Gemma 4 E2B, E4B) "
                   "cannot be trained on pairs; use data.documents");
+  }
+  if (model::norms_surround_experts(*model.layers)) {
+    document.fail("data.pairs",
+                  "models whose experts read attention's norm or have a norm of their sum (Command "
+                  "A+, Trinity) cannot be trained on pairs; use data.documents");
   }
   if (config.ballast.adapters->path.empty()) return;
   config.notes.emplace_back(

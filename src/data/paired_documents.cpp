@@ -34,7 +34,8 @@ class PairedDocuments : public SequenceSource {
     std::vector<std::uint8_t> trained(tokens_of(document));
     files_->read(files_->offsets()[document], out.tokens.first(trained.size()), trained);
     std::fill(out.tokens.begin() + tokens, out.tokens.end(), 0);
-    std::fill(out.targets.begin(), out.targets.end(), kIgnoredTarget);
+    std::fill(out.targets.begin(), out.targets.begin() + tokens, kIgnoredTarget);
+    std::fill(out.targets.begin() + tokens, out.targets.end(), kPaddingTarget);
     for (std::size_t i = 1; i < trained.size(); ++i) {
       if (trained[i] != 0) out.targets[i - 1] = out.tokens[i];
     }

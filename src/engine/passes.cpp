@@ -170,12 +170,17 @@ bool holds(const CurrentOperation& at, const plan::Condition& condition) {
   const std::uint32_t first = one ? condition.micro : 0;
   const std::uint32_t end = one ? condition.micro + 1 : at.context.micro_batches;
   const std::uint32_t ranks = condition.any_rank ? at.problem().sharers : 1;
-  for (std::uint32_t m = first; m < end; ++m) {
-    const model::RoutingCounts counts = counts_in(at, at.operation.buffer(Role::counts), m);
-    for (std::uint32_t r = 0; r < ranks; ++r) {
-      const std::uint32_t rank = condition.any_rank ? r : at.shard_number();
-      if (counts.choices(rank, expert).count > 0) return true;
+  // The counts of the trained model, followed by those of the reference model.
+  for (const Use& use : at.operation.uses) {
+    if (use.role != Role::counts) continue;
+    for (std::uint32_t m = first; m < end; ++m) {
+      const model::RoutingCounts counts = counts_in(at, use.buffer, m);
+      for (std::uint32_t r = 0; r < ranks; ++r) {
+        const std::uint32_t rank = condition.any_rank ? r : at.shard_number();
+        if (counts.choices(rank, expert).count > 0) return true;
+      }
     }
+    if (!condition.any_model) break;
   }
   return false;
 }
@@ -209,7 +214,7 @@ void report_routing(const CurrentOperation& at) {
   const std::uint32_t micro_batches = at.context.micro_batches;
   StepResult& result = at.context.result;
   result.expert_rows.assign(at.blueprint().own().config.num_layers, {});
-  auto routing = index.values().counts.begin();
+  auto routing = index.values().reported_counts.begin();
   // The counts are in the order of the routers.
   for (const plan::Use& use : at.operation.uses) {
     if (use.role != Role::counts) continue;

@@ -167,7 +167,7 @@ OpId GradientMover::gate(bool training) {
     for (const BufferId id : layout_.statistics_host) {
       if (id != kNoBuffer) uses.push_back({Role::statistics, id, false});
     }
-    for (const model::ValueId value : problem_.index->values().counts) {
+    for (const model::ValueId value : problem_.index->values().reported_counts) {
       uses.push_back({Role::counts, layout_.values.counts[value], false});
     }
   }

@@ -17,7 +17,8 @@ Condition MoveContext::for_pass(std::uint32_t block) const {
   const bool step = placed.options.order == Order::layer_major;
   return {.rows = step ? Condition::Rows::in_step : Condition::Rows::in_micro_batch,
           .micro = step ? 0 : passing_,
-          .any_rank = placed.sizes.keeps_part_of_weights(block)};
+          .any_rank = placed.sizes.keeps_part_of_weights(block),
+          .any_model = rows_of(block)->reference_routing != model::kNone};
 }
 
 Condition MoveContext::for_gradient(std::uint32_t block, std::uint32_t lag) const {
@@ -37,7 +38,8 @@ double MoveContext::likelihood(const Condition& condition, std::uint32_t block) 
   const bool one = condition.rows == Condition::Rows::in_micro_batch;
   const double tokens = static_cast<double>(problem.micro_batch_tokens) *
                         (one ? 1.0 : static_cast<double>(problem.micro_batches)) *
-                        (condition.any_rank ? static_cast<double>(problem.sharers) : 1.0);
+                        (condition.any_rank ? static_cast<double>(problem.sharers) : 1.0) *
+                        (condition.any_model ? 2.0 : 1.0);
   return 1.0 - std::pow(1.0 - rows_of(block)->share, tokens);
 }
 
@@ -47,9 +49,16 @@ OpId MoveContext::emit_if(Condition condition, Operation operation,
   operation.unless = unless;
   const double there = unless ? likelihood(*unless, operation.block) : 0.0;
   operation.likelihood = static_cast<float>(likelihood(condition, operation.block) * (1.0 - there));
-  if (condition.reads_routing() || (unless && unless->reads_routing())) {
-    const model::ValueId routing = rows_of(operation.block)->routing;
+  const auto either = [&](auto holds) { return holds(condition) || (unless && holds(*unless)); };
+  const auto count = [&](model::ValueId routing) {
     operation.uses.push_back({Role::counts, layout.values.counts[routing], false});
+  };
+  if (either([](const Condition& one) { return one.reads_routing(); })) {
+    count(rows_of(operation.block)->routing);
+  }
+  // Follows the counts of the trained model.
+  if (either([](const Condition& one) { return one.reads_routing() && one.any_model; })) {
+    count(rows_of(operation.block)->reference_routing);
   }
   return emit(std::move(operation));
 }

@@ -239,6 +239,9 @@ void ProgramIndex::number_blocks() {
     if (counting.end == 0) counting.begin = b;
     counting.end = b + 1;
   }
+  for (const ValueId v : values_.counts) {
+    if (counting_in_[v].end > 0) values_.reported_counts.push_back(v);
+  }
 }
 
 std::vector<model::PassId> ProgramIndex::find_passes_over_blocks(HeadForm form) const {

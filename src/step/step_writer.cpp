@@ -101,6 +101,7 @@ ProgramIndex::Blocks StepWriter::ahead_of(const Stop& stop) const {
   if (!placed_.options.prefetches_experts) return {};
   for (const PassId id : stop.passes) {
     const model::Pass& pass = program_.passes[id];
+    if (pass.reference > 0) continue;
     for (const Operand& operand : pass.operands) {
       if (operand.port == model::Port::routing) {
         return weights_.blocks_ahead(pass.block, operand.number);

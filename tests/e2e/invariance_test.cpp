@@ -377,6 +377,21 @@ TEST(Invariance, AdaptersInBf16) {
       {R"(ballast.adapters={"rank": 4, "alpha": 16, "dropout": 0.2, "modules_to_save": ["lm_head"],
                             "targets": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]})"});
 }
+/// The reference model chooses other experts, whose weights move if either model has rows for them.
+TEST(Invariance, AdaptersOnPairsOfExperts) {
+  const Overrides on_pairs = {R"(ballast.adapters={"rank": 4, "targets": ["q_proj", "o_proj"]})",
+                              "data.tokens=[]", R"(data.pairs=["none"])"};
+  Model model = training(kExperts, "adapters");
+  model.name += " on pairs";
+  expect_invariance(model, true, on_pairs);
+  expect_same(model, true, variants_of_experts(), on_pairs);
+  Model latent = training(kLatentExperts, "adapters");
+  latent.name += " on pairs";
+  expect_same(latent, false, variants_of_experts(),
+              test::joined(on_pairs, {"model.router_bias_update_speed=0",
+                                      R"(ballast.adapters={"rank": 4, "targets": "all-linear"})",
+                                      "ballast.quantized_base=nf4"}));
+}
 /// Includes the passes of the reference model, and positions, because the length of a document
 /// matters.
 TEST(Invariance, AdaptersOnPairsInBf16) {

@@ -250,10 +250,10 @@ TEST(PytorchParity, TiedLlamaInFp16) {
   }
 }
 
-TAG_TESTS("emulated", "PytorchParity.PreferencesInFp32");
-/// Ten steps of TRL's DPOTrainer: tests/data/make_preference_fixture.py.
-TEST(PytorchParity, PreferencesInFp32) {
-  const std::filesystem::path folder = test::fixture("preferences");
+/// Ten steps on pairs from the weights in `initial` and the adapters of `folder`. `overrides`: of
+/// the config. Returns the last loss.
+double expect_preferences(const std::filesystem::path& folder, const std::filesystem::path& initial,
+                          const std::vector<std::string>& overrides = {}) {
   json reference;
   std::ifstream(folder / "dpo.json") >> reference;
   const test::TempDir directory;
@@ -282,8 +282,8 @@ TEST(PytorchParity, PreferencesInFp32) {
         {"adapters", {{"path", (folder / "adapters").string()}}},
         {"preference", {{"beta", reference["beta"]}}},
         {"out", directory.path().string()}}}};
-  text["model"]["weights"] = fixture("llama.initial.safetensors").string();
-  const config::Config config = config::parse(text.dump(), directory.path(), "dpo", {});
+  text["model"]["weights"] = initial.string();
+  const config::Config config = config::parse(text.dump(), directory.path(), "dpo", overrides);
   engine::Engine engine = setup::make_engine(config);
   train::start_from_weights(engine, config, [](Bytes, Bytes) {});
   const data::TrainingData data = data::open_training_data(config);
@@ -292,6 +292,7 @@ TEST(PytorchParity, PreferencesInFp32) {
                              .sequences = config.micro_sequences(),
                              .length = config.data.sequence_length});
   const std::uint64_t steps = test::device_kind() == "cuda" ? 3 : reference["steps"].size();
+  double last = 0.0;
   for (std::uint64_t step = 1; step <= steps; ++step) {
     const json& theirs = reference["steps"][step - 1];
     const data::Batch batch = loader.batch(step);
@@ -301,6 +302,32 @@ TEST(PytorchParity, PreferencesInFp32) {
     EXPECT_NEAR(ours.pairs.chosen, theirs["chosen"].get<double>(), 1e-4) << "step " << step;
     EXPECT_NEAR(ours.pairs.rejected, theirs["rejected"].get<double>(), 1e-4) << "step " << step;
     EXPECT_DOUBLE_EQ(ours.pairs.correct, theirs["accuracy"].get<double>()) << "step " << step;
+    last = ours.loss;
+    if (!theirs.contains("balance")) continue;
+    EXPECT_LT(relative(ours.balance_loss, theirs["balance"]), 1e-4) << "step " << step;
+  }
+  return last;
+}
+
+TAG_TESTS("emulated", "PytorchParity.PreferencesInFp32:PytorchParity.PreferencesOfExpertsInFp32");
+/// Ten steps of TRL's DPOTrainer: tests/data/make_preference_fixture.py.
+TEST(PytorchParity, PreferencesInFp32) {
+  expect_preferences(test::fixture("preferences"), fixture("llama.initial.safetensors"));
+}
+
+/// tests/data/make_mixture_preference_fixture.py. The reference model chooses its own experts, and
+/// the router losses are those of the trained model.
+TEST(PytorchParity, PreferencesOfExpertsInFp32) {
+  const std::filesystem::path folder = test::fixture("mixture_preferences");
+  const std::filesystem::path initial = folder / "initial.safetensors";
+  const double loss = expect_preferences(folder, initial);
+  if (test::device_kind() == "cuda") return;
+  const std::vector<std::vector<std::string>> variants = {
+      {"ballast.expert_prefetch=true", "ballast.device_weight_buffers=4"},
+      {"pipeline.stages=2", "ballast.recompute=true"},
+      {"zero_optimization.offload_param.device=nvme", "ballast.delay_seed=5"}};
+  for (const auto& variant : variants) {
+    EXPECT_EQ(expect_preferences(folder, initial, variant), loss) << variant.front();
   }
 }
 

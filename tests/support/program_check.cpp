@@ -346,7 +346,8 @@ class PartCheck {
       }
       if (operand.port == Port::routing_counts) {
         counts = true;
-        breaches_.require(rows && rows->routing == operand.number,
+        breaches_.require(rows && operand.number == (pass.reference > 0 ? rows->reference_routing
+                                                                        : rows->routing),
                           "{} of {} reads the wrong row counts", kernel, block);
       }
       if (!operand.optional) continue;

@@ -272,9 +272,10 @@ struct Recipe {
 };
 
 /// Row count of an expert: starts[index + 1] - starts[index] rows are dispatched to its block,
-/// where starts is the value `routing`.
+/// where starts is the value `routing` or, in passes of the reference model, `reference_routing`.
 struct RowCount {
   ValueId routing = 0;
+  ValueId reference_routing = kNone;
   std::uint32_t index = 0;  ///< with StepBlock::per_rank: index for rank 0; rank r adds r
   double share = 1.0;       ///< share of the tokens, assuming balanced routing
 };

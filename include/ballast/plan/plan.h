@@ -234,7 +234,8 @@ struct Condition {
   };
   Rows rows = Rows::not_needed;
   std::uint32_t micro = 0;
-  bool any_rank = false;  ///< count rows of any rank, otherwise only this rank's
+  bool any_rank = false;   ///< count rows of any rank, otherwise only this rank's
+  bool any_model = false;  ///< count rows of the reference model, too
 
   [[nodiscard]] bool always() const { return rows == Rows::not_needed; }
   /// Returns whether it depends on routings of the same plan.

@@ -122,10 +122,11 @@ class ProgramIndex {
   }
   /// Numbers of the values of each kind, ascending.
   struct Values {
-    std::vector<model::ValueId> placed;          ///< model::Waits::placed
-    std::vector<model::ValueId> kept;            ///< model::Waits::kept
-    std::vector<model::ValueId> kept_attention;  ///< model::Waits::kept_attention
-    std::vector<model::ValueId> counts;          ///< row counts, which have a copy on the host
+    std::vector<model::ValueId> placed;           ///< model::Waits::placed
+    std::vector<model::ValueId> kept;             ///< model::Waits::kept
+    std::vector<model::ValueId> kept_attention;   ///< model::Waits::kept_attention
+    std::vector<model::ValueId> counts;           ///< row counts, which have a copy on the host
+    std::vector<model::ValueId> reported_counts;  ///< row counts of the trained model
   };
   [[nodiscard]] const Values& values() const { return values_; }
   /// Properties of a class.

@@ -207,7 +207,7 @@ class DeviceCompute final : public Compute {
   void layer(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     BlockWeights<T> about = views_.weights_of_layer(pass, args);
     about.dropout = args.scalars.dropout;
-    about.role = pass.reference > 0 ? ModelRole::reference : ModelRole::policy;
+    about.role = role_of(pass);
     const LayerSequences sequences = views_.sequences_of(args);
     const T* const in = as<T>(args[Port::input]);
     T* const out = as<T>(args[args[Port::residual].empty() ? Port::output : Port::residual]);
@@ -280,7 +280,7 @@ class DeviceCompute final : public Compute {
   }
 
   void shared_expert(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const BlockWeights<T> about = weights_of<T>(args);
+    const BlockWeights<T> about = weights_of<T>(pass, args);
     std::byte* const rows = args[Port::normed].raw();
     float* const sums = as<float>(args[Port::partial_sums]);
     enqueue(stream,
@@ -301,7 +301,7 @@ class DeviceCompute final : public Compute {
     const bool shared = around_experts_.shares_norm(pass.block);
     if (shared) enqueue(stream, around_experts_.take_norm(args));
     if (!shared) norm(stream, pass, args);
-    const BlockWeights<T> about = weights_of<T>(args);
+    const BlockWeights<T> about = weights_of<T>(pass, args);
     const auto* const targets = args.batch.targets.raw();
     std::byte* const rows = args[Port::normed].raw();
     auto* const starts = as<std::int32_t>(args[Port::routing]);
@@ -333,7 +333,7 @@ class DeviceCompute final : public Compute {
   }
 
   void expert(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    const BlockWeights<T> about = weights_of<T>(args);
+    const BlockWeights<T> about = weights_of<T>(pass, args);
     std::byte* const rows = args[Port::normed].raw();
     float* const sums = as<float>(args[Port::partial_sums]);
     const ExpertChoices own = counts_of(args).own(model_.blocks[pass.block], args.scalars.shard);
@@ -356,7 +356,7 @@ class DeviceCompute final : public Compute {
   void exchanged_expert(device::Stream& stream, const Pass& pass, const PassArguments& args) {
     const SharedChoices all = counts_of(args).shared(model_.blocks[pass.block], args.scalars.shard);
     exchange_rows(stream, *args.exchange)
-        .forward(pass.block, weights_of<T>(args), args[Port::normed].raw(), all,
+        .forward(pass.block, weights_of<T>(pass, args), args[Port::normed].raw(), all,
                  as<float>(args[Port::partial_sums]));
     round_sums(stream, args);
   }

@@ -38,6 +38,18 @@ inline std::size_t chunks_of(std::size_t values) {
   return (values + kStatsChunk - 1) / kStatsChunk;
 }
 
+inline ModelRole role_of(const Pass& pass) {
+  return pass.reference > 0 ? ModelRole::reference : ModelRole::policy;
+}
+
+/// Like weights_of(args), for the model that the pass computes.
+template <class T>
+BlockWeights<T> weights_of(const Pass& pass, const PassArguments& args) {
+  BlockWeights<T> weights = weights_of<T>(args);
+  weights.role = role_of(pass);
+  return weights;
+}
+
 inline KeptValues kept_of(const PassArguments& args) {
   return {args[Port::kept].raw(), args[Port::kept_attention].raw()};
 }

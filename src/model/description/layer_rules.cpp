@@ -186,6 +186,14 @@ bool links_layers(std::span<const LayerSpec> layers) {
   });
 }
 
+bool norms_surround_experts(std::span<const LayerSpec> layers) {
+  return std::ranges::any_of(layers, [](const LayerSpec& layer) {
+    const SublayerSpec& last = layer.sublayers.back();
+    return std::holds_alternative<ExpertsSpec>(last.body) &&
+           (last.after || last.reads == Reads::same_norm);
+  });
+}
+
 std::vector<Rotary> rotaries_of(const ModelConfig& config) {
   return family(config.family).rotaries(config, [](std::string_view key, const std::string& rule) {
     throw Error(ErrorCategory::config, fmt::format("model.{}: {}", key, rule));

@@ -59,6 +59,8 @@ std::uint64_t layer_input_width(std::span<const LayerSpec> layers);
 /// Returns whether layers read values of earlier ones besides the residual stream: keys and values,
 /// or layer inputs.
 bool links_layers(std::span<const LayerSpec> layers);
+/// Whether experts read the norm before attention, or their sum has a norm.
+bool norms_surround_experts(std::span<const LayerSpec> layers);
 /// Returns whether a layer has a sublayer with a body of type B.
 template <class B>
 bool any_has(std::span<const LayerSpec> layers) {

@@ -106,6 +106,7 @@ class StopWriter {
       StepBlock named = {.name = block.name};
       if (block.role == BlockRole::expert || block.role == BlockRole::exchanged_expert) {
         named.rows = RowCount{.routing = draft_.routing[shape_.first_of(b)],
+                              .reference_routing = draft_.reference_routing[shape_.first_of(b)],
                               .index = block.expert,
                               .share = block.token_share};
         named.per_rank = block.role == BlockRole::exchanged_expert;
@@ -122,7 +123,7 @@ class StopWriter {
     if (shape_.blocks[b].role == BlockRole::table) return;  // the passes of its layer read it
     std::vector<PassId> reference;
     if (shape_.pairs && draft_.reference[b] != kNone) {
-      reference.push_back(passes::reference_layer(draft_, b));
+      reference.push_back(reference_pass(b));
     }
     const PassId training = forward_pass(b, true);
     const bool differs = draft_.kept[b] != kNone || draft_.kept_attention[b] != kNone ||
@@ -172,6 +173,20 @@ class StopWriter {
         break;
     }
     return passes::layer(draft_, b, training);
+  }
+
+  PassId reference_pass(BlockId b) {
+    switch (shape_.blocks[b].role) {
+      case BlockRole::router:
+        return passes::reference_router(draft_, b);
+      case BlockRole::shared_expert:
+        return passes::tile(draft_, b, passes::Whose::reference);
+      case BlockRole::expert:
+      case BlockRole::exchanged_expert:
+        return passes::expert(draft_, b, passes::Whose::reference);
+      default:
+        return passes::reference_layer(draft_, b);
+    }
   }
 
   /// The backward pass recomputes the norm's result of each half, for its tiles, and the whole

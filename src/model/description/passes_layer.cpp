@@ -176,21 +176,22 @@ PassId sum_embeddings(ProgramDraft& draft, BlockId block) {
                     writes(Port::received, draft.received)}});
 }
 
-Pass forward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel) {
+Pass forward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel, Whose whose) {
   const ProgramShape& shape = draft.shape;
   const BlockId half = shape.first_of(block);
   Pass pass = {.kernel = kernel,
                .block = block,
+               .reference = number_of(whose),
                .curve = CostCurve::forward,
                .cost = shape.blocks[block].forward_cost(),
                .token_share = static_cast<float>(shape.blocks[block].token_share),
-               .operands = {weights_of(block), reads(Port::normed, draft.rows[half]),
-                            updates(Port::partial_sums, draft.sums[half]), workspace()}};
+               .operands = {weights_of(block), reads(Port::normed, draft.rows_of(block, whose)),
+                            updates(Port::partial_sums, draft.sums_of(block, whose)), workspace()}};
   if (shape.tensor > 1) {
     own_part(pass, draft, block, block == half + 1);
   } else if (shape.last_of(block) == block) {
     // The last tile rounds the sum of all.
-    pass.operands.push_back(writes(Port::output, draft.output(block)));
+    pass.operands.push_back(writes(Port::output, draft.output_of(block, whose)));
     pass.cost.traffic = shape.partial_sums + shape.activation;
   }
   return pass;
@@ -250,9 +251,9 @@ PassId norm_backward(ProgramDraft& draft, BlockId block) {
   return draft.add(std::move(pass));
 }
 
-PassId tile(ProgramDraft& draft, BlockId block) {
+PassId tile(ProgramDraft& draft, BlockId block, Whose whose) {
   const bool shared = draft.block(block).role == BlockRole::shared_expert;
-  Pass pass = forward_of_tile(draft, block, shared ? Kernel::shared_expert : Kernel::tile);
+  Pass pass = forward_of_tile(draft, block, shared ? Kernel::shared_expert : Kernel::tile, whose);
   if (draft.shape.positions) pass.operands.push_back(reads(Port::batch, draft.batch));
   return draft.add(std::move(pass));
 }
@@ -268,18 +269,27 @@ PassId tile_backward(ProgramDraft& draft, BlockId block) {
 namespace {
 
 /// The norm and the choice of experts, with the operands of both directions.
-Pass through_router(const ProgramDraft& draft, BlockId block) {
+Pass through_router(const ProgramDraft& draft, BlockId block, Whose whose = Whose::trained) {
   const ProgramShape& shape = draft.shape;
   Pass pass = {
       .kernel = Kernel::router,
       .block = block,
+      .reference = number_of(whose),
       .curve = CostCurve::forward,
       .cost = {.flops = shape.blocks[block].forward_flops, .traffic = 2 * shape.activation},
-      .operands = {reads(Port::input, draft.input[block]), weights_of(block),
-                   writes(Port::normed, draft.rows[block]), workspace()}};
-  // Targets mark padding rows, which only batches with positions have.
-  if (shape.positions) pass.operands.push_back(reads(Port::batch, draft.batch));
+      .operands = {reads(Port::input, draft.input_of(block, whose)), weights_of(block),
+                   writes(Port::normed, draft.rows_of(block, whose)), workspace()}};
+  // Targets mark padding rows, which only batches with positions and those of pairs have.
+  const bool pads = shape.positions || shape.pairs;
+  if (pads) pass.operands.push_back(reads(Port::batch, draft.batch));
   return pass;
+}
+
+/// Adds what the passes of experts read and add to.
+void add_choices(Pass& pass, const ProgramDraft& draft, BlockId block, Whose whose) {
+  pass.cost.traffic += draft.shape.partial_sums;
+  pass.operands.push_back(writes(Port::partial_sums, draft.sums_of(block, whose)));
+  pass.operands.push_back(writes(Port::routing, draft.routing_of(block, whose)));
 }
 
 bool is_exchanged(const ProgramDraft& draft, BlockId block) {
@@ -288,9 +298,10 @@ bool is_exchanged(const ProgramDraft& draft, BlockId block) {
 
 /// Adds the rows that routers dispatch to the expert, from all ranks if they share it. `rows_sent`:
 /// activations sent per row; one fp32 result per row comes back.
-void add_rows(Pass& pass, const ProgramDraft& draft, BlockId block, std::uint64_t rows_sent) {
+void add_rows(Pass& pass, const ProgramDraft& draft, BlockId block, std::uint64_t rows_sent,
+              Whose whose = Whose::trained) {
   const ProgramShape& shape = draft.shape;
-  pass.operands.push_back(reads(Port::routing_counts, draft.routing[shape.first_of(block)]));
+  pass.operands.push_back(reads(Port::routing_counts, draft.routing_of(block, whose)));
   if (!is_exchanged(draft, block)) return;
   const double share = shape.blocks[block].token_share;
   pass.token_share = static_cast<float>(share * shape.ranks);
@@ -303,9 +314,7 @@ void add_rows(Pass& pass, const ProgramDraft& draft, BlockId block, std::uint64_
 
 PassId router(ProgramDraft& draft, BlockId block, bool training) {
   Pass pass = through_router(draft, block);
-  pass.cost.traffic += draft.shape.partial_sums;
-  pass.operands.push_back(writes(Port::partial_sums, draft.sums[block]));
-  pass.operands.push_back(writes(Port::routing, draft.routing[block]));
+  add_choices(pass, draft, block, Whose::trained);
   if (draft.shares_norm(block)) {
     pass.operands.push_back(reads(Port::residual, draft.residual[block]));
   } else if (draft.residual[block] != kNone) {
@@ -320,6 +329,12 @@ PassId router(ProgramDraft& draft, BlockId block, bool training) {
       pass.operands.push_back(writes(Port::losses, draft.router_losses));
     }
   }
+  return draft.add(std::move(pass));
+}
+
+PassId reference_router(ProgramDraft& draft, BlockId block) {
+  Pass pass = through_router(draft, block, Whose::reference);
+  add_choices(pass, draft, block, Whose::reference);
   return draft.add(std::move(pass));
 }
 
@@ -358,10 +373,11 @@ PassId router_backward(ProgramDraft& draft, BlockId block) {
   return draft.add(std::move(pass));
 }
 
-PassId expert(ProgramDraft& draft, BlockId block) {
+PassId expert(ProgramDraft& draft, BlockId block, Whose whose) {
   const bool exchanged = is_exchanged(draft, block);
-  Pass pass = forward_of_tile(draft, block, exchanged ? Kernel::exchanged_expert : Kernel::expert);
-  add_rows(pass, draft, block, 1);
+  Pass pass =
+      forward_of_tile(draft, block, exchanged ? Kernel::exchanged_expert : Kernel::expert, whose);
+  add_rows(pass, draft, block, 1, whose);
   return draft.add(std::move(pass));
 }
 

@@ -36,9 +36,6 @@ PassId embed_backward(ProgramDraft& draft, BlockId block) {
 
 namespace {
 
-/// The model that a pass computes (Pass::reference).
-enum class Whose : std::uint8_t { trained, reference };
-
 /// Writes the passes of the head, for all vocabulary tiles at once or tile by tile.
 class HeadPasses {
  public:
@@ -190,9 +187,8 @@ class HeadPasses {
   }
 
  private:
-  static std::uint8_t number_of(Whose whose) { return whose == Whose::reference ? 1 : 0; }
   [[nodiscard]] ValueId rows_of(Whose whose) const {
-    return whose == Whose::reference ? draft_.reference_rows : draft_.rows[head_];
+    return whose == Whose::reference ? draft_.reference_head_rows : draft_.rows[head_];
   }
 
   /// A pass of the reference model, if there is one, followed by the same pass of the trained

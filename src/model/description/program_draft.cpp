@@ -20,6 +20,9 @@ ProgramDraft::ProgramDraft(const ProgramShape& model)
       residual(model.blocks.size(), kNone),
       result_gradient(model.blocks.size(), kNone),
       reference(model.blocks.size(), kNone),
+      reference_rows(model.blocks.size(), kNone),
+      reference_sums(model.blocks.size(), kNone),
+      reference_routing(model.blocks.size(), kNone),
       keys_values(model.blocks.size(), kNone),
       keys_values_gradient(model.blocks.size(), kNone),
       normed_gradient(model.blocks.size(), kNone),
@@ -236,17 +239,36 @@ void ProgramDraft::add_reference() {
       reference[b] = reference[b - 1];
       continue;
     }
+    if (block(b).role == BlockRole::router) add_reference_half(b, activations);
+    if (block(shape.first_of(b)).role == BlockRole::router) {
+      reference[b] = reference[shape.first_of(b)];
+      continue;
+    }
     expects(block(b).role == BlockRole::layer, "step program: pairs with layers in tiles");
     reference[b] = add_value({.name = fmt::format("the reference's output of {}", block(b).name),
                               .of = activations,
                               .owner = b});
   }
   if (shape.tiles() == 1) return;
-  reference_rows = add_value(
+  reference_head_rows = add_value(
       {.name = "rows of the reference",
        .of = add_class(
            {.name = "rows of the reference", .word = "rows of the reference", .bytes = shape.rows}),
        .owner = program.head});
+}
+
+/// Adds what the reference model's passes through a router and its experts share. They choose other
+/// experts than those of the trained model.
+void ProgramDraft::add_reference_half(BlockId router, ClassId activations) {
+  const std::string& name = block(router).name;
+  const auto add = [&](std::string_view what, ClassId of) {
+    return add_value(
+        {.name = fmt::format("the reference's {} of {}", what, name), .of = of, .owner = router});
+  };
+  reference[router] = add("output", activations);
+  reference_rows[router] = add("rows", program.values[rows[router]].of);
+  reference_sums[router] = add("sums", program.values[sums[router]].of);
+  reference_routing[router] = add("routing", program.values[routing[router]].of);
 }
 
 /// Adds the values that layers share besides the residual stream.

@@ -100,7 +100,7 @@ struct ProgramShape {
   std::vector<BlockShape> blocks;
   bool tied = false;                 ///< the output matrix has the tiles of the embedding
   bool positions = false;            ///< layers read the positions of the tokens
-  bool pairs = false;                ///< requires layers in one piece
+  bool pairs = false;                ///< requires layers in one piece, or with experts
   BlockId first_differentiated = 0;  ///< the embedding, the first block of a layer, or the head
   Bytes activation = 0;              ///< between two blocks
   Bytes batch = 0;                   ///< tokens, targets, sum rows and positions, if there are any
@@ -160,6 +160,12 @@ StepProgram write_program(const ProgramShape& shape);
 
 namespace ballast::model::passes {
 
+/// The model that a pass computes (Pass::reference).
+enum class Whose : std::uint8_t { trained, reference };
+inline std::uint8_t number_of(Whose whose) {
+  return whose == Whose::reference ? 1 : 0;
+}
+
 /// A StepProgram under construction: its passes so far, and the values and sums that passes use.
 class ProgramDraft {
  public:
@@ -180,8 +186,13 @@ class ProgramDraft {
   std::vector<ValueId> routing;        ///< written by routers
   std::vector<ValueId> residual;       ///< Port::residual of halves with experts
   std::vector<ValueId> result_gradient;  ///< Port::result_gradient of routers
-  std::vector<ValueId> reference;        ///< written by a reference model's pass through the block
-  std::vector<ValueId> keys_values;      ///< written by layers whose keys others read
+  // Values of the reference model: the output of its pass through the block or through the half
+  // that the block is in, and those that the blocks of a half with experts share.
+  std::vector<ValueId> reference;
+  std::vector<ValueId> reference_rows;
+  std::vector<ValueId> reference_sums;
+  std::vector<ValueId> reference_routing;
+  std::vector<ValueId> keys_values;  ///< written by layers whose keys others read
   std::vector<ValueId> keys_values_gradient;
   ValueId layer_inputs = kNone;
   ValueId layer_inputs_gradient = kNone;
@@ -189,7 +200,7 @@ class ProgramDraft {
   ValueId router_losses = kNone;
   ValueId losses = kNone;
   ValueId pairs = kNone;
-  ValueId reference_rows = kNone;
+  ValueId reference_head_rows = kNone;
   ValueId logits = kNone;
   // With tensor parallelism.
   ValueId embedded = kNone;  ///< rows of the embedding that this place has, other rows zero
@@ -217,6 +228,22 @@ class ProgramDraft {
   /// Returns the activation that the reference model's pass through `id` reads. Both models compute
   /// the same before the first differentiated block.
   [[nodiscard]] ValueId reference_input(BlockId id) const;
+  // Values of the trained or the reference model, by the block that a pass computes.
+  [[nodiscard]] ValueId input_of(BlockId id, Whose whose) const {
+    return whose == Whose::reference ? reference_input(id) : input[id];
+  }
+  [[nodiscard]] ValueId output_of(BlockId id, Whose whose) const {
+    return whose == Whose::reference ? reference[id] : output(id);
+  }
+  [[nodiscard]] ValueId rows_of(BlockId id, Whose whose) const {
+    return (whose == Whose::reference ? reference_rows : rows)[shape.first_of(id)];
+  }
+  [[nodiscard]] ValueId sums_of(BlockId id, Whose whose) const {
+    return (whose == Whose::reference ? reference_sums : sums)[shape.first_of(id)];
+  }
+  [[nodiscard]] ValueId routing_of(BlockId id, Whose whose) const {
+    return (whose == Whose::reference ? reference_routing : routing)[shape.first_of(id)];
+  }
   /// Returns the block of the layer whose keys and values the layer `id`, in one piece, reads.
   [[nodiscard]] BlockId source_of_keys(BlockId id) const;
   /// Returns whether the layer is the last one that reads keys and values of another.
@@ -240,6 +267,7 @@ class ProgramDraft {
   void add_experts_around_norms();
   void add_head();
   void add_reference();
+  void add_reference_half(BlockId router, ClassId activations);
   void add_links();
   void add_sums();
   void add_exchanges();
@@ -306,7 +334,7 @@ PassId norm(ProgramDraft& draft, BlockId block);
 PassId norm_again(ProgramDraft& draft, BlockId block);
 PassId norm_backward(ProgramDraft& draft, BlockId block);
 /// A tile of a layer, or a shared expert.
-PassId tile(ProgramDraft& draft, BlockId block);
+PassId tile(ProgramDraft& draft, BlockId block, Whose whose = Whose::trained);
 PassId tile_backward(ProgramDraft& draft, BlockId block);
 
 /// Tensor parallelism: sums over the tiles of all places. The result of half a layer, the gradient
@@ -316,15 +344,18 @@ PassId sum_gradients(ProgramDraft& draft, BlockId half, std::uint32_t tiles);
 PassId sum_embeddings(ProgramDraft& draft, BlockId block);
 
 /// Passes of any kind of tile, including experts, with the arguments that all tiles have.
-Pass forward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel);
+Pass forward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel,
+                     Whose whose = Whose::trained);
 Pass backward_of_tile(const ProgramDraft& draft, BlockId block, Kernel kernel);
 
 PassId router(ProgramDraft& draft, BlockId block, bool training);
+/// The reference model's router, which counts in no loss.
+PassId reference_router(ProgramDraft& draft, BlockId block);
 PassId router_again(ProgramDraft& draft, BlockId block);
 /// The losses of all routers, between the forward and the backward passes of a step.
 PassId router_losses(ProgramDraft& draft);
 PassId router_backward(ProgramDraft& draft, BlockId block);
-PassId expert(ProgramDraft& draft, BlockId block);
+PassId expert(ProgramDraft& draft, BlockId block, Whose whose = Whose::trained);
 PassId expert_backward(ProgramDraft& draft, BlockId block);
 /// The norm of the experts' sum, see SublayerSpec::after.
 PassId result_norm(ProgramDraft& draft, BlockId block);

@@ -75,7 +75,7 @@ TEST(PairedDocuments, HavePositionsOnlyIfTheyAreWanted) {
   EXPECT_EQ(read(*plain, 0, 5).positions, Ids(5, 9));
   const auto source = paired(files, {0, 2}, 5, false, 0, true);
   EXPECT_TRUE(source->packed());
-  EXPECT_EQ(read(*source, 0, 5).targets, (Ids{12, 13, -1, -1, -1}));
+  EXPECT_EQ(read(*source, 0, 5).targets, (Ids{12, 13, -1, -2, -2}));
   EXPECT_EQ(read(*source, 0, 5).positions, (Ids{0, 1, 2, 0, 1}));
   EXPECT_EQ(read(*source, 1, 5).positions, (Ids{0, 1, 2, 3, 4}));
 }

@@ -120,6 +120,12 @@ Case shared_experts() {
   return one;
 }
 
+Case pairs_of_experts() {
+  Case one = {"pairs_of_experts", with_adapters(with_experts())};
+  one.shape.pairs = true;
+  return one;
+}
+
 Case losses_of_a_step() {
   ModelConfig c = with_experts();
   c.num_layers = 2;
@@ -157,7 +163,8 @@ std::vector<Case> cases() {
           pairs(),
           quantised(),
           linked_layers(),
-          losses_of_a_step()};
+          losses_of_a_step(),
+          pairs_of_experts()};
 }
 
 /// Sizes as a device might need them: round numbers, so that the texts do not depend on kernels.

@@ -125,6 +125,10 @@ std::vector<Kind> expert_kinds() {
        kMixtral + R"(, "output_router_logits": true)",
        {"ballast.router_losses=step"},
        kAllOnNvme},
+      {"DPO of experts over nf4", kMixtral,
+       kAdapters + nf4 +
+           Overrides{R"(data={"pairs": ["unused.safetensors"], "sequence_length": 37})"},
+       kAllOnNvme},
       {"gpt-oss in nf4 with adapters", kGptOss, kAdapters + nf4 + kAllOnHost, kAllOnNvme},
   };
 }
