@@ -20,6 +20,9 @@ using text::Json;
 /// Names that PEFT replaces.
 constexpr std::string_view kMapsOfExperts = "gate_proj up_proj down_proj";
 constexpr const char* kModelConfig = "config.json";
+/// Parameters of transformers' classes with the maps of all experts of a layer.
+constexpr std::string_view kStackedGateUp = "gate_up_proj";
+constexpr std::string_view kStackedDown = "down_proj";
 
 /// Returns whether PEFT converts the names of maps in models of this type.
 bool is_converted(std::string_view type) {
@@ -27,10 +30,6 @@ bool is_converted(std::string_view type) {
     const model::Family& family = model::family(name);
     return family.checkpoint_type() == type && family.checkpoint_rules().peft_converts;
   });
-}
-
-bool is_of_expert(std::string_view module) {
-  return module.find(".experts.") != std::string_view::npos;
 }
 
 }  // namespace
@@ -87,6 +86,10 @@ bool is_named_like_expert(std::string_view module) {
   return text::has_word(kMapsOfExperts, module.substr(module.rfind('.') + 1));
 }
 
+bool is_of_expert(std::string_view module) {
+  return module.find(".experts.") != std::string_view::npos;
+}
+
 bool needs_parameters(std::string_view type, const std::vector<std::string>& modules) {
   return is_converted(type) && std::ranges::any_of(modules, is_named_like_expert) &&
          std::ranges::none_of(modules, is_of_expert);
@@ -115,9 +118,17 @@ std::vector<std::string> modules_of_parameters(const std::string& file, const Js
       modules.push_back(name.substr(0, name.size() - kWeight.size()));
       continue;
     }
+    const std::string last = name.substr(name.rfind('.') + 1);
+    if (parameter.is_string() && (last == kStackedGateUp || last == kStackedDown)) {
+      // "down_proj" alone also names maps of dense layers in ballast.adapters.targets.
+      modules.push_back(name == kStackedDown ? fmt::format("experts.{}", name) : name);
+      continue;
+    }
     refuse_adapters(file, kTargetParameters, parameters,
-                    "Ballast has adapters only of weights of linear maps "
-                    "(\"model.layers.0.mlp.up_proj.weight\"), none of experts");
+                    "Ballast has adapters of weights of linear maps "
+                    "(\"model.layers.0.mlp.up_proj.weight\") and of the maps of experts "
+                    "(\"experts.gate_up_proj\", \"experts.down_proj\"), and of no other "
+                    "parameters");
   }
   return modules;
 }
@@ -138,6 +149,19 @@ std::string note_about_targets(std::string_view type, const std::vector<std::str
       "in "
       "target_parameters, for which PEFT has no dropout",
       dropout, type);
+}
+
+std::string note_about_experts(const std::vector<std::string>& modules, bool rslora) {
+  const auto is_single = [](const std::string& module) {
+    return is_of_expert(module) && !module.ends_with(kStackedGateUp) &&
+           !module.ends_with(fmt::format("experts.{}", kStackedDown));
+  };
+  if (std::ranges::none_of(modules, is_single)) return "";
+  std::string note =
+      "these adapters are of single experts' maps, which PEFT with transformers 5 converts when it "
+      "loads them";
+  if (rslora) note += ", with a scale of gate and up that is sqrt(2) too large (rsLoRA)";
+  return note + "; ballast export --merged merges them rightly";
 }
 
 }  // namespace ballast::config

@@ -60,6 +60,9 @@ inline constexpr const char* kTargetParameters = "target_parameters";
 /// is none.
 std::string type_of_base(const std::filesystem::path& weights);
 
+/// Whether the module or parameter belongs to routed experts.
+bool is_of_expert(std::string_view module);
+
 /// Whether the module has a name that experts' maps have, too.
 bool is_named_like_expert(std::string_view module);
 
@@ -73,8 +76,8 @@ bool needs_parameters(std::string_view type, const std::vector<std::string>& mod
 /// dropout for target_parameters.
 void set_targets(text::Json& settings, const std::vector<std::string>& modules);
 
-/// Returns the modules whose weights `parameters`, a value of target_parameters, names. Throws
-/// Error(config) naming `file` for anything but weights of linear maps.
+/// Returns the modules whose weights `parameters`, a value of target_parameters, names, and the
+/// parameters that hold the maps of all experts. Throws Error(config) naming `file` for any others.
 std::vector<std::string> modules_of_parameters(const std::string& file,
                                                const text::Json& parameters);
 
@@ -82,5 +85,9 @@ std::vector<std::string> modules_of_parameters(const std::string& file,
 /// their folder; "" if there is none.
 std::string note_about_targets(std::string_view type, const std::vector<std::string>& modules,
                                bool dora, double dropout);
+
+/// Returns one line about what PEFT makes of adapters of single experts' maps; "" for adapters of
+/// all experts of a layer together, which it loads rightly.
+std::string note_about_experts(const std::vector<std::string>& modules, bool rslora);
 
 }  // namespace ballast::config

@@ -42,7 +42,8 @@ constexpr std::array<std::pair<const char*, const char*>, 9> kSame = {
 /// Keys that do not change what saved adapters compute.
 constexpr std::string_view kIgnoredKeys =
     "auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config "
-    "fan_in_fan_out inference_mode loftq_config lora_ga_config megatron_core monteclora_config "
+    "fan_in_fan_out inference_mode loftq_config lora_B_layout lora_ga_config megatron_core "
+    "monteclora_config "
     "peft_version qalora_group_size revision runtime_config task_type";
 
 /// Kinds of initial values that do not change the weights of the model.
@@ -67,47 +68,6 @@ void check_type(const std::string& file, std::string_view key, const Json& value
       value.is_array() &&
       std::all_of(names.begin(), names.end(), [](const Json& name) { return name.is_string(); });
   if (!list) refuse_adapters(file, key, value, "a list of names is expected");
-}
-
-/// The modules whose tensors are trained in full.
-std::vector<std::string> trained_modules(const model::Architecture& model) {
-  std::vector<std::string> modules;
-  for (const model::BlockSpec& block : model.blocks) {
-    for (const model::TensorSpec& tensor : block.tensors) {
-      if (tensor.frozen || tensor.adapter) continue;
-      std::string module = tensor.name.substr(0, tensor.name.rfind('.'));
-      if (!has_name(modules, module)) modules.push_back(std::move(module));
-    }
-  }
-  return modules;
-}
-
-/// The modules with adapters.
-std::vector<std::string> adapted_modules(const model::Architecture& model) {
-  constexpr std::string_view kFirst = ".lora_A.weight";
-  std::vector<std::string> modules;
-  for (const model::BlockSpec& block : model.blocks) {
-    for (const model::TensorSpec& tensor : block.tensors) {
-      if (!tensor.adapter || !tensor.name.ends_with(kFirst)) continue;
-      modules.push_back(tensor.name.substr(0, tensor.name.size() - kFirst.size()));
-    }
-  }
-  return modules;
-}
-
-/// Whether the last parts of the adapted modules' names also name maps of experts.
-bool has_ambiguous_targets(const model::Architecture& model) {
-  const bool experts = std::ranges::any_of(model.blocks, [](const model::BlockSpec& block) {
-    return block.content == model::BlockContent::router;
-  });
-  return experts && std::ranges::any_of(adapted_modules(model), is_named_like_expert);
-}
-
-/// The model_type of the model at `base`, or the one of folders that Ballast writes.
-std::string type_over(const model::Architecture& model, const fs::path& base) {
-  std::string type = type_of_base(base);
-  if (!type.empty()) return type;
-  return std::string(model::family(model.config.family).checkpoint_type());
 }
 
 Json names_in_text_model(const Json& names) {
@@ -242,70 +202,6 @@ std::string name_in_class(const std::string& name, const std::string& prefix) {
   return prefix + name.substr(std::string_view(kModulePrefix).size());
 }
 
-namespace {
-
-/// Writes the patterns of `model`, for folders that list each adapted module by its name there:
-/// those of modules whose numbers differ from the ones of all.
-void write_named_patterns(Json& json, const model::Architecture& model, const std::string& prefix,
-                          bool parameters) {
-  const model::AdapterConfig& adapters = *model.adapters;
-  model::ModulePatterns ranks;
-  model::ModulePatterns alphas;
-  for (const std::string& module : adapted_modules(model)) {
-    std::string name = name_in_class(module, prefix);
-    if (parameters && is_named_like_expert(module)) name += kWeight;
-    const auto rank = static_cast<double>(adapters.rank_of(module));
-    const double alpha = adapters.alpha_of(module);
-    if (adapters.rank_of(module) != adapters.rank) expects(ranks.add(name, rank), "a plain name");
-    if (alpha != adapters.alpha) expects(alphas.add(name, alpha), "a plain name");
-  }
-  json[kRankPattern] = write_patterns(ranks);
-  json[kAlphaPattern] = write_patterns(alphas);
-}
-
-}  // namespace
-
-Json make_adapter_config(const model::Architecture& model, const fs::path& base,
-                         const std::string& prefix) {
-  expects(model.adapters.has_value(), "the model has no adapters");
-  const model::AdapterConfig& adapters = *model.adapters;
-  std::vector<std::string> modules = trained_modules(model);
-  std::vector<std::string> targets = adapters.targets;
-  const bool named = prefix != kModulePrefix || has_ambiguous_targets(model);
-  if (named) targets = adapted_modules(model);
-  for (std::string& name : targets) name = name_in_class(name, prefix);
-  for (std::string& name : modules) name = name_in_class(name, prefix);
-  Json json =
-      Json::object({{"peft_type", "LORA"},
-                    {"task_type", "CAUSAL_LM"},
-                    {"base_model_name_or_path", base.empty() ? Json() : Json(base.string())},
-                    {"r", adapters.rank},
-                    {"lora_alpha", adapters.alpha},
-                    {kRankPattern, write_patterns(adapters.rank_pattern)},
-                    {kAlphaPattern, write_patterns(adapters.alpha_pattern)},
-                    {"lora_dropout", adapters.dropout},
-                    {"use_rslora", adapters.rslora},
-                    {"use_dora", adapters.dora},
-                    {"target_modules", list_of(targets)},
-                    {"modules_to_save", modules.empty() ? Json() : list_of(modules)},
-                    {"fan_in_fan_out", adapters.input_first},
-                    {"bias", "none"},
-                    {"init_lora_weights", true},
-                    {"inference_mode", true}});
-  const bool parameters = needs_parameters(type_over(model, base), targets);
-  if (parameters && !adapters.dora) set_targets(json, targets);
-  if (named || parameters) {
-    write_named_patterns(json, model, prefix, parameters && !adapters.dora);
-  }
-  return json;
-}
-
-std::string note_about_peft(const model::Architecture& model, const fs::path& base) {
-  if (!model.adapters) return "";
-  return note_about_targets(type_over(model, base), adapted_modules(model), model.adapters->dora,
-                            model.adapters->dropout);
-}
-
 RespeltAdapters respell_adapters(const std::string& text, const std::vector<std::string>& modules) {
   constexpr std::array kRules = {kAlphaPattern,    "exclude_modules",     "fan_in_fan_out",
                                  "layers_pattern", "layers_to_transform", "lora_bias",
@@ -398,16 +294,16 @@ MergeSettings read_merge_settings(const fs::path& folder) {
   const auto is_one_of = [](const auto& list, const std::string& key) {
     return std::find(list.begin(), list.end(), key) != list.end();
   };
+  MergeSettings settings;
   for (const auto& [key, value, at] : json.members()) {
     if (key == "init_lora_weights" && !(value == kMica)) check_beginning(file, value);
     if (is_one_of(kRead, key) || is_one_of(kShownByTensors, key)) continue;
     if (key == kTargetParameters) {
-      modules_of_parameters(file, value);
+      settings.parameters = modules_of_parameters(file, value);
       continue;
     }
     check_adapter_key(file, key, value);
   }
-  MergeSettings settings;
   if (const Json* const rank = json.find("r"); rank != nullptr && !rank->is_null()) {
     if (!rank->whole()) refuse_adapters(file, "r", *rank, "a whole number is expected");
     settings.rank = *rank->whole();

@@ -72,8 +72,9 @@ Section keys_of(AdapterSection& a) {
            "false", "true, false"}),
       row(kResultsAndPlan, also_called(names("targets", a.targets), {"target_modules"}),
           {"linear layers that get a low-rank adapter, like PEFT's `target_modules`: names or "
-           "their last parts (`\"q_proj\"`, `\"mlp.c_proj\"`), or `\"all-linear\"` for all of "
-           "attention and MLPs",
+           "their last parts (`\"q_proj\"`, `\"mlp.c_proj\"`), also of experts and routers, see "
+           "[adapters of experts](fine-tuning.md#adapters-of-experts), or `\"all-linear\"` for all "
+           "of attention and dense MLPs",
            "required", "name, list of names, `\"all-linear\"`"}),
       row(kResultsAndPlan, names("modules_to_save", a.modules_to_save),
           {"further modules that are trained in full: module names or their ends (`\"lm_head\"`), "
@@ -156,6 +157,17 @@ Key adapters_key(BallastSection& b) {
 
 namespace {
 
+/// Replaces the number of an expert in the name of one of its maps by "*".
+std::string of_any_expert(std::string module) {
+  constexpr std::string_view kExperts = ".experts.";
+  const std::size_t begin = module.find(kExperts);
+  if (begin == std::string::npos) return module;
+  const std::size_t first = begin + kExperts.size();
+  const std::size_t end = module.find('.', first);
+  if (end == std::string::npos) return module;
+  return module.replace(first, end - first, "*");
+}
+
 /// Replaces targets such as "up_proj", which in a family with experts may also name their maps, by
 /// the modules that have adapters in the PEFT folder. `section`: keys of ballast.adapters.
 void name_dense_targets(Json& section, std::string_view family,
@@ -171,15 +183,15 @@ void name_dense_targets(Json& section, std::string_view family,
     const bool ambiguous =
         is_named_like_expert(target.text()) && target.text().find(".layers.") == std::string::npos;
     const std::string end = "." + target.text() + ".lora_A.weight";
-    bool found = false;
+    std::set<std::string> found;
     for (const std::string& name : names.value_or(std::set<std::string>())) {
       if (!ambiguous || !name.starts_with(kAdapterPrefix) || !name.ends_with(end)) continue;
       const std::size_t begin = std::string_view(kAdapterPrefix).size();
       const std::size_t size = name.rfind(".lora_A") - begin;
-      named.push_back(name_in_text_model(name.substr(begin, size)));
-      found = true;
+      found.insert(of_any_expert(name_in_text_model(name.substr(begin, size))));
     }
-    if (!found) named.push_back(target);
+    if (found.empty()) found = {target.text()};
+    for (const std::string& name : found) named.push_back(name);
   }
   *targets = std::move(named);
 }

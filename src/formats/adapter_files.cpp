@@ -1,8 +1,12 @@
 #include "src/formats/adapter_files.h"
 
 #include <algorithm>
+#include <memory>
+#include <mutex>
 #include <system_error>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -20,12 +24,38 @@ namespace fs = std::filesystem;
   throw Error(ErrorCategory::data, fmt::format("{}: {}", files.path().string(), message));
 }
 
+/// Returns whether the tensor is the part of one expert in an adapter of all experts.
+bool is_stacked(const model::TensorSpec& tensor) {
+  const bool a = tensor.rows_in_all > tensor.shape.front();
+  return tensor.adapter && (a || tensor.stored.column_step > 1);
+}
+
+std::uint64_t rank_of(const model::TensorSpec& tensor) {
+  return tensor.shape[tensor.stored.column_step > 1 ? 1 : 0];
+}
+
+/// Returns the row in files of element `at` of B.
+Elems row_in_files(const model::TensorSpec& b, Elems at) {
+  return model::run_in_files(b, at).first / b.columns_in_all;
+}
+
+/// Returns the names of A and B of the adapter to which the tensor belongs.
+std::pair<std::string, std::string> names_of_stack(const model::TensorSpec& tensor) {
+  constexpr std::string_view kFirst = ".lora_A.weight";
+  constexpr std::string_view kSecond = ".lora_B.weight";
+  const std::string name = AdapterFiles::name_of(tensor);
+  const std::string module = name.substr(0, name.size() - kFirst.size());
+  return {module + std::string(kFirst), module + std::string(kSecond)};
+}
+
 }  // namespace
 
-AdapterFiles::AdapterFiles(const fs::path& folder) : files_(adapter_weights(folder)) {}
+AdapterFiles::AdapterFiles(const fs::path& folder)
+    : files_(adapter_weights(folder)), order_(StackedOrder::read(folder)) {}
 
 std::string AdapterFiles::name_of(const model::TensorSpec& tensor) {
-  return config::kAdapterPrefix + tensor.name;
+  return config::kAdapterPrefix +
+         (tensor.name_in_files.empty() ? tensor.name : tensor.name_in_files);
 }
 
 void AdapterFiles::check(const model::Architecture& model) const {
@@ -41,6 +71,7 @@ void AdapterFiles::check(const model::Architecture& model) const {
                                    name));
       }
       used.insert(place);
+      if (is_stacked(tensor) && stack_of(tensor)->rank == rank_of(tensor)) continue;
       if (place->tensor->shape == tensor.whole_shape()) continue;
       refuse(files_,
              fmt::format("tensor '{}' has shape {}, but the model needs {}", name,
@@ -56,6 +87,20 @@ void AdapterFiles::check(const model::Architecture& model) const {
 }
 
 void AdapterFiles::read(const model::TensorSpec& tensor, Elems first, std::span<float> out) const {
+  if (is_stacked(tensor)) {
+    const std::shared_ptr<const StackedAdapter> stack = stack_of(tensor);
+    const bool a = tensor.stored.column_step == 1;
+    const std::uint64_t expert = a ? tensor.first_row / tensor.shape[0] : tensor.first_column;
+    const std::span<const float> values = a ? stack->a_of(expert) : stack->b_of(expert);
+    for (float& value : out) {
+      // B has the order of rows of files.
+      const Elems there =
+          a ? first : row_in_files(tensor, first) * stack->rank + first % stack->rank;
+      value = values[there];
+      ++first;
+    }
+    return;
+  }
   while (!out.empty()) {
     const model::TensorRun run = model::run_in_files(tensor, first);
     const auto count = std::min<Elems>(run.count, out.size());
@@ -63,6 +108,24 @@ void AdapterFiles::read(const model::TensorSpec& tensor, Elems first, std::span<
     out = out.subspan(count);
     first += count;
   }
+}
+
+std::shared_ptr<const StackedAdapter> AdapterFiles::stack_of(
+    const model::TensorSpec& tensor) const {
+  const auto [a, b] = names_of_stack(tensor);
+  const std::lock_guard lock(*mutex_);
+  for (const Stack& known : stacks_) {
+    if (known.name == a) return known.adapter;
+  }
+  const bool first = name_of(tensor) == a;
+  StackedOrder order = order_;
+  order.can_be_exchanged = tensor.stored.once_exchanged;
+  const std::uint64_t experts =
+      first ? tensor.rows_in_all / tensor.shape[0] : tensor.stored.column_step;
+  auto adapter = std::make_shared<const StackedAdapter>(read_stacked_adapter(
+      files_, a, b, order, experts, first ? tensor.shape[1] : 0, first ? 0 : tensor.shape[0]));
+  stacks_[1] = std::exchange(stacks_[0], {a, std::move(adapter)});
+  return stacks_[0].adapter;
 }
 
 fs::path adapter_weights(const fs::path& folder) {

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <array>
 #include <filesystem>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,6 +16,43 @@
 #include "ballast/text/json.h"
 
 namespace ballast::formats {
+
+/// Order, according to adapter_config.json, of adapters of all experts of a layer. PEFT from
+/// 0.19.1 on has A [experts r, in], with row e r + j for row j of expert e, and B [out, experts r],
+/// with column j experts + e. Earlier versions exchange A and B of parameters [experts, out, in].
+/// Unsloth before September 2026 has column e r + j in B.
+struct StackedOrder {
+  std::optional<bool> exchanged;  ///< the order before PEFT 0.19.1; none: no peft_version
+  bool by_expert = false;         ///< lora_B_layout is "expert_major"
+  bool can_be_exchanged = true;   ///< the parameter is [experts, out, in]
+
+  /// Reads the file in `folder`. Throws Error(data) for an unknown lora_B_layout.
+  static StackedOrder read(const std::filesystem::path& folder);
+};
+
+/// Matrices of all experts: A [experts, rank, in], B [experts, out, rank].
+struct StackedAdapter {
+  std::uint64_t experts = 0;
+  std::uint64_t rank = 0;
+  std::uint64_t in = 0;
+  std::uint64_t out = 0;
+  std::vector<float> a;
+  std::vector<float> b;
+
+  [[nodiscard]] std::span<const float> a_of(std::uint64_t expert) const {
+    return std::span(a).subspan(expert * rank * in, rank * in);
+  }
+  [[nodiscard]] std::span<const float> b_of(std::uint64_t expert) const {
+    return std::span(b).subspan(expert * out * rank, out * rank);
+  }
+};
+
+/// Reads the adapter of a parameter whose tensors are `a` and `b` in the files. `in` and `out`: of
+/// one expert's map; one of them may be 0, the one that fits the other. Throws Error(data) if their
+/// shapes do not fit, or if the order is ambiguous (equal sides, no version).
+StackedAdapter read_stacked_adapter(const WeightFiles& files, const std::string& a,
+                                    const std::string& b, const StackedOrder& order,
+                                    std::uint64_t experts, std::uint64_t in, std::uint64_t out);
 
 /// The tensors of a PEFT folder (config/adapter_folder.h): those of adapters, and modules that are
 /// trained in full.
@@ -33,7 +73,19 @@ class AdapterFiles {
   [[nodiscard]] static std::string name_of(const model::TensorSpec& tensor);
 
  private:
+  struct Stack {
+    std::string name;
+    std::shared_ptr<const StackedAdapter> adapter;
+  };
+  /// The adapter of all experts that has a part for the expert of `tensor`, which is A or B. Keeps
+  /// two, because some threads may still read one while others read the next.
+  [[nodiscard]] std::shared_ptr<const StackedAdapter> stack_of(
+      const model::TensorSpec& tensor) const;
+
   WeightFiles files_;
+  StackedOrder order_;
+  mutable std::array<Stack, 2> stacks_;
+  std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();
 };
 
 /// The file of the tensors in a PEFT folder. Throws Error(data) for a file of pickled tensors.
@@ -81,6 +133,14 @@ class MergedAdapters {
   void apply(const std::string& name, Elems first, std::span<float> values);
 
  private:
+  /// Adds scale * left [rows, rank] * right [rank, columns] to rows of a tensor.
+  struct RowsChange {
+    std::size_t rows = 0;
+    std::size_t rank = 0;
+    float scale = 1.0F;
+    std::vector<float> left;
+    std::vector<float> right;
+  };
   struct TensorChange {
     const WeightPlace* source = nullptr;       ///< weights of the model
     const WeightPlace* replacement = nullptr;  ///< weights of the adapters that replace the model's
@@ -93,6 +153,8 @@ class MergedAdapters {
                                               ///< transposed matrix
     bool of_columns = false;
     std::vector<float> dora_scales;  ///< factors of DoRA for rows or columns
+    /// Products for some rows of a tensor with the maps of several experts, by their first row.
+    std::map<Elems, RowsChange> parts;
     /// Rows of `rows` by row of the tensor, for trained tokens.
     std::map<Elems, Elems> tokens;
     const WeightPlace* rows = nullptr;
@@ -107,6 +169,14 @@ class MergedAdapters {
   [[nodiscard]] AdapterTensor part_of(const WeightPlace& place) const;
   void add(const AdapterTensor& part);
   void add_product(const AdapterTensor& part, bool embedding);
+  // merged_experts.cpp
+  /// The parameter with the maps of all experts whose adapter `part` belongs to; "": none.
+  [[nodiscard]] std::string stack_of(const AdapterTensor& part) const;
+  void add_stack(const AdapterTensor& part, const std::string& parameter);
+  void add_to_rows(const AdapterTensor& part, const WeightPlace& place, RowsChange rows);
+  void add_expert(const AdapterTensor& part, const WeightPlace& place);
+  /// The tensor of the model for a name in transformers' class.
+  [[nodiscard]] const WeightPlace* find_in_base(const std::string& name) const;
   void add_bias(const AdapterTensor& part);
   void add_tokens(const AdapterTensor& part);
   void replace(const AdapterTensor& part, const std::string& tensor);
@@ -120,6 +190,7 @@ class MergedAdapters {
                                            const std::string& suffix) const;
 
   void add_to(const TensorChange& change, Elems first, std::span<float> values) const;
+  void add_parts_to(const TensorChange& change, Elems first, std::span<float> values) const;
   void put_tokens(const TensorChange& change, Elems first, std::span<float> values) const;
   void compute_dora_scales(TensorChange& change) const;
 

@@ -63,7 +63,7 @@ std::vector<float> transposed(const std::vector<float>& from, std::size_t rows,
 
 /// A vector has one column.
 std::size_t columns_of(const StoredTensor& tensor) {
-  return tensor.shape.size() < 2 ? 1 : tensor.elements / std::max<Elems>(tensor.shape.front(), 1);
+  return tensor.shape.size() < 2 ? 1 : tensor.shape.back();
 }
 
 bool has_one_of(std::string_view name, std::initializer_list<std::string_view> parts) {
@@ -163,6 +163,10 @@ const WeightPlace* MergedAdapters::sibling(const AdapterTensor& part,
 }
 
 void MergedAdapters::add(const AdapterTensor& part) {
+  if (const std::string parameter = stack_of(part); !parameter.empty()) {
+    if (part.suffix == kFirst) return add_stack(part, parameter);
+    if (part.suffix == kSecond && sibling(part, std::string(kFirst)) != nullptr) return;
+  }
   if (part.suffix == kFirst) return add_product(part, false);
   if (part.suffix == kFirstOfTokens) return add_product(part, true);
   if (part.suffix == kSecondBias) return add_bias(part);
@@ -189,7 +193,7 @@ void MergedAdapters::add(const AdapterTensor& part) {
 
 MergedAdapters::TensorChange& MergedAdapters::change_of(const AdapterTensor& part,
                                                         const std::string& name) {
-  const WeightPlace* const found = base_.find(name);
+  const WeightPlace* const found = find_in_base(name);
   if (found == nullptr) {
     if (!tied_ || config::name_in_text_model(name) != config::name_in_text_model(output_)) {
       refuse_merge(files_, fmt::format("tensor '{}' belongs to '{}', which {} lacks",
@@ -225,6 +229,8 @@ void MergedAdapters::replace(const AdapterTensor& part, const std::string& tenso
 }
 
 void MergedAdapters::add_product(const AdapterTensor& part, bool embedding) {
+  const WeightPlace* const place = base_.find(part.module + ".weight");
+  if (place != nullptr && place->stack != nullptr) return add_expert(part, *place);
   TensorChange& change = change_of(part, part.module + ".weight");
   const StoredTensor& a = *part.place->tensor;
   const WeightPlace* const b = sibling(part, std::string(embedding ? kSecondOfTokens : kSecond));
@@ -362,11 +368,12 @@ void MergedAdapters::apply(const std::string& name, Elems first, std::span<float
   TensorChange& change = changes_.at(name);
   if (change.replacement != nullptr) files_.read(change.replacement->tensor->name, values, first);
   if (change.rows != nullptr) return put_tokens(change, first, values);
-  if (change.rank == 0) return;
+  if (change.rank == 0 && change.parts.empty()) return;
   if (change.magnitudes != nullptr && first == 0) compute_dora_scales(change);
   model::host::split(values.size(), kUnit, [&](model::host::Range r) {
     const std::span<float> part = values.subspan(r.begin, r.size());
     add_to(change, first + r.begin, part);
+    add_parts_to(change, first + r.begin, part);
     if (change.dora_scales.empty()) return;
     const std::size_t columns = columns_of(*change.source->tensor);
     for (std::size_t i = 0; i < part.size(); ++i) {
@@ -380,7 +387,7 @@ void MergedAdapters::add_to(const TensorChange& change, Elems first,
                             std::span<float> values) const {
   const std::size_t columns = columns_of(*change.source->tensor);
   std::vector<float> sums;
-  while (!values.empty()) {
+  while (change.rank > 0 && !values.empty()) {
     const std::size_t row = first / columns;
     const std::size_t column = first % columns;
     const std::size_t count = std::min(values.size(), columns - column);

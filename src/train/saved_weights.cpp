@@ -1,6 +1,7 @@
 #include "src/train/saved_weights.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <span>
 #include <system_error>
@@ -261,8 +262,33 @@ void describe(formats::ModelFolderWriter& writer, const config::Config& config,
 }
 
 std::string adapter_name(const model::TensorSpec& tensor, const std::string& prefix) {
-  return config::kAdapterPrefix + config::name_in_class(tensor.name, prefix);
+  const std::string& name = tensor.name_in_files.empty() ? tensor.name : tensor.name_in_files;
+  return config::kAdapterPrefix + config::name_in_class(name, prefix);
 }
+
+/// Collects tensors whose columns alternate with those of other experts in files. Keeps the values
+/// of the file's tensors until those of all experts are there, for at most one layer.
+class AlternatingColumns {
+ public:
+  void write(formats::ModelFolderWriter& writer, const std::string& name,
+             const model::TensorSpec& tensor, std::span<const float> values) {
+    Whole& whole = wholes_[name];
+    whole.values.resize(tensor.shape.front() * tensor.columns_in_all);
+    for (Elems i = 0; i < tensor.size; ++i) {
+      whole.values[model::run_in_files(tensor, i).first] = values[i];
+    }
+    if (++whole.experts < tensor.stored.column_step) return;
+    writer.write(name, whole.values, 0);
+    wholes_.erase(name);
+  }
+
+ private:
+  struct Whole {
+    std::vector<float> values;
+    std::uint64_t experts = 0;  ///< number of experts whose columns are there
+  };
+  std::map<std::string, Whole> wholes_;
+};
 
 std::vector<formats::TensorToStore> adapters_of(const model::Architecture& model,
                                                 const std::string& prefix) {
@@ -352,6 +378,7 @@ void save_weights(engine::Engine& engine, const config::Config& config, bool fir
     writer.emplace(config.ballast.out / formats::kRunWeights, files_of(model, imported, prefix));
   }
   Bytes done = 0;
+  AlternatingColumns columns;
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
     if (first) progress(done, total);
     const model::BlockSpec& block = model.blocks[b];
@@ -366,8 +393,12 @@ void save_weights(engine::Engine& engine, const config::Config& config, bool fir
       if (!writer) continue;
       ImportedFiles::Target target = imported.target_of(tensor);
       if (model.adapters) target.name = adapter_name(tensor, prefix);
-      write(*writer, target.name, tensor, std::span(values).subspan(tensor.offset, tensor.size),
-            target.first);
+      const auto own = std::span(values).subspan(tensor.offset, tensor.size);
+      if (tensor.stored.column_step > 1) {
+        columns.write(*writer, target.name, tensor, own);
+      } else {
+        write(*writer, target.name, tensor, own, target.first);
+      }
     }
   }
   if (!writer) return;

@@ -105,6 +105,16 @@ def llama_config(tied, theta):
         bos_token_id=None, eos_token_id=None)
 
 
+def experts_config():
+    return transformers.Qwen2MoeConfig(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=40, max_position_embeddings=48, rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, tie_word_embeddings=False,
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        shared_expert_intermediate_size=24, mlp_only_layers=[0], attention_dropout=0.0,
+        pad_token_id=None, bos_token_id=None, eos_token_id=None)
+
+
 # `model` uses the key names of Ballast's configs; `transformers` is built from the same numbers.
 CASES = {
     "gpt2": {
@@ -171,6 +181,24 @@ CASES["gpt2_dora"] = CASES["gpt2"] | {
     "initial": "gpt2", "clip": 0.28, "steps": 10,
     "adapters": {"r": 3, "lora_alpha": 5, "use_dora": True, "fan_in_fan_out": True,
                  "target_modules": ["c_attn", "mlp.c_proj"]}}
+# All maps of a layer with experts, those of the experts together.
+CASES["qwen2_moe"] = {
+    "make": experts_config, "warmup_type": "log", "clip": 1.1, "seed": 14, "steps": 10,
+    "kinds": ("fp32",),
+    "model": {"family": "qwen2_moe", "vocab_size": VOCAB, "hidden_size": 32, "num_layers": 2,
+              "num_heads": 4, "num_kv_heads": 2, "intermediate_size": 40, "max_sequence": 48,
+              "norm_epsilon": 1e-6, "rope_theta": 10000.0, "tie_embeddings": False,
+              "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+              "shared_expert_intermediate_size": 24, "mlp_only_layers": [0]},
+}
+CASES["qwen2_moe_lora"] = CASES["qwen2_moe"] | {
+    "initial": "qwen2_moe", "clip": 0.22,
+    "adapters": {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj", "o_proj"],
+                 "rank_pattern": {"experts.down_proj": 5},
+                 "target_parameters": [
+                     "mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight",
+                     "shared_expert.up_proj.weight", "shared_expert.down_proj.weight",
+                     "mlp.gate_proj.weight"]}}
 PREFIX = "base_model.model."
 
 
@@ -224,7 +252,7 @@ def randomise(model, seed):
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         values = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
-        if parameter.dim() == 2:
+        if parameter.dim() >= 2:
             values *= 0.1
         elif name.endswith("bias"):
             values *= 0.03

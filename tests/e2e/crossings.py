@@ -149,6 +149,15 @@ def draw_model(dice):
     return model
 
 
+def draw_targets(dice, family):
+    """Draws maps of experts, alone or of all experts together, and perhaps the router."""
+    only_stacks = family in ("gpt_oss", "granitemoe_swa", "mistral4")
+    alone = ["w1", "w2"] if family in ("mixtral", "minimax_m2") else ["gate_proj", "down_proj"]
+    targets = ["experts.gate_up_proj", "experts.down_proj"] if only_stacks or dice.random() < 0.5 else alone
+    router = {"gpt_oss": "mlp.router", "granitemoe_swa": "block_sparse_moe.router"}.get(family, "mlp.gate")
+    return dice.sample(targets, dice.choice([1, 2, 2])) + [router] * (dice.random() < 0.3)
+
+
 def draw_trained(dice, model):
     """Draws what is trained and how the rest is stored: keys of the section ballast."""
     layer = LAYER.get(model["family"], "model.layers.{}.*")
@@ -166,6 +175,8 @@ def draw_trained(dice, model):
         adapters["dropout"] = 0.1
     if dice.random() < 0.3:
         adapters["modules_to_save"] = ["lm_head"]
+    if model["family"] in EXPERTS and dice.random() < 0.6:
+        adapters |= {"targets": draw_targets(dice, model["family"]), "dora": False, "dropout": 0}
     return kept | {"train": "adapters", "adapters": adapters}
 
 

@@ -411,6 +411,26 @@ TEST(Invariance, AdaptersOfAttentionBeforeExpertsInFp32) {
                      "ballast.quantized_base=int8"});
 }
 
+/// Some experts have no rows, so their gradients are zero.
+TEST(Invariance, AdaptersOfAllExpertsInBf16) {
+  expect_invariance(training(kExperts, "adapters"), true,
+                    {R"(ballast.adapters={"rank": 3, "targets":
+                        ["q_proj", "experts.gate_up_proj", "experts.down_proj", "mlp.gate",
+                         "shared_expert.up_proj", "shared_expert.down_proj"]})",
+                     "ballast.quantized_base=nf4"});
+}
+TEST(Invariance, AdaptersOfSingleExpertsInFp32) {
+  expect_same(training(kLatentExperts, "adapters"), false, variants_of_experts(),
+              {"model.router_bias_update_speed=0",
+               R"(ballast.adapters={"rank": 3, "targets": ["gate_proj", "down_proj"]})"});
+}
+TEST(Invariance, AdaptersOfTransposedExpertsInFp32) {
+  expect_invariance(
+      training(kAllExperts, "adapters"), false,
+      {R"(ballast.adapters={"rank": 5, "targets": ["gate_up_proj", "down_proj", "mlp.router"]})",
+       test::kPacked});
+}
+
 /// Quantises the frozen matrices, and trains magnitudes.
 TEST(Invariance, AdaptersOfABaseInFourBits) {
   Model model = training(kLlama, "adapters");

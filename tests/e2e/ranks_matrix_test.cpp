@@ -229,6 +229,11 @@ TEST(RanksMatrix, ExpertsInEveryStage) {
   compare_all(kExperts, false, 0.45, {});
 }
 
+TAG_TESTS("2_ranks", "RanksMatrix.AdaptersOfExpertsInEveryStage");
+TEST(RanksMatrix, AdaptersOfExpertsInEveryStage) {
+  compare_all(kExperts, false, 0.45,
+              {"ballast.train=adapters", R"(ballast.adapters={"targets": ["gate_up_proj"]})"});
+}
 TAG_TESTS("3_ranks", "RanksMatrix.ExpertsThatAreTouchedAndMoveEarly");
 TEST(RanksMatrix, ExpertsThatAreTouchedAndMoveEarly) {
   compare_all(kExperts, false, 0.45,

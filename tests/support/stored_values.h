@@ -14,9 +14,10 @@ namespace ballast::test {
 inline std::vector<float> read_tensor(const formats::SafetensorsReader& from,
                                       const model::TensorSpec& tensor,
                                       const std::string& prefix = "") {
+  const std::string& name = tensor.name_in_files.empty() ? tensor.name : tensor.name_in_files;
   // Reads all of it if it is in several blocks.
-  std::vector<float> stored(from.find(prefix + tensor.name)->elements);
-  from.read(prefix + tensor.name, stored);
+  std::vector<float> stored(from.find(prefix + name)->elements);
+  from.read(prefix + name, stored);
   std::vector<float> found;
   while (found.size() < tensor.size) {
     const model::TensorRun run = model::run_in_files(tensor, found.size());

@@ -31,6 +31,8 @@ text::Json read_adapter_folder(const std::filesystem::path& folder);
 struct MergeSettings : model::AdapterConfig {
   /// Ids of the tokens whose rows are trained, by module; "" is the embedding.
   std::vector<std::pair<std::string, std::vector<std::uint64_t>>> tokens;
+  /// Modules and parameters that target_parameters names, without ".weight".
+  std::vector<std::string> parameters;
 
   /// nullptr if the config names no tokens of `module`.
   [[nodiscard]] const std::vector<std::uint64_t>* tokens_of(const std::string& module) const;

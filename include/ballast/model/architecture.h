@@ -99,6 +99,11 @@ struct StoredRows {
   /// addends are bf16 values, and those of a value add up to it. 1: memory has the values.
   std::uint64_t addends = 1;
   bool as_row = false;  ///< files have a list as a matrix of one row
+  /// Distance between columns in the file's matrix, if it has columns of other tensors between
+  /// them.
+  std::uint64_t column_step = 1;
+  /// For an adapter of all experts: PEFT before 0.19.1 exchanged A and B.
+  bool once_exchanged = false;
 };
 /// Number of bf16 values that any fp32 value is the sum of.
 inline constexpr std::uint64_t kAddends = 3;
@@ -119,6 +124,8 @@ struct TensorSpec {
   /// For Init::uniform: the bound b of [-b, b]; for log_uniform: that of (0, b).
   double stddev = 0.0;
   StoredRows stored;
+  /// For a tensor of an adapter whose name in files of PEFT is another.
+  std::string name_in_files = {};
   double adapter_scale = 1.0;  ///< for A of an adapter: its factor s
   bool frozen = false;         ///< not trained, see freeze()
   bool buffer = false;         ///< never trained: it has no gradient

@@ -94,6 +94,14 @@ class AdaptedMaps {
     add_adapters(block, map, x, y, map.out, rows);
     scale_results(block, map, residual, y, map.out, rows);
   }
+  /// y = W x + s B h in fp32, without the bias, for maps without magnitudes and dropout.
+  void linear_sums(const BlockWeights<T>& block, const LinearAt& map, const T* x, float* y,
+                   std::size_t y_row, const MapRows& rows) {
+    const Product p = forward_product(block[map], x, y, y_row, rows.count);
+    ops_.products->multiply(p.extents, p.a, p.b, p.c);
+    expects(map.adapters.empty() || (!dora_ && dropout_ == 0.0), "sums have plain adapters");
+    add_adapters(block, map, x, y, y_row, rows);
+  }
   /// Also prepares what linear_input() of the same map needs, until linear_weight() of another
   /// input.
   void linear_weight(const BlockWeights<T>& block, const LinearAt& map, const T* x, const T* dy,
@@ -136,8 +144,12 @@ class AdaptedMaps {
                                true);
       }
     } else {
-      expects(map.adapters.empty(), "tiles of layers have no adapters");
       ops_.products->linear_input_part(block[map], dy, dy_row, dx, rows.count, add_to_dx);
+      expects(map.adapters.empty() || (!dora_ && dropout_ == 0.0), "sums have plain adapters");
+      for (const AdapterAt& at : map.adapters) {
+        ops_.products->linear_input_part(block[first(at, map.in)], dh_.at(at.number), at.rank, dx,
+                                         rows.count, true);
+      }
     }
   }
 
@@ -184,7 +196,8 @@ class AdaptedMaps {
     ops_.elementwise->scale(h_, at.scale, rows.count * at.rank);
     return read;
   }
-  void add_adapters(const BlockWeights<T>& block, const LinearAt& map, const T* x, T* y,
+  template <class Y>
+  void add_adapters(const BlockWeights<T>& block, const LinearAt& map, const T* x, Y* y,
                     std::size_t y_row, const MapRows& rows) {
     for (const AdapterAt& at : map.adapters) {
       compute_h(block, at, map.in, x, rows);
@@ -192,7 +205,8 @@ class AdaptedMaps {
     }
   }
   /// y += B h.
-  void add_product(const BlockWeights<T>& block, const AdapterAt& at, T* y, std::size_t y_row,
+  template <class Y>
+  void add_product(const BlockWeights<T>& block, const AdapterAt& at, Y* y, std::size_t y_row,
                    const MapRows& rows) {
     const Product p = forward_product(block[second(at)], h_, y, y_row, rows.count);
     ops_.products->multiply(p.extents, p.a, p.b, p.c, true);

@@ -13,7 +13,7 @@ namespace ballast::model {
 
 template <class T>
 Experts<T>::Experts(const Architecture& model, std::size_t tokens, DeviceOps<T>& ops)
-    : width_(model.config.hidden_size), ops_(ops) {
+    : width_(model.config.hidden_size), ops_(ops), maps_(model, ops) {
   for (std::size_t b = 0; b < model.blocks.size(); ++b) {
     const BlockSpec& block = model.blocks[b];
     const bool routes = block.content == BlockContent::router;
@@ -69,6 +69,13 @@ void Experts<T>::take_memory(Bump& bump) {
   sums_ = bump.take<float>(chunk_ * width_);
   gate_ = Routing::take(bump, gate_shape());
   if (corrects_) moved_ = bump.take<float>(shape_.experts);
+  typename AdaptedMaps<T>::Most most;
+  for (const Bound& bound : bound_) {
+    most.add(bound.router, shape_.rows);
+    for (const LinearAt& map : bound.in) most.add(map, chunk_);
+    most.add(bound.out, chunk_);
+  }
+  maps_.take_memory(bump, most);
   if (sharers_ == 1) return;
   sent_ = bump.take<T>(chunk_ * width_);
   returned_ = bump.take<float>(chunk_ * width_);
@@ -82,8 +89,8 @@ void Experts<T>::route(std::size_t block, const BlockWeights<T>& weights,
                        std::int32_t* starts, double* totals, double* losses) {
   const Rows at = rows_at(rows);
   const Linear<T> router = weights[bound_[block].router];
-  ops_.products->multiply({shape_.rows, shape_.experts, width_}, matrix(at.normed, width_),
-                          transposed(router.weight, width_), matrix(logits_, shape_.step()));
+  maps_.linear_sums(weights, bound_[block].router, at.normed, logits_, shape_.step(),
+                    {0, shape_.rows});
   const T* const correction =
       bound_[block].correction ? weights.weights + *bound_[block].correction : nullptr;
   if (!moved.empty()) ops_.elementwise->put(moved, moved_);
@@ -164,20 +171,19 @@ void Experts<T>::shared_backward(std::size_t block, const BlockWeights<T>& weigh
   add_gradients(block, weights, at, gate_, {gate_shape().per_token, 0, shape_.rows}, dy, sums);
   if (!gates_shared_) return;
   ops_.routers->router_gradient(gate_shape(), gate_, {}, {}, dlogits_);
-  add_router_gradient(weights[bound_[block].router], at, gate_shape(), sums);
+  add_router_gradient(block, weights, at, gate_shape(), sums);
 }
 
 template <class T>
 void Experts<T>::router_backward(std::size_t block, const BlockWeights<T>& weights, std::byte* rows,
                                  double* totals, float scale, float* sums) {
   const Rows at = rows_at(rows);
-  const Linear<T> router = weights[bound_[block].router];
   const RouterLossScales scales = {losses_.balance * scale * static_cast<double>(shape_.experts),
                                    2.0 * losses_.z * scale};
   const RouterTotals sums_of_all =
       totals == nullptr ? RouterTotals() : RouterTotals::at(totals, shape_.experts);
   ops_.routers->router_gradient(shape_, at.routing, sums_of_all, scales, dlogits_);
-  add_router_gradient(router, at, shape_, sums);
+  add_router_gradient(block, weights, at, shape_, sums);
 }
 
 template <class T>
@@ -191,6 +197,28 @@ auto Experts<T>::take_rows(Bump& bump) const -> Rows {
 template <class T>
 void Experts<T>::bind_maps(const BlockSpec& block, const ExpertsSpec& spec,
                            const std::string& before, Bound& bound) const {
+  bind_weights(block, spec, before, bound);
+  if (block.content == BlockContent::expert) {
+    const std::string stack = spec.name_in_class(spec.prefix);
+    std::size_t column = 0;
+    for (LinearAt& map : bound.in) {
+      for (AdapterAt part : find_adapters(block, stack + std::string(kStackedGateUp))) {
+        part.b += column * part.rank;
+        part.out = map.out;
+        map.adapters.push_back(part);
+      }
+      column += map.out;
+    }
+    for (const AdapterAt& at : find_adapters(block, stack + std::string(kStackedDown))) {
+      bound.out.adapters.push_back(at);
+    }
+  }
+  number_adapters(bound.in);
+}
+
+template <class T>
+void Experts<T>::bind_weights(const BlockSpec& block, const ExpertsSpec& spec,
+                              const std::string& before, Bound& bound) const {
   if (spec.fused && block.content == BlockContent::expert) {
     bound.in = {find_stacked(block, before + kFusedGate)};
     bound.out = find_stacked(block, before + spec.down);
@@ -227,11 +255,13 @@ void Experts<T>::weigh_all(std::size_t block, const BlockWeights<T>& weights, co
 }
 
 template <class T>
-void Experts<T>::add_router_gradient(const Linear<T>& router, const Rows& at,
-                                     const RouterShape& shape, float* sums) {
-  add_bias_gradient(ops_, router, dlogits_, shape.step(), shape.rows);
-  ops_.products->linear_weight(router, at.normed, dlogits_, shape.step(), shape.rows);
-  ops_.products->linear_input_part(router, dlogits_, shape.step(), sums, shape.rows, true);
+void Experts<T>::add_router_gradient(std::size_t block, const BlockWeights<T>& weights,
+                                     const Rows& at, const RouterShape& shape, float* sums) {
+  const LinearAt& router = bound_[block].router;
+  const MapRows rows = {0, shape.rows};
+  add_bias_gradient(ops_, weights[router], dlogits_, shape.step(), shape.rows);
+  maps_.linear_weight(weights, router, at.normed, dlogits_, shape.step(), rows);
+  maps_.linear_input(weights, router, dlogits_, shape.step(), sums, rows, true);
 }
 
 template <class T>
@@ -275,7 +305,7 @@ void Experts<T>::compute(std::size_t block, const BlockWeights<T>& weights, std:
   const GateUp<T> pair = gate_up(block, padded);
   T* to = pair.gate;
   for (const LinearAt& part : bound_[block].in) {
-    ops_.products->linear(weights[part], x_, to, pair.step, padded);
+    maps_.linear(weights, part, x_, to, pair.step, {0, padded});
     to = pair.up;
   }
   ops_.elementwise->glu(gating_, pair, activated_);
@@ -284,19 +314,19 @@ void Experts<T>::compute(std::size_t block, const BlockWeights<T>& weights, std:
 template <class T>
 void Experts<T>::multiply_last(std::size_t block, const BlockWeights<T>& weights, std::size_t rows,
                                std::size_t padded) {
-  const Linear<T> out = weights[bound_[block].out];
-  const Product p = forward_product(out, activated_, sums_, width_, padded);
-  ops_.products->multiply(p.extents, p.a, p.b, p.c);
-  ops_.elementwise->add_bias(out.bias, sums_, rows, width_);
+  const LinearAt& out = bound_[block].out;
+  maps_.linear_sums(weights, out, activated_, sums_, width_, {0, padded});
+  ops_.elementwise->add_bias(weights[out].bias, sums_, rows, width_);
 }
 
 template <class T>
 void Experts<T>::differentiate(std::size_t block, const BlockWeights<T>& weights,
                                std::size_t padded) {
-  const Linear<T> out = weights[bound_[block].out];
-  add_bias_gradient(ops_, out, dy_, width_, padded);
-  ops_.products->linear_weight(out, activated_, dy_, width_, padded);
-  ops_.products->linear_input(out, dy_, width_, dactivated_, padded);
+  const LinearAt& out = bound_[block].out;
+  const MapRows rows = {0, padded};
+  add_bias_gradient(ops_, weights[out], dy_, width_, padded);
+  maps_.linear_weight(weights, out, activated_, dy_, width_, rows);
+  maps_.linear_input(weights, out, dy_, width_, dactivated_, rows);
 }
 
 template <class T>
@@ -314,12 +344,12 @@ void Experts<T>::differentiate_inputs(std::size_t block, const BlockWeights<T>& 
                                       std::size_t padded) {
   const GateUp<T> pair = gate_up(block, padded);
   ops_.elementwise->glu_backward(gating_, pair, dactivated_);
+  const MapRows rows = {0, padded};
   const T* from = pair.gate;
   for (const LinearAt& part : bound_[block].in) {
     add_bias_gradient(ops_, weights[part], from, pair.step, padded);
-    ops_.products->linear_weight(weights[part], x_, from, pair.step, padded);
-    ops_.products->linear_input_part(weights[part], from, pair.step, sums_, padded,
-                                     from != pair.gate);
+    maps_.linear_weight(weights, part, x_, from, pair.step, rows);
+    maps_.linear_input(weights, part, from, pair.step, sums_, rows, from != pair.gate);
     from = pair.up;
   }
 }

@@ -10,6 +10,7 @@
 #include "ballast/core/memory.h"
 #include "ballast/model/compute.h"
 
+#include "src/model/compute/adapted_maps.h"
 #include "src/model/compute/formulas.h"
 #include "src/model/compute/layer_arguments.h"
 #include "src/model/compute/routing.h"
@@ -146,6 +147,8 @@ class Experts {
 
   void bind_maps(const BlockSpec& block, const ExpertsSpec& spec, const std::string& before,
                  Bound& bound) const;
+  void bind_weights(const BlockSpec& block, const ExpertsSpec& spec, const std::string& before,
+                    Bound& bound) const;
 
   [[nodiscard]] RouterShape gate_shape() const {
     const std::size_t choices = gates_shared_ ? 2 : 1;
@@ -154,8 +157,8 @@ class Experts {
   }
   /// Computes the weights of all rows for the expert of all rows, which has the first N places.
   void weigh_all(std::size_t block, const BlockWeights<T>& weights, const Rows& at);
-  void add_router_gradient(const Linear<T>& router, const Rows& at, const RouterShape& shape,
-                           float* sums);
+  void add_router_gradient(std::size_t block, const BlockWeights<T>& weights, const Rows& at,
+                           const RouterShape& shape, float* sums);
 
   void add_results(std::size_t block, const BlockWeights<T>& weights, const Rows& at,
                    const Routing& routing, const Choices& choices, float* sums);
@@ -217,6 +220,7 @@ class Experts {
   RouterLosses losses_;
   Gating gating_;
   DeviceOps<T>& ops_;
+  AdaptedMaps<T> maps_;
   std::vector<Bound> bound_;          ///< by block
   std::vector<std::size_t> routers_;  ///< blocks
   std::size_t chunk_ = 0;             ///< rows per chunk

@@ -58,13 +58,19 @@ const TensorSpec& BlockSpec::tensor(std::string_view tensor_name) const {
 }
 
 TensorRun run_in_files(const TensorSpec& tensor, Elems at) {
+  const StoredRows& stored = tensor.stored;
   if (tensor.cuts_rows()) {
     const Elems columns = tensor.size / tensor.shape.front();
     const Elems row = at / columns;
     const Elems column = at % columns;
+    if (stored.column_step > 1) {
+      const Elems there =
+          transposed_run(tensor.shape.front(), stored.parts, stored.groups, row).first;
+      return {tensor.first_element() + there * tensor.columns_in_all + column * stored.column_step,
+              1};
+    }
     return {tensor.first_element() + row * tensor.columns_in_all + column, columns - column};
   }
-  const StoredRows& stored = tensor.stored;
   if (stored.addends > 1) {
     const Elems values = tensor.size / stored.addends;
     return {at % values, values - at % values};

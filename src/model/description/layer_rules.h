@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ballast/model/architecture.h"
 #include "ballast/model/family.h"
+#include "ballast/model/lora.h"
 
 #include "src/model/description/layer_spec.h"
 #include "src/model/description/rotary_angles.h"
@@ -75,6 +77,51 @@ std::vector<Rotary> rotaries_of(const ModelConfig& config);
 /// Returns whether a token's result depends on the length of its document, for documents of up to
 /// `length` tokens. Some scalings of rotary positions differ for long documents.
 bool depends_on_documents(const ModelConfig& config, std::uint64_t length);
+
+/// A parameter of transformers' class that has one map of all experts of a layer, to which PEFT
+/// adds one adapter with a part for each expert.
+struct StackedMap {
+  std::string name;  ///< with the block's prefix
+  std::uint64_t in = 0;
+  std::uint64_t out = 0;
+  StoredRows rows;  ///< order of the outputs in files, if it is another
+  std::uint64_t experts = 0;
+};
+/// Returns the parameters that hold the maps of a block with an expert, in the order of the class:
+/// gate and up together, and the last one. Nothing for other blocks.
+std::vector<StackedMap> stacked_maps(const Architecture& model, const BlockSpec& block);
+/// Names in the class, without prefixes.
+inline constexpr std::string_view kStackedGateUp = "gate_up_proj";
+inline constexpr std::string_view kStackedDown = "down_proj";
+
+// Adapters of routers, of shared experts, and of routed experts: of each map of each expert, or of
+// the maps of all experts together (StackedMap).
+
+/// Returns whether the tensor is the gate of a shared expert: a map to one number, which like a
+/// router decides how much each token uses the expert.
+bool is_shared_gate(const BlockSpec& block, const TensorSpec& tensor);
+
+/// Returns whether the tensor is a router, or a map of a routed or shared expert.
+bool is_map_of_experts(const BlockSpec& block, const TensorSpec& tensor);
+
+/// Returns whether the block holds a router, or a routed or shared expert.
+bool is_of_experts(const BlockSpec& block);
+
+/// Returns whether a target names a module, like a list of target_modules in PEFT.
+bool is_target(std::string_view target, std::string_view module);
+/// Like is_target(), also for the name in transformers' class of a router or shared expert, and for
+/// "experts.*.NAME", the maps of all experts.
+bool names_map(std::string_view target, const Architecture& model, const BlockSpec& block,
+               std::string_view module);
+/// Returns whether a target names a parameter of stacked_maps(). "down_proj" alone does only if the
+/// experts have no maps of that name.
+bool names_stack(std::string_view target, const Architecture& model, const BlockSpec& block,
+                 const StackedMap& map);
+
+/// Refuses what adapters of experts cannot be, and adapters of an expert's map both alone and in
+/// one for all experts. Sets TensorSpec::name_in_files. Call it when all adapters are added.
+void complete_expert_adapters(Architecture& model, const AdapterConfig& wanted,
+                              const Refuse& refuse);
 
 /// Coefficients of the router losses.
 struct RouterLosses {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -199,7 +200,16 @@ struct ExpertsSpec {
   std::string shared_out;  ///< the last map, if shared_in is given
   std::string shared_gate;
   double shared_factor = 1.0;  ///< multiplies its weight
+  /// Beginnings of names in files, and those in transformers' class in their place.
+  std::vector<std::pair<std::string, std::string>> in_class = {};
 
+  /// Returns the name in transformers' class of a module or parameter that files call `name`.
+  [[nodiscard]] std::string name_in_class(const std::string& name) const {
+    for (const auto& [file, own] : in_class) {
+      if (name.starts_with(file)) return own + name.substr(file.size());
+    }
+    return name;
+  }
   [[nodiscard]] std::string of_expert(std::uint64_t number, const std::string& name) const {
     return stacked || fused ? prefix + name : prefix + std::to_string(number) + "." + name;
   }

@@ -133,6 +133,8 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
     const std::uint64_t selected = block.content == BlockContent::layer_embedding
                                        ? batch.tokens() * block.tensors.front().shape.back()
                                        : 0;
+    const auto dispatched = static_cast<std::uint64_t>(
+        std::ceil(block.token_share * static_cast<double>(batch.tokens())));
     blocks.push_back(
         {.name = block.name,
          .role = role_of(model, b),
@@ -145,7 +147,7 @@ std::vector<BlockShape> shapes_of_blocks(const Architecture& model, DType type,
          .exchanged_projections = exchanged(block, type, batch, projected * own.head_dim),
          .exchanged_results = exchanged(block, type, batch, own.heads * own.head_dim),
          .norm_traffic = 2 * block.norm_elements * size_of(type),
-         .adapter_traffic = block.adapter_values * (batch.tokens() * size_of(type)),
+         .adapter_traffic = block.adapter_values * (dispatched * size_of(type)),
          .attention = attention_class(model, block, type),
          .intermediates = of_block(sizes.intermediates, model, b),
          .kept_attention = of_block(sizes.attention, model, b),

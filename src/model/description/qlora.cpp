@@ -29,38 +29,39 @@ std::string last_part(std::string_view module) {
   return std::string(module.substr(module.rfind('.') + 1));
 }
 
-/// Matches like a list of target_modules in PEFT.
-bool names(std::string_view target, std::string_view module) {
-  if (!module.ends_with(target)) return false;
-  const std::size_t before = module.size() - target.size();
-  return before == 0 || module[before - 1] == '.';
-}
-
 /// Returns whether the tensor is a linear map of attention or of an MLP.
-bool can_be_adapted(const BlockSpec& block, const TensorSpec& tensor) {
+bool is_plain_map(const BlockSpec& block, const TensorSpec& tensor) {
   const bool map = tensor.shape.size() == 2 && tensor.name.ends_with(kWeight);
   return map && !tensor.table && !is_layer_router(tensor) && block.kind == BlockKind::layer &&
          (block.content == BlockContent::whole || block.content == BlockContent::attention_half);
 }
 
+/// Returns whether an adapter can be named for the tensor. "all-linear" has no adapters of experts
+/// and routers.
+bool can_be_adapted(const BlockSpec& block, const TensorSpec& tensor) {
+  return is_plain_map(block, tensor) || is_map_of_experts(block, tensor);
+}
+
 /// Describes a tensor that cannot be adapted.
 std::string_view kind_of(const BlockSpec& block, const TensorSpec& tensor) {
+  if (tensor.name.ends_with("_bias")) return "a bias of experts";
   if (tensor.shape.size() == 1) return "a norm";
   if (block.kind == BlockKind::embedding) return "the embedding";
   if (tensor.table) return "an embedding";
   if (block.kind == BlockKind::head) return "the output matrix";
-  if (block.content == BlockContent::router || is_layer_router(tensor)) return "a router";
-  return "a map of experts";
+  if (is_layer_router(tensor)) return "a router";
+  if (is_shared_gate(block, tensor)) return "the gate of a shared expert";
+  return "a map of experts in one tensor";
 }
 
-/// Last parts of the names of all maps that can be adapted, in the order of the model.
+/// Last parts of the names of the maps of attention and MLPs, in the order of the model.
 std::vector<std::string> adaptable_names(const Architecture& model) {
   std::vector<std::string> found;
   for (const BlockSpec& block : model.blocks) {
     for (const TensorSpec& tensor : block.tensors) {
       std::string name = last_part(module_of(tensor));
       const bool known = std::find(found.begin(), found.end(), name) != found.end();
-      if (can_be_adapted(block, tensor) && !known) found.push_back(std::move(name));
+      if (is_plain_map(block, tensor) && !known) found.push_back(std::move(name));
     }
   }
   return found;
@@ -71,12 +72,19 @@ void check_target(const Architecture& model, const std::string& target, const Re
   const std::vector<std::string> possible = adaptable_names(model);
   bool found = false;
   for (const BlockSpec& block : model.blocks) {
+    const auto is_named = [&](const StackedMap& map) {
+      return names_stack(target, model, block, map);
+    };
+    if (std::ranges::any_of(stacked_maps(model, block), is_named)) {
+      found = true;
+      continue;
+    }
     for (const TensorSpec& tensor : block.tensors) {
-      if (!names(target, module_of(tensor))) continue;
+      if (!names_map(target, model, block, module_of(tensor))) continue;
       found = true;
       if (can_be_adapted(block, tensor) || tensor.name.ends_with(".bias")) continue;
-      refuse("targets", fmt::format("'{}' is {}; adapters are for linear maps of attention and of "
-                                    "MLPs: {}{}",
+      refuse("targets", fmt::format("'{}' is {}; adapters are for linear maps of attention, "
+                                    "MLPs, experts and routers: {}{}",
                                     target, kind_of(block, tensor), listed(possible),
                                     block.content == BlockContent::whole
                                         ? "; modules_to_save trains others in full"
@@ -111,48 +119,86 @@ AdapterValues values_of_adapter(std::uint64_t in, std::uint64_t out, bool drops,
           .recomputed = last ? 0 : forward};
 }
 
-/// Adds A, B and, with DoRA, the magnitudes of the map `weight`. The backward pass recomputes A x.
-void add_adapter(BlockSpec& block, const TensorSpec& weight, const AdapterConfig& wanted,
-                 bool last) {
-  const std::string module(module_of(weight));
-  const std::uint64_t rank = wanted.rank_of(module);
-  const std::uint64_t in = weight.shape[wanted.input_first ? 0 : 1];
-  const std::uint64_t out = weight.shape[wanted.input_first ? 1 : 0];
-  add_tensor(block, {.name = module + ".lora_A.weight",
-                     .shape = {rank, in},
+/// A map that gets an adapter.
+struct AdaptedMap {
+  std::string module;
+  std::uint64_t in = 0;
+  std::uint64_t out = 0;
+  StoredRows rows;            ///< order of the outputs in files
+  std::uint64_t experts = 0;  ///< number of experts of a StackedMap
+};
+
+/// Adds A, B and, with DoRA, the magnitudes of a map. The backward pass recomputes A x.
+void add_adapter(BlockSpec& block, const AdaptedMap& map, const AdapterConfig& wanted, bool last) {
+  const std::uint64_t rank = wanted.rank_of(map.module);
+  add_tensor(block, {.name = map.module + ".lora_A.weight",
+                     .shape = {rank, map.in},
                      .init = Init::uniform,
-                     .stddev = 1.0 / std::sqrt(static_cast<double>(in)),
-                     .adapter_scale = wanted.scale_of(module)});
+                     .stddev = 1.0 / std::sqrt(static_cast<double>(map.in)),
+                     .adapter_scale = wanted.scale_of(map.module)});
+  if (map.experts > 0) {
+    TensorSpec& a = block.tensors.back();
+    a.rows_in_all = map.experts * rank;
+    a.first_row = block.expert * rank;
+    a.stored.once_exchanged = map.rows.once_exchanged;
+  }
   // B has the rows of the map.
-  add_tensor(block, {.name = module + ".lora_B.weight",
-                     .shape = {out, rank},
-                     .stored = wanted.input_first ? StoredRows() : weight.stored});
-  block.repeated_product_elements += rank * in;
-  block.adapter_values += values_of_adapter(in, out, wanted.dropout > 0.0, last);
-  if (last) block.last_product_elements += rank * (in + out);
+  add_tensor(block,
+             {.name = map.module + ".lora_B.weight", .shape = {map.out, rank}, .stored = map.rows});
+  if (map.experts > 0) {
+    TensorSpec& b = block.tensors.back();
+    b.columns_in_all = map.experts * rank;
+    b.first_column = block.expert;
+    b.stored.column_step = map.experts;
+  }
+  block.repeated_product_elements += rank * map.in;
+  block.adapter_values += values_of_adapter(map.in, map.out, wanted.dropout > 0.0, last);
+  if (last) block.last_product_elements += rank * (map.in + map.out);
   if (!wanted.dora) return;
-  add_tensor(block, {.name = module + std::string(kMagnitude),
-                     .shape = {out},
+  add_tensor(block, {.name = map.module + std::string(kMagnitude),
+                     .shape = {map.out},
                      .init = Init::row_norms,
-                     .stored = wanted.input_first ? StoredRows() : weight.stored});
+                     .stored = map.rows});
   // The gradient of a magnitude needs the map's result, which is recomputed.
-  block.repeated_product_elements += out * (in + rank);
-  block.norm_elements += in * out;
-  block.norm_product_elements += rank * in * (out + rank);
+  block.repeated_product_elements += map.out * (map.in + rank);
+  block.norm_elements += map.in * map.out;
+  block.norm_product_elements += rank * map.in * (map.out + rank);
 }
 
-void add_adapters(BlockSpec& block, const AdapterConfig& wanted) {
+/// `plain`: only for maps of attention and MLPs.
+void add_adapters(const Architecture& model, BlockSpec& block, const AdapterConfig& wanted,
+                  bool plain) {
   std::vector<TensorSpec> maps;
   for (const TensorSpec& tensor : block.tensors) {
-    if (can_be_adapted(block, tensor)) maps.push_back(tensor);
+    const bool map = plain ? is_plain_map(block, tensor) : can_be_adapted(block, tensor);
+    if (map) maps.push_back(tensor);
   }
+  const auto is_wanted = [&](const auto& is_named) {
+    return std::ranges::any_of(wanted.targets, is_named);
+  };
   const bool ends_with_map = block.last_product_elements > 0;
   for (std::size_t m = 0; m < maps.size(); ++m) {
-    const bool target =
-        std::any_of(wanted.targets.begin(), wanted.targets.end(),
-                    [&](const std::string& name) { return names(name, module_of(maps[m])); });
-    if (!target) continue;
-    add_adapter(block, maps[m], wanted, ends_with_map && m + 1 == maps.size());
+    const TensorSpec& weight = maps[m];
+    const std::string module(module_of(weight));
+    if (!is_wanted(
+            [&](const std::string& target) { return names_map(target, model, block, module); })) {
+      continue;
+    }
+    const bool flipped = wanted.input_first;
+    add_adapter(block,
+                {module, weight.shape[flipped ? 0 : 1], weight.shape[flipped ? 1 : 0],
+                 flipped ? StoredRows() : weight.stored},
+                wanted, ends_with_map && m + 1 == maps.size());
+  }
+  if (plain) return;
+  const std::vector<StackedMap> stacks = stacked_maps(model, block);
+  for (const StackedMap& map : stacks) {
+    if (!is_wanted(
+            [&](const std::string& target) { return names_stack(target, model, block, map); })) {
+      continue;
+    }
+    add_adapter(block, {map.name, map.in, map.out, map.rows, map.experts}, wanted,
+                &map == &stacks.back());
   }
 }
 
@@ -243,7 +289,8 @@ void adapt(Architecture& model, AdapterConfig wanted, const Refuse& refuse) {
     refuse("targets", fmt::format("missing; give names of linear maps ({}), or \"{}\" for all",
                                   listed(adaptable_names(model)), kAllLinear));
   }
-  if (wanted.targets == std::vector<std::string>{std::string(kAllLinear)}) {
+  const bool plain = wanted.targets == std::vector<std::string>{std::string(kAllLinear)};
+  if (plain) {
     wanted.targets = adaptable_names(model);
   } else {
     for (const std::string& target : wanted.targets) check_target(model, target, refuse);
@@ -257,8 +304,9 @@ void adapt(Architecture& model, AdapterConfig wanted, const Refuse& refuse) {
   for (BlockSpec& block : model.blocks) {
     if (block.kind != BlockKind::layer) continue;
     wanted.input_first = model.layer(block.layer).input_first;
-    add_adapters(block, wanted);
+    add_adapters(model, block, wanted, plain);
   }
+  complete_expert_adapters(model, wanted, refuse);
   check_patterns(model, wanted, refuse);
   std::vector<std::string> patterns = {"*.lora_A.weight", "*.lora_B.weight"};
   if (wanted.dora) patterns.push_back("*" + std::string(kMagnitude));
@@ -290,12 +338,6 @@ QuantizedArrays::QuantizedArrays(const Quantization& quantization, Elems count) 
 }
 
 namespace {
-
-/// The gate of a shared expert: a map to one number, which like a router decides how much each
-/// token uses the expert.
-bool is_shared_gate(const BlockSpec& block, const TensorSpec& tensor) {
-  return block.content == BlockContent::shared_expert && tensor.shape.front() == 1;
-}
 
 /// A linear map. Names of maps in stacks of experts do not end with ".weight". Transposed stacks,
 /// those of gpt-oss, stay in the training type.

@@ -90,7 +90,7 @@ std::vector<float> values(const WeightFiles& files, const std::string& name) {
 TAG_TESTS("one_thread", "MergedAdapters.*");
 TEST(MergedAdapters, AreThoseOfPeft) {
   for (const std::string name :
-       {"llama_lora", "gpt2_lora", "llama_dora", "gpt2_dora", "llama_patterns"}) {
+       {"llama_lora", "gpt2_lora", "llama_dora", "gpt2_dora", "llama_patterns", "qwen2_moe_lora"}) {
     const Folder folder(name);
     folder.write({.merged = true});
     const WeightFiles ours(folder.out());

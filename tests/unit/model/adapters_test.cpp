@@ -125,10 +125,9 @@ TEST(Adapters, OfAllMapsAreNamed) {
   EXPECT_EQ(targets(test::small_gpt2()), (std::vector<std::string>{"c_attn", "c_proj", "c_fc"}));
   const ModelConfig experts = small_experts();
   EXPECT_EQ(targets(experts), (std::vector<std::string>{"q_proj", "k_proj", "v_proj", "o_proj"}));
-  test::expect_error(ErrorCategory::config, {"targets: 'gate_proj' is a map of experts", "q_proj"},
-                     [&] { adapted(experts, {.targets = {"gate_proj"}}); });
-  test::expect_error(ErrorCategory::config, {"targets: 'mlp.gate' is a router"},
-                     [&] { adapted(experts, {.targets = {"mlp.gate"}}); });
+  test::expect_error(ErrorCategory::config,
+                     {"targets: 'shared_expert_gate' is the gate of a shared expert", "q_proj"},
+                     [&] { adapted(experts, {.targets = {"shared_expert_gate"}}); });
 }
 
 TEST(Adapters, RefuseWrongTargets) {

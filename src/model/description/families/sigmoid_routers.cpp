@@ -171,6 +171,8 @@ class HyV3 final : public Llama {
     experts.factor = c.number("router_scaling_factor");
     experts.shared_width = width * whole_number(c, "num_shared_experts");
     experts.shared_prefix = "mlp.shared_mlp.";
+    experts.in_class = {{experts.router, "mlp.gate"},
+                        {experts.shared_prefix, "mlp.shared_experts."}};
     return instead_of_mlp(std::move(layer), std::move(experts));
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {

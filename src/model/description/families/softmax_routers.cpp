@@ -51,6 +51,7 @@ ExpertsSpec mixtral_experts(const ModelConfig& c, std::uint64_t width) {
   experts.gate = "w1";
   experts.up = "w3";
   experts.down = "w2";
+  experts.in_class = {{"block_sparse_moe.", "mlp."}};
   return experts;
 }
 
