@@ -180,11 +180,27 @@ TEST_F(AdapterTargets, AreReadInEachSpelling) {
   EXPECT_EQ(adapted(from_folder).size(), 5U);
 
   json experts = now;
-  experts["target_parameters"] = {"mlp.experts.gate_up_proj"};
+  experts["target_parameters"] = {"mlp.experts.down_proj_bias"};
   write_adapters(experts, modules);
   test::expect_error(ErrorCategory::config,
-                     {"target_parameters is [\"mlp.experts.gate_up_proj\"]", "none of experts"},
+                     {"target_parameters is [\"mlp.experts.down_proj_bias\"]", "no other"},
                      [&] { static_cast<void>(parse(from_folder)); });
+}
+
+/// PEFT takes none of these names for maps of single experts.
+TEST_F(AdapterTargets, OfExpertsAreParameters) {
+  write_model(qwen("qwen3_moe"));
+  const json found = written(
+      {{"targets", {"q_proj", "experts.gate_up_proj", "mlp.gate", "mlp.up_proj"}}, {"rank", 2}});
+  const auto has = [&](const char* key, const std::string& name) {
+    const json& list = found[key];
+    return std::find(list.begin(), list.end(), name) != list.end();
+  };
+  EXPECT_TRUE(has("target_parameters", "model.layers.1.mlp.experts.gate_up_proj"));
+  EXPECT_TRUE(has("target_parameters", "model.layers.1.mlp.gate.weight"));
+  EXPECT_TRUE(has("target_parameters", "model.layers.0.mlp.up_proj.weight"));
+  EXPECT_TRUE(has("target_modules", "model.layers.0.self_attn.q_proj"));
+  EXPECT_EQ(found["peft_version"], "0.21.2");
 }
 
 TEST_F(AdapterTargets, OfEarlierFoldersAreSpeltAgain) {

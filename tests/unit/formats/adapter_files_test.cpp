@@ -357,7 +357,7 @@ TEST(MergedAdapters, AreCompleteOrRefused) {
     other.refuses({}, {"adapter_config.json: ", rule}, ErrorCategory::config);
   };
   refuses_config({{"init_lora_weights", "pissa_niter_4"}}, "changed base model");
-  refuses_config({{"target_parameters", {"experts.down_proj"}}}, "none of experts");
+  refuses_config({{"target_parameters", {"experts.down_proj_bias"}}}, "of no other parameters");
   refuses_config({{"alora_invocation_tokens", {1}}}, "no such adapters");
   refuses_config({{"kasa_config", {{"beta", 1}}}}, "no such adapters");
   refuses_config({{"alpha_pattern", {{"(?<=x)q_proj", 3}}}}, "cannot read the regular expression");

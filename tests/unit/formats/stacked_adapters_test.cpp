@@ -110,11 +110,11 @@ TEST(StackedAdapters, HaveTheOrderOfTheirVersion) {
 TEST(StackedAdapters, OfUnknownOrderAreRefused) {
   const StackFolder square(5, 5, false, false);
   test::expect_error(ErrorCategory::data, {"tensor 'a'", "set peft_version in adapter_config.json"},
-                     [&] { square.read("{}", 5, 5); });
+                     [&] { static_cast<void>(square.read("{}", 5, 5)); });
   test::expect_error(ErrorCategory::data, {"lora_B_layout is \"x\"", "rank_major"},
-                     [&] { square.read(R"({"lora_B_layout": "x"})", 5, 5); });
+                     [&] { static_cast<void>(square.read(R"({"lora_B_layout": "x"})", 5, 5)); });
   test::expect_error(ErrorCategory::data, {"have shapes [6, 5] and [5, 6]", "need [3 r, 7]"},
-                     [&] { square.read("{}", 7, 5); });
+                     [&] { static_cast<void>(square.read("{}", 7, 5)); });
 }
 
 }  // namespace
