@@ -153,9 +153,9 @@ enum class BlockContent {
   router,          ///< the norm before the experts and the router; the experts follow
   shared_expert,   ///< a tile: the expert that computes all rows, weighted by its gate
   expert,  ///< a tile: a routed expert, which computes the rows that the router dispatches to it
-  result_norm,     ///< follows the experts: the norm of their sum
-  layer_embedding  ///< follows its layer: a tensor of which each token reads one row, see
-                   ///< LayerEmbeddingSpec
+  layer_embedding,  ///< follows its layer: a tensor of which each token reads one row, see
+                    ///< LayerEmbeddingSpec
+  result_norm       ///< follows experts: the norm of their sum
 };
 
 /// Values that the products of adapters read and write, outside of adapters' weights: elements or

@@ -69,7 +69,8 @@ const std::map<std::string, std::vector<json>>& plausible() {
       {"sliding_window_pattern", {2}},
       {"layer_types",
        {repeated({"full_attention"}), repeated({"sliding_attention", "full_attention"}),
-        repeated({"linear_attention", "full_attention"}), repeated({"conv", "full_attention"})}},
+        repeated({"linear_attention", "full_attention"}), repeated({"conv", "full_attention"}),
+        repeated({"minimax_m3_sparse", "full_attention"})}},
       {"full_attn_idxs", {json::array({1, 3})}},
       {"layer_rope_theta", {repeated({0, 1e4}), repeated({1e4})}},
       {"qk_scale_factor", {2.0}},
@@ -105,6 +106,17 @@ const std::map<std::string, std::vector<json>>& plausible() {
       {"topk_group", {2}},
       {"routed_scaling_factor", {3.0}},
       {"index_topk", {4096}},
+      {"index_topk_blocks", {8}},
+      {"index_block_size", {64}},
+      {"dense_intermediate_size", {40}},
+      {"prefix_dense_intermediate_size", {40}},
+      {"prefix_dense_sliding_window_pattern", {2}},
+      {"global_attn_every_n_layers", {2}},
+      {"num_dense_layers", {2}},
+      {"route_scale", {3.0}},
+      {"rms_norm_eps", {1e-3}},
+      {"expert_selection_fn", {"sigmoid"}},
+      {"shared_expert_combination_strategy", {"sum"}},
       {"swiglu_limit", {3.0}},
       {"swiglu_alpha", {1.0}},
       {"decoder_sparse_step", {2}},
@@ -241,7 +253,8 @@ TEST(UnusedModelKeys, OfOtherFamiliesAreRefused) {
     }
   }
   EXPECT_EQ(error_of_model({{"family", "llama"}, {"hidden_size", 64}, {"swiglu_limit", 7}}),
-            "c.json: model.swiglu_limit: has no effect for the family llama (it is for gpt_oss); "
+            "c.json: model.swiglu_limit: has no effect for the family llama (it is for gpt_oss, "
+            "minimax_m3_vl_text); "
             "remove it");
 }
 
