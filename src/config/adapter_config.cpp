@@ -158,8 +158,9 @@ std::string note_about_experts(const std::vector<std::string>& modules, bool rsl
   };
   if (std::ranges::none_of(modules, is_single)) return "";
   std::string note =
-      "these adapters are of single experts' maps, which PEFT with transformers 5 converts when it "
-      "loads them";
+      "these adapters are of single experts' maps, which PEFT with transformers 5 converts for "
+      "most "
+      "families when it loads them";
   if (rslora) note += ", with a scale of gate and up that is sqrt(2) too large (rsLoRA)";
   return note + "; ballast export --merged merges them rightly";
 }
