@@ -1,8 +1,11 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
+
+#include "tests/support/covering.h"
 
 namespace ballast::engine::invariance_test {
 
@@ -132,6 +135,52 @@ inline Model with_dynamic_scaling(Model model) {
 /// Freezes all tensors that do not match.
 inline Model training(const Model& model, const std::string& patterns) {
   return {fmt::format("{}, only {}", model.name, patterns), model.section, patterns};
+}
+
+/// `model` with adapters, and an output matrix that can be trained in full.
+inline Model untied(const Model& model) {
+  Model made = training(model, "adapters");
+  made.section += R"(, "tie_embeddings": false)";
+  return made;
+}
+
+using test::Overrides;
+
+/// A placement of a model, which must not change a bit.
+struct Variant {
+  std::string name;
+  Overrides overrides;
+};
+
+inline const std::string optimizer = "zero_optimization.offload_optimizer.device=";
+inline const std::string weights = "zero_optimization.offload_param.device=";
+
+/// Variants with and without prefetched experts.
+inline std::vector<Variant> variants_of_experts() {
+  const std::string prefetch = "ballast.expert_prefetch=true";
+  const std::string buffers = "ballast.device_weight_buffers=6";
+  const std::string staging = "zero_optimization.offload_param.buffer_count=5";
+  return {
+      {"prefetch, weights on host", {weights + "cpu", optimizer + "cpu", buffers, prefetch}},
+      {"prefetch, weights on host, optimizer on device", {weights + "cpu", buffers, prefetch}},
+      {"prefetch, everything on NVMe, at random times",
+       {weights + "nvme", optimizer + "nvme", "ballast.gradients=nvme", buffers, staging, prefetch,
+        "ballast.delay_seed=8"}},
+      {"prefetch, everything on NVMe, speculative",
+       {weights + "nvme", optimizer + "nvme", "ballast.speculative_updates=30", buffers, staging,
+        prefetch}},
+      {"prefetch, micro-batch-major, weights on NVMe, optimizer on host",
+       {weights + "nvme", optimizer + "cpu", "ballast.order=micro_batch_major", buffers, staging,
+        prefetch}},
+      {"everything on NVMe, speculative",
+       {weights + "nvme", optimizer + "nvme", "ballast.speculative_updates=30"}},
+      {"sums on host, prefetch, weights on host, at random times",
+       {weights + "cpu", optimizer + "cpu", "ballast.order=micro_batch_major_offload", buffers,
+        prefetch, "ballast.delay_seed=11"}},
+      {"weights on host, speculative, micro-batch-major",
+       {weights + "cpu", optimizer + "cpu", "ballast.speculative_updates=30",
+        "ballast.order=micro_batch_major"}},
+  };
 }
 
 }  // namespace ballast::engine::invariance_test

@@ -26,8 +26,6 @@ namespace {
 
 constexpr std::uint64_t kSteps = 6;  // an evaluation and a step after it
 
-using test::Overrides;
-
 test::Outcome train(const Model& model, bool bf16, Overrides overrides,
                     const Overrides& common = {}, std::uint64_t steps = kSteps) {
   overrides.insert(overrides.begin(), common.begin(), common.end());
@@ -38,42 +36,6 @@ test::Outcome train(const Model& model, bool bf16, Overrides overrides,
   std::filesystem::create_directory(directory.path() / "second");
   return test::train(test::tiny_config(model.section, bf16, directory.path(), overrides), steps,
                      test::scattered_ids, nullptr, kSteps - 1);
-}
-
-struct Variant {
-  std::string name;
-  Overrides overrides;
-};
-
-const std::string optimizer = "zero_optimization.offload_optimizer.device=";
-const std::string weights = "zero_optimization.offload_param.device=";
-
-/// Variants with and without prefetched experts.
-std::vector<Variant> variants_of_experts() {
-  const std::string prefetch = "ballast.expert_prefetch=true";
-  const std::string buffers = "ballast.device_weight_buffers=6";
-  const std::string staging = "zero_optimization.offload_param.buffer_count=5";
-  return {
-      {"prefetch, weights on host", {weights + "cpu", optimizer + "cpu", buffers, prefetch}},
-      {"prefetch, weights on host, optimizer on device", {weights + "cpu", buffers, prefetch}},
-      {"prefetch, everything on NVMe, at random times",
-       {weights + "nvme", optimizer + "nvme", "ballast.gradients=nvme", buffers, staging, prefetch,
-        "ballast.delay_seed=8"}},
-      {"prefetch, everything on NVMe, speculative",
-       {weights + "nvme", optimizer + "nvme", "ballast.speculative_updates=30", buffers, staging,
-        prefetch}},
-      {"prefetch, micro-batch-major, weights on NVMe, optimizer on host",
-       {weights + "nvme", optimizer + "cpu", "ballast.order=micro_batch_major", buffers, staging,
-        prefetch}},
-      {"everything on NVMe, speculative",
-       {weights + "nvme", optimizer + "nvme", "ballast.speculative_updates=30"}},
-      {"sums on host, prefetch, weights on host, at random times",
-       {weights + "cpu", optimizer + "cpu", "ballast.order=micro_batch_major_offload", buffers,
-        prefetch, "ballast.delay_seed=11"}},
-      {"weights on host, speculative, micro-batch-major",
-       {weights + "cpu", optimizer + "cpu", "ballast.speculative_updates=30",
-        "ballast.order=micro_batch_major"}},
-  };
 }
 
 /// Settings that must not change a bit. Some of them have no effect together: a block whose
@@ -370,10 +332,8 @@ TEST(Invariance, PackedLayersWithExpertsInBf16) {
 
 /// Includes dropout, and modules that are trained in full.
 TEST(Invariance, AdaptersInBf16) {
-  Model model = training(kLlama, "adapters");
-  model.section += R"(, "tie_embeddings": false)";
   expect_invariance(
-      model, true,
+      untied(kLlama), true,
       {R"(ballast.adapters={"rank": 4, "alpha": 16, "dropout": 0.2, "modules_to_save": ["lm_head"],
                             "targets": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]})"});
 }
@@ -395,9 +355,8 @@ TEST(Invariance, AdaptersOnPairsOfExperts) {
 /// Includes the passes of the reference model, and positions, because the length of a document
 /// matters.
 TEST(Invariance, AdaptersOnPairsInBf16) {
-  Model model = training(with_dynamic_scaling(kLlama), "adapters");
+  Model model = untied(with_dynamic_scaling(kLlama));
   model.name += " on pairs";
-  model.section += R"(, "tie_embeddings": false)";
   expect_invariance(
       model, true,
       {R"(ballast.adapters={"rank": 4, "targets": ["q_proj", "down_proj"], "dora": true})",
@@ -413,9 +372,7 @@ TEST(Invariance, AdaptersOfAttentionBeforeExpertsInFp32) {
 
 /// Some experts have no rows, so their gradients are zero.
 TEST(Invariance, AdaptersOfAllExpertsInBf16) {
-  Model model = training(kExperts, "adapters");
-  model.section += R"(, "tie_embeddings": false)";
-  expect_invariance(model, true,
+  expect_invariance(untied(kExperts), true,
                     {R"(ballast.adapters={"rank": 3, "modules_to_save": ["lm_head"], "targets":
                         ["q_proj", "experts.gate_up_proj", "experts.down_proj", "mlp.gate",
                          "shared_expert.up_proj", "shared_expert.down_proj"]})",
@@ -435,9 +392,7 @@ TEST(Invariance, AdaptersOfTransposedExpertsInFp32) {
 
 /// Quantises the frozen matrices, and trains magnitudes.
 TEST(Invariance, AdaptersOfABaseInFourBits) {
-  Model model = training(kLlama, "adapters");
-  model.section += R"(, "tie_embeddings": false)";
-  expect_invariance(model, true,
+  expect_invariance(untied(kLlama), true,
                     {R"(ballast.adapters={"targets": ["q_proj", "down_proj"], "rank": 4,
                                                "alpha": 16, "dora": true,
                                                "modules_to_save": ["lm_head"]})",
@@ -474,8 +429,7 @@ TEST(Invariance, ComputeThreads) {
   same(kAllExperts, false, {test::kPacked});
   same(kAllExperts, false, test::kFp16);
   same(kLatentExperts, true, {test::kPacked});
-  Model model = training(kLlama, "adapters");
-  model.section += R"(, "tie_embeddings": false)";
+  Model model = untied(kLlama);
   same(model, false,
        {R"(ballast.adapters={"targets": ["q_proj", "down_proj"], "rank": 4, "dora": true})"});
   model.name += " on pairs";

@@ -228,7 +228,6 @@ TAG_TESTS("2_ranks,2_ranks_emulated", "RanksMatrix.ExpertsInEveryStage");
 TEST(RanksMatrix, ExpertsInEveryStage) {
   compare_all(kExperts, false, 0.45, {});
 }
-
 TAG_TESTS("2_ranks", "RanksMatrix.AdaptersOfExpertsInEveryStage");
 TEST(RanksMatrix, AdaptersOfExpertsInEveryStage) {
   compare_all(kExperts, false, 0.00018,

@@ -178,12 +178,12 @@ class DeviceCompute final : public Compute {
     set(Kernel::exchanged_expert_backward, &DeviceCompute::exchanged_expert_backward);
     set(Kernel::result_norm, &DeviceCompute::result_norm);
     set(Kernel::result_norm_backward, &DeviceCompute::result_norm_backward);
-    set(Kernel::head_evaluate, &DeviceCompute::head_evaluate);
-    set(Kernel::head_train, &DeviceCompute::head_train);
-    set(Kernel::head_scan, &DeviceCompute::head_scan);
-    set(Kernel::head_differentiate, &DeviceCompute::head_differentiate);
-    set(Kernel::head_end, &DeviceCompute::head_end);
-    set(Kernel::head_merge, &DeviceCompute::head_merge);
+    set(Kernel::head_evaluate, &DeviceCompute::head<&HeadKernels<T>::evaluate>);
+    set(Kernel::head_train, &DeviceCompute::head<&HeadKernels<T>::train>);
+    set(Kernel::head_scan, &DeviceCompute::head<&HeadKernels<T>::scan>);
+    set(Kernel::head_differentiate, &DeviceCompute::head<&HeadKernels<T>::differentiate>);
+    set(Kernel::head_end, &DeviceCompute::head<&HeadKernels<T>::end>);
+    set(Kernel::head_merge, &DeviceCompute::head<&HeadKernels<T>::merge>);
     return table;
   }
 
@@ -377,23 +377,10 @@ class DeviceCompute final : public Compute {
     enqueue(stream, around_experts_.result_backward(weights_of<T>(args)[norm], args));
   }
 
-  void head_evaluate(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    enqueue(stream, head_kernels_.evaluate(pass, args));
-  }
-  void head_train(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    enqueue(stream, head_kernels_.train(pass, args));
-  }
-  void head_scan(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    enqueue(stream, head_kernels_.scan(pass, args));
-  }
-  void head_differentiate(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    enqueue(stream, head_kernels_.differentiate(pass, args));
-  }
-  void head_end(device::Stream& stream, const Pass& pass, const PassArguments& args) {
-    enqueue(stream, head_kernels_.end(pass, args));
-  }
-  void head_merge(device::Stream& stream, const Pass& /*pass*/, const PassArguments& args) {
-    enqueue(stream, head_kernels_.merge(args));
+  /// A pass of the head, whose work HeadKernels makes.
+  template <auto kMake>
+  void head(device::Stream& stream, const Pass& pass, const PassArguments& args) {
+    enqueue(stream, (head_kernels_.*kMake)(pass, args));
   }
 
   static std::size_t code_blocks(Bytes weights, Bytes codes) {

@@ -172,7 +172,7 @@ class HeadKernels {
       if (dx != nullptr) head_.end(norm, in, known, dx);
     };
   }
-  auto merge(const PassArguments& args) {
+  auto merge(const Pass& /*pass*/, const PassArguments& args) {
     const std::size_t tiles = model_.own_vocabulary_tiles();
     const RowSumsOfTiles all = {
         .sums = as<const RowSum<float>>(args[Port::all_row_sums]),
