@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Trains a tiny Qwen3-MoE with LoRA on pairs by DPO in plain torch and writes what it computes.
+"""Trains a tiny Qwen3-MoE with LoRA of attention, experts and routers on pairs by DPO in plain torch,
+and writes what it computes.
 
     python -B tests/data/make_mixture_preference_fixture.py [OUTPUT_FOLDER]
 
@@ -96,7 +97,8 @@ def main():
     base = make_model()
     safetensors.torch.save_file(in_files(dict(base.named_parameters())), folder / "initial.safetensors")
     lora = peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8,
-                           target_modules=["q_proj", "v_proj", "o_proj"])
+                           target_modules=["q_proj", "v_proj", "o_proj"],
+                           target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"])
     model = peft.get_peft_model(base, lora)
     generator = torch.Generator().manual_seed(7)
     for name, parameter in model.named_parameters():
