@@ -271,5 +271,6 @@ NB_MODULE(_ballast, module) {
   ballast::python::bind_errors(module);
   ballast::python::bind_optimizer(module);
   ballast::python::bind_aio(module);
+  ballast::python::bind_homes(module);
   ballast::python::bind_program(module);
 }

@@ -14,6 +14,8 @@ namespace ballast::python {
 void bind_optimizer(nanobind::module_& module);
 /// Adds files and futures, and ends them at the interpreter's exit.
 void bind_aio(nanobind::module_& module);
+/// Adds weights of blocks on NVMe, and safetensors files.
+void bind_homes(nanobind::module_& module);
 /// Adds `python -m ballast`, plan and train.
 void bind_program(nanobind::module_& module);
 
