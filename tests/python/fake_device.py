@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from ballast import offloading
 from ballast._accelerator import Copy, HostMemory
+from ballast._home_plan import HomePlan
 from ballast._slots import Pool
 
 NAN = 255  # each byte of a NaN, in every floating type
@@ -118,10 +119,12 @@ def _run(jobs: Any, delay: float, rng: random.Random) -> None:
 
 def offload(model: nn.Module, device_bytes: int | str, *, delay: float = 0.0, seed: int = 0, blocks: Any = "auto",
             keep: Any = (), trained: str = "stream", prefetch: int = 1, small: int = 1024,
-            device: FakeDevice | None = None, shared: bool = False) -> offloading.Offloaded:
+            device: FakeDevice | None = None, shared: bool = False, weights: Any = None, nvme: Any = None,
+            host_bytes: int | str = "auto", homes: HomePlan | None = None) -> offloading.Offloaded:
     """ballast.offload() to a fake device, with small limits for small models."""
+    homes = homes or HomePlan(nvme, host_bytes, any_file_system=nvme is not None)
     return offloading.Offloaded(model, device or FakeDevice(delay, seed), device_bytes, blocks, keep, trained,
-                                prefetch, shared, small)
+                                prefetch, shared, small, weights=weights, homes=homes)
 
 
 class Strict(TorchDispatchMode):

@@ -358,7 +358,7 @@ class Places(unittest.TestCase):
                 self.assertLessEqual(report.pool_bytes, 0.81 * (free - report.staying_bytes))
             self.assertEqual(report.staying["embed.weight"].reason, "outside of all blocks")
             self.assertIn(report.staying["blocks.0.attn.q.a"].reason, ("trained", "small trained parameter"))
-            self.assertEqual(report.host_bytes, sum(u.memory.nbytes for u in handle.passes.units))
+            self.assertEqual(report.host_bytes, sum(u.home.nbytes for u in handle.passes.units))
             train(model, 1)
             self.assertIn("copies to the device", str(handle.report()))
             handle.remove()

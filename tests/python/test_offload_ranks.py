@@ -111,7 +111,7 @@ def changes_stay_in_their_process(rank, folder):
         dist.barrier()
         same(plain(*data(0)), model(*data(0)), f"change {change}")
     same(state(plain), state(model))
-    shared = {unit.name for unit in handle.passes.units if unit.memory.shared}
+    shared = {unit.name for unit in handle.passes.units if unit.home.shared}
     assert shared == ({"blocks.0"}, {"blocks.1"}, {"blocks.0", "blocks.1"})[rank], shared
 
 
@@ -286,6 +286,9 @@ class Ranks(unittest.TestCase):
     def test_without_ranks(self):
         with self.assertRaisesRegex(ballast.UsageError, r"^shared: True needs the ranks of torch\.distributed"):
             offloaded(frozen())
+        for options in ({"weights": "folder"}, {"nvme": "/nowhere"}):
+            with self.subTest(options), self.assertRaisesRegex(ballast.UsageError, "^shared: True does not work with"):
+                ballast.offload(frozen(), shared=True, **options)
         with self.assertRaisesRegex(ValueError, "^shared: 'yes' is not one of"):
             fake_device.offload(frozen(), MIB, shared="yes")
         with tempfile.TemporaryDirectory() as folder:

@@ -174,7 +174,7 @@ class Memory(unittest.TestCase):
                 except RuntimeError:
                     continue  # a block that is not on the device
                 with_memory[address] = max(with_memory.get(address, 0), tensor.nbytes)
-        homes = {unit.memory.bytes.data_ptr(): unit.nbytes for unit in handle.passes.units}
+        homes = {unit.home.memory.bytes.data_ptr(): unit.nbytes for unit in handle.passes.units}
         self.assertEqual(sum(homes.values()), 2 * count)
         device = handle._residency.pool
         extra = {a: n for a, n in with_memory.items()

@@ -46,6 +46,13 @@ class HostMemory:
         some = torch.frombuffer(self._memory, dtype=torch.uint8, offset=start, count=end - start)
         return some.untyped_storage()
 
+    def first(self, nbytes: int) -> HostMemory:
+        """The first bytes of this memory, for a copy."""
+        some = HostMemory.__new__(HostMemory)
+        some._memory, some.pinned, some.filled = self._memory, self.pinned, self.filled
+        some.nbytes, some.bytes = nbytes, self.bytes[:nbytes]
+        return some
+
     def pin(self) -> None:
         """Pins the memory of a CUDA program, as far as the driver and the limit of locked memory
         allow."""

@@ -278,27 +278,19 @@ class Engine:
         for record in records:
             if record.keeps_moments is not keeps[record.group]:
                 self._keep_moments(record, keeps[record.group])
-        # Lists of numbers: a tuple for each of thousands of parameters would take longer.
-        started = []
-        tensors = list(gradients.values())
-        for states in (self._main, self._small):
-            places = [i for i, r in enumerate(records) if r.states is states]
-            if states is None or not places:
-                continue
-            some = [records[i] for i in places]
-            weights = [r.parameter if r.as_before else self.weights(r) for r in some]
-            in_use: list[Any] = [weights, tensors]
-            if overlap:  # storages stay alive even if other code gives a tensor other memory
-                in_use = [t.untyped_storage() for some_tensors in in_use for t in some_tensors]
-            started.append((
-                states, [r.number for r in some],
-                ([w.data_ptr() for w in weights], [r.elements for r in some], [r.type for r in some]),
-                gradients.arrays(places), [r.steps + 1 for r in some], [r.group for r in some],
-                in_use))
+        pieces, others = _by_place(records)
+        prepared = list(self._prepare(records, others, gradients, hypers, overlap))
         self.loans.end()
         self.updating = True
-        for states, numbers, arrays, gradient_arrays, steps, group_numbers, in_use in started:
-            states.begin(numbers, arrays, gradient_arrays, steps, group_numbers, hypers, in_use)
+        for place, numbers in pieces:  # one block's weights in host memory at a time
+            for states, arguments in self._prepare(records, numbers, gradients, hypers, overlap=False):
+                states.begin(*arguments)
+                del arguments  # which has the weights
+            self._finish()
+            self.updating = True
+            place.put_back()
+        for states, arguments in prepared:
+            states.begin(*arguments)
         torch.autograd.graph.increment_version(list(gradients))
         for record in records:
             record.steps += 1
@@ -308,6 +300,27 @@ class Engine:
                 record.mirrored = memory_of(record)
                 self._uploads[record.parameter] = record
 
+    def _prepare(self, records: list[Record], among: Sequence[int], gradients: Collected,
+                 hypers: list[_ballast.Hyper], overlap: bool
+                 ) -> Iterator[tuple[_ballast.OptimizerStates, tuple[Any, ...]]]:
+        """The arguments of OptimizerStates.begin() for the records with these numbers."""
+        # Lists of numbers: a tuple for each of thousands of parameters would take longer.
+        tensors = list(gradients.values())
+        for states in (self._main, self._small):
+            places = [i for i in among if records[i].states is states]
+            if states is None or not places:
+                continue
+            some = [records[i] for i in places]
+            weights = [r.parameter if r.as_before else self.weights(r) for r in some]
+            in_use: list[Any] = [weights, tensors]
+            if overlap:  # storages stay alive even if other code gives a tensor other memory
+                in_use = [t.untyped_storage() for some_tensors in in_use for t in some_tensors]
+            yield states, (
+                [r.number for r in some],
+                ([w.data_ptr() for w in weights], [r.elements for r in some], [r.type for r in some]),
+                gradients.arrays(places), [r.steps + 1 for r in some], [r.group for r in some], hypers,
+                in_use)
+
     def _keep_moments(self, record: Record, keep: bool) -> None:
         if keep:  # the momentum starts with this gradient
             self.write(record, {n: zeros_for(record) for n in self.moment_names()})
@@ -316,7 +329,8 @@ class Engine:
     def guard(self, parameters: Iterable[torch.Tensor], hide: bool) -> None:
         """Makes later uses of these parameters wait. `hide` fills their memory with NaNs until
         then, so that a use that does not wait is noticed."""
-        records = [self.records[p] for p in parameters if self.records[p].states is not None]
+        records = [self.records[p] for p in parameters
+                   if self.records[p].states is not None and _guards.nvme_place_of(p) is None]
         if hide:
             self._finish()
             for record in records:
@@ -482,6 +496,21 @@ class Engine:
 def array_of(tensor: torch.Tensor) -> tuple[int, int, str]:
     """A contiguous tensor in host memory, for native code."""
     return tensor.data_ptr(), tensor.numel(), TYPES[tensor.dtype]
+
+
+def _by_place(records: list[Record]) -> tuple[list[tuple[_guards.Place, list[int]]], list[int]]:
+    """Numbers of records whose weights are on NVMe, by place, and of all others."""
+    if not _guards.any_guarded():
+        return [], list(range(len(records)))
+    pieces: dict[int, tuple[_guards.Place, list[int]]] = {}
+    others = []
+    for number, record in enumerate(records):
+        place = _guards.nvme_place_of(record.parameter)
+        if place is None:
+            others.append(number)
+        else:
+            pieces.setdefault(id(place), (place, []))[1].append(number)
+    return list(pieces.values()), others
 
 
 def describe(record: Record, dtype: torch.dtype | None = None) -> tuple[int, str, int]:

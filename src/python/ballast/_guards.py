@@ -48,6 +48,13 @@ class Place(Protocol):
     def bring_home(self) -> None:
         """Makes the parameters ordinary ones in host memory. Calls return_from() for each."""
 
+    @property
+    def on_nvme(self) -> bool:
+        """Whether the values are on NVMe while nobody uses them."""
+
+    def put_back(self) -> None:
+        """Ends bring_home(): the values go back to NVMe."""
+
 
 def _values_unread() -> frozenset[Any]:
     found = {getattr(torch.Tensor, name) for name in _NAMES if hasattr(torch.Tensor, name)}
@@ -185,6 +192,12 @@ def wait_for(parameter: Any) -> None:
     if place is not None:
         place.bring_home()
         return_from(parameter)  # also if the place has ended
+
+
+def nvme_place_of(parameter: torch.Tensor) -> Place | None:
+    """The place of a parameter whose values are on NVMe now."""
+    place = _place_of(parameter)
+    return place if place is not None and place.on_nvme else None
 
 
 def _place_of(parameter: Any) -> Place | None:

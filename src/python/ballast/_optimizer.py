@@ -148,7 +148,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
         records = engine.records_in(self.param_groups)
         if _guards.any_guarded():
             for record in records:
-                _guards.wait_for(record.key)  # a parameter of another optimizer
+                # A parameter of another optimizer, or of an offloaded module. What is on NVMe stays there.
+                on_nvme = _guards.nvme_place_of(record.key) is not None
+                (_guards.wait_for_update if on_nvme else _guards.wait_for)(record.key)
         if not records and not self._ranks.groups:
             return loss
         for number, group in enumerate(self.param_groups):

@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterator
 import torch
 from torch._compile import _disable_dynamo
 
+from . import _guards
 from ._residency import Function, Residency, plainly
 from ._units import Unit
 from .errors import UsageError
@@ -123,14 +124,23 @@ class Passes:
         self._before()
         self.close_homes()
 
-    @plainly
     def close_homes(self) -> None:
         """Takes over what was changed at home between passes, and guards what is at home."""
         for unit in self.units:
-            if unit.exposed:
-                self.residency.settle_home(unit)
-                self.residency.guard(unit)
-                unit.exposed = False
+            self.close_home(unit)
+
+    @plainly
+    def close_home(self, unit: Unit) -> None:
+        """Ends uses of one unit between passes. A home on NVMe is written if it has changed, and leaves host
+        memory."""
+        if unit.exposed:
+            self.residency.settle_home(unit)
+            self.residency.guard(unit)
+        if unit.home.on_nvme and unit.home.is_open:
+            for member in unit.members:
+                _guards.wait_for_update(member.tensor)
+            unit.home.close()
+        unit.exposed = False
 
     def _use(self, unit: Unit) -> None:
         backward = in_backward()

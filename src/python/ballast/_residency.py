@@ -10,12 +10,12 @@ from typing import Any, Callable, TypeVar
 import torch
 
 from . import _guards
-from ._accelerator import Accelerator
+from ._accelerator import Accelerator, HostMemory
 from ._departures import Departures
 from ._order import Order
 from ._slots import Pool
 from ._units import Unit
-from .errors import OutOfMemoryError
+from .errors import Error, OutOfMemoryError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -36,6 +36,8 @@ class Counts:
     bytes_in: int = 0
     waits: int = 0  # uses that came before their copy had ended, as the host saw it
     wait_seconds: float = 0.0  # of the host
+    read_waits: int = 0  # copies to the device that waited for NVMe
+    read_wait_seconds: float = 0.0
 
 
 class Residency:
@@ -115,6 +117,7 @@ class Residency:
             self.settle_home(unit)
         if unit.slot is not None:
             self._write_back(unit)
+        unit.home.open_for_user()
         unit.in_graph = False
         for member in unit.members:
             member.point(member.home, False)
@@ -156,16 +159,21 @@ class Residency:
         copies = []
         with torch._C.DisableTorchFunctionSubclass():
             for member, before, now in zip(unit.members, unit.versions, present):
+                if not member.on_device:
+                    continue
                 assert member.away is not None
                 replaced = member.tensor.data_ptr() != member.away.data_ptr()
-                if member.on_device and (before != now or replaced):
+                if before != now or replaced:
                     unit.ready.wait()
+                    unit.home.open()
                     copies.append(self.device.copy_out(member.home, member.tensor.detach()))
         for copy in copies:
             copy.finish()
         if copies:
             unit.settle()
         unit.versions = present
+        if copies:
+            unit.home.close()
 
     # Copies to the device
 
@@ -173,6 +181,9 @@ class Residency:
         """Starts the copy to the device unless the unit is there. `ahead`: only if nothing has to
         leave that is needed soon. Returns whether the unit is there or comes."""
         if unit.slot is not None:
+            return True
+        if ahead and not unit.home.is_ready():
+            unit.home.read_ahead()  # the copy is started when the values are there
             return True
         soon = set(self.order.ahead(self._prefetch)) if ahead else set()
 
@@ -196,18 +207,34 @@ class Residency:
             _guards.wait_for_update(member.tensor)
         if not unit.on_device and unit.is_changed():
             unit.adopt()
-        self._copy_in(unit, start)
+        try:
+            self._copy_in(unit, start)
+        except Error:
+            if ahead:  # the use itself reads again
+                return False
+            raise
         if ahead:
             self.guard(unit)  # a change at home has to be noticed
         return True
 
     def _copy_in(self, unit: Unit, start: int) -> None:
+        source = self._source(unit)
         slot, marks = self.pool.take(start, unit.nbytes, unit)
         target = self.pool.bytes_of(slot)
         unit.lend(slot)
-        unit.ready = self.device.copy_in(target, unit.memory, marks)
+        unit.ready = self.device.copy_in(target, source, marks)
+        unit.home.copied_by(unit.ready)
         self.counts.loads += 1
         self.counts.bytes_in += unit.nbytes
+
+    def _source(self, unit: Unit) -> HostMemory:
+        if unit.home.is_ready():
+            return unit.home.source()
+        start = time.perf_counter()
+        source = unit.home.source()
+        self.counts.read_waits += 1
+        self.counts.read_wait_seconds += time.perf_counter() - start
+        return source
 
     def _compact(self, cost: Callable[[Unit], Any]) -> None:
         """Loads units that have to stay again, at the beginning of the pool, if they leave no gap that
@@ -238,6 +265,9 @@ class Residency:
                 return
             if not self._load(following, ahead=True):
                 return
+        for following in self.order.ahead(2 * self._prefetch):
+            if following.slot is None and following is not unit:
+                following.home.read_ahead()
 
     def _wait(self, unit: Unit) -> None:
         assert unit.ready is not None

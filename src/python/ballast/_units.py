@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 
 from . import _dtensors, _guards
-from ._accelerator import Copy, HostMemory
+from ._accelerator import Copy
+from ._homes import HostHome, NvmeHome
 from ._slots import GRAIN, Slot
 from .errors import UsageError
 
@@ -42,6 +43,16 @@ class Member:
         made = torch.empty(0, dtype=self.dtype, device=storage.device)
         return made.set_(storage, start // self.dtype.itemsize, self.shape, self.stride)
 
+    def copy_home(self) -> None:
+        """Gives the home the values of the tensor."""
+        self.home.copy_(self.tensor.data)
+
+    def begin(self) -> None:
+        """Makes the tensor one at home."""
+        if self.tensor.is_meta:
+            become(self.tensor, self.home)
+        self.point(self.home, False)
+
     def point(self, data: torch.Tensor, on_device: bool) -> None:
         with torch._C.DisableTorchFunctionSubclass():
             self.tensor.data = data
@@ -57,12 +68,13 @@ class Unit:
     next load, at whatever address.
     """
 
-    def __init__(self, name: str, members: list[Member], memory: HostMemory,
-                 device: torch.device) -> None:
+    def __init__(self, name: str, members: list[Member], home: HostHome | NvmeHome,
+                 device: torch.device, fill: Callable[[Member], None]) -> None:
+        """`fill` gives a member's home its values."""
         self.name = name
         self.members = members
-        self.memory = memory
-        self.nbytes = memory.nbytes
+        self.home = home
+        self.nbytes = home.nbytes
         self.storage = torch.UntypedStorage(0, device=device)  # type: ignore[no-untyped-call]
         self.slot: Slot[Unit] | None = None
         self.ready: Copy | None = None  # the copy to the device
@@ -76,10 +88,12 @@ class Unit:
         self._hide()
         with torch.no_grad():
             for member in members:
-                member.home = member.view(memory.part(member.start, member.end))
-                if not memory.filled:
-                    member.home.copy_(member.tensor.data)
-                member.point(member.home, False)
+                member.home = member.view(home.part(member.start, member.end))
+                if not home.filled:
+                    fill(member)
+                member.begin()
+        home.begin()
+        home.close()
         self.versions = self.present_versions()
 
     @property
@@ -98,7 +112,7 @@ class Unit:
 
     def adopt(self) -> None:
         """Takes values that a user gave at home by `parameter.data = other` into the home."""
-        for member in self.members:
+        for member in self.members if self.home.is_open else ():
             if _guards.is_guarded(member.tensor) or member.on_device:
                 continue
             data = member.tensor.detach()
@@ -115,10 +129,9 @@ class Unit:
 
     def settle(self) -> None:
         """Has the next copy to the device read what is at home now."""
-        if self.memory.shared:
-            if self.ready is not None:
-                self.ready.finish()  # memory that is not shared any more is not pinned any more
-            self.memory.settle()
+        if self.home.shared and self.ready is not None:
+            self.ready.finish()  # memory that is not shared any more is not pinned any more
+        self.home.settle()
 
     def lend(self, slot: Slot[Unit]) -> None:
         """Gives the storage a slot."""
@@ -149,6 +162,15 @@ class Unit:
         torch._C._set_storage_data_ptr_access_error_msg(
             self.storage._cdata, f"{self.name}: its weights were used when they were not on the "
             "device; use them in a forward pass of the model, or in handle.on_device()")
+
+
+def become(tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """Makes a tensor on the device meta one with this memory. It stays the same object."""
+    made: torch.Tensor = data.detach()
+    if isinstance(tensor, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+    made.__dict__.update(tensor.__dict__)
+    torch.utils.swap_tensors(tensor, made)  # type: ignore[no-untyped-call]
 
 
 def span(tensor: torch.Tensor) -> int:
@@ -208,13 +230,14 @@ def lay_out(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Member], 
     return members, -(-end // GRAIN) * GRAIN
 
 
-def check_tensor(name: str, tensor: torch.Tensor) -> None:
-    """Raises UsageError naming a tensor that cannot be offloaded."""
+def check_tensor(name: str, tensor: torch.Tensor, has_source: bool = False) -> None:
+    """Raises UsageError naming a tensor that cannot be offloaded. `has_source`: its values are in a
+    file."""
     if _dtensors.is_dtensor(tensor):
         raise UsageError(f"{name}: is a DTensor, as of FSDP2 or tensor parallelism, which move weights "
                          "themselves")
     for part_name, part in parts_of(name, tensor):
-        problem = _problem_of(part)
+        problem = None if has_source and part.is_meta else _problem_of(part)
         if problem:
             raise UsageError(f"{part_name}: {problem}")
     inner = hasattr(tensor, "__tensor_flatten__") or hasattr(tensor, "quant_state")
@@ -225,7 +248,7 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
 
 def _problem_of(tensor: torch.Tensor) -> str | None:
     if tensor.is_meta:
-        return "is on the device meta, so it has no values; load the weights on the CPU first"
+        return "is on the device meta, so it has no values; name a folder in weights=, or load it on the CPU first"
     if tensor.is_nested or tensor.layout != torch.strided:
         return "is sparse, nested or of another layout than torch.strided; name it in keep="
     if tensor.is_inference():

@@ -54,6 +54,16 @@ class UnitPlace:
         if passes is not None and unit is not None:
             passes.bring_home(unit)
 
+    @property
+    def on_nvme(self) -> bool:
+        unit = self._unit()
+        return unit is not None and unit.home.on_nvme
+
+    def put_back(self) -> None:
+        passes, unit = self._passes(), self._unit()
+        if passes is not None and unit is not None and not passes.running:
+            passes.close_home(unit)
+
 
 class _ViewPlace(UnitPlace):
     """The place of a view that other code has made of a member on the device. No tensor at home has

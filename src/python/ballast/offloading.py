@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import warnings
 import weakref
 from typing import Any, Iterator, Sequence
@@ -19,11 +20,13 @@ from torch import nn
 
 from . import _arguments, _blocks, _guards, _shared_homes, _units, _visits
 from ._accelerator import Accelerator, HostMemory, accelerator
+from ._home_plan import HomePlan
 from ._offload_report import Report, Stay
 from ._passes import Passes
 from ._residency import Residency, plainly
 from ._slots import GRAIN, Pool
 from ._units import Unit
+from ._weight_folders import Source
 from ._wrappers import Wrappers
 from .errors import OutOfMemoryError, UsageError
 
@@ -32,19 +35,21 @@ __all__ = ["Offloaded", "Report", "offload"]
 
 def offload(model: nn.Module, device: str | int | torch.device = "cuda", *,
             device_bytes: int | str = "auto", blocks: Any = "auto", keep: Sequence[str] | str = (),
-            trained: str = "auto", prefetch: int = 2, shared: bool = False) -> Offloaded:
+            trained: str = "auto", prefetch: int = 2, shared: bool = False,
+            weights: str | os.PathLike[str] | None = None, nvme: Any = None,
+            host_bytes: int | str = "auto", any_file_system: bool = False) -> Offloaded:
     """Runs or trains `model` on a device that cannot hold its weights. Losses, gradients and weights
     have the same bits as without.
 
-    The weights of each block are in host memory. They come to the device when the block runs, forward
-    or backward, some blocks ahead, and leave by the order in which blocks are used. Between passes
-    every offloaded parameter is a tensor in host memory, and optimizers, state_dict(), copies and
-    merges use it there. Inputs belong on `handle.device`. `model.to(handle.device)` does nothing, and
-    `model.cpu()` moves what stays on the device until then.
+    The weights of each block are in host memory or on NVMe. They come to the device when the block
+    runs, forward or backward, some blocks ahead, and leave by the order in which blocks are used.
+    Between passes every offloaded parameter is a tensor in host memory, and optimizers, state_dict(),
+    copies and merges use it there. Inputs belong on `handle.device`. `model.to(handle.device)` does
+    nothing, and `model.cpu()` moves what stays on the device until then.
 
     Args:
-        model: any module with its weights loaded. It is changed in place, and stays the same object
-            with the same parameters.
+        model: any module with its weights loaded, or on the device meta with `weights`. It is changed
+            in place, and stays the same object with the same parameters.
         device: an accelerator of PyTorch, such as "cuda:1".
         device_bytes: bytes of device memory for weights that come and go. "auto": the largest block
             `prefetch` + 2 times, but at most 80% of what is free. What stays on the device comes in
@@ -60,12 +65,25 @@ def offload(model: nn.Module, device: str | int | torch.device = "cuda", *,
         shared: whether the ranks of torch.distributed on a machine keep blocks without trained parameters once,
             in memory that they share. Then all ranks call offload() together, with equal models. A change of such
             weights stays within its process.
+        weights: a safetensors file, its index or a folder, whose tensors have the names of the model.
+            They are read block by block into their homes and converted to the model's types.
+        nvme: one or several directories for blocks that do not fit in host_bytes. Checksums are compared
+            at each read. Weights that the program uses between passes are in host memory until the next
+            pass.
+        host_bytes: with `nvme`, host memory for blocks, and for `prefetch` + 2 buffers of the largest
+            block on NVMe. The first blocks are in host memory. "auto": half of what is free.
+        any_file_system: accept directories for `nvme` on file systems that are not suited.
 
-    Raises TypeError; UsageError naming what cannot be offloaded and why; OutOfMemoryError if a block is
-    larger than device_bytes."""
+    Raises TypeError; UsageError naming what cannot be offloaded and why, or a tensor that `weights` and
+    the model do not share; OutOfMemoryError if a block is larger than device_bytes, or host_bytes cannot
+    hold the buffers; FileError naming a file or directory."""
     _check_torch()
+    if shared and (weights is not None or nvme is not None):
+        raise UsageError("shared: True does not work with weights= or nvme= yet; load the model on the CPU, or use "
+                         "shared=False, with which each process has its own weights")
+    plan = HomePlan(nvme, host_bytes, any_file_system)
     return Offloaded(model, accelerator(device), device_bytes, blocks, keep, trained, prefetch,
-                     shared)
+                     shared, weights=weights, homes=plan)
 
 
 class Offloaded:
@@ -73,7 +91,8 @@ class Offloaded:
 
     def __init__(self, model: nn.Module, memory: Accelerator, device_bytes: int | str, blocks: Any,
                  keep: Sequence[str] | str, trained: str, prefetch: int,
-                 shared: bool = False, small: int = _blocks.SMALL) -> None:
+                 shared: bool = False, small: int = _blocks.SMALL, weights: Any = None,
+                 homes: HomePlan | None = None) -> None:
         _check_model(model)
         _arguments.choice(trained, "trained", ("auto", "stream", "keep"))
         _arguments.choice(shared, "shared", (False, True))
@@ -93,15 +112,17 @@ class Offloaded:
         self._staying: dict[str, tuple[torch.Tensor, str]] = {}
         self._warned_of_casts = False
         self._largest_split: int | None = None
+        self._sharing: _shared_homes.Sharing | None = None
+        self._homes = homes or HomePlan()
+        self._source = Source(model, weights)
         pool = self._make_pool(device_bytes, trained == "auto", prefetch)
         self._residency = Residency(memory, pool, prefetch)
         self.passes = Passes(self._residency, self._before_pass)
-        with _shared_homes.Sharing() if shared else contextlib.nullcontext() as self._sharing:
-            self._arrange()
-            if shared and not any(self._shares(unit.members) for unit in self.passes.units):
-                raise UsageError("shared: each block has trained parameters, which ranks do not share; call "
-                                 "requires_grad_(False) on frozen ones before offload()")
-        self._sharing = None
+        try:
+            self._arrange_first(shared, prefetch)
+        except BaseException:
+            self._take_apart()
+            raise
         _visits.attach(model, self, _visits.units_of(model))
         own = weakref.WeakMethod(self._left_to_ddp)
         self._wrappers = Wrappers(model, lambda: [] if (names := own()) is None else names())
@@ -116,20 +137,26 @@ class Offloaded:
         """Bytes per place, copies, waits and guesses so far. print() gives a table."""
         counts, order = self._residency.counts, self._residency.order
         units: dict[str, int] = {}
+        nvme_units: dict[str, int] = {}
         for unit in self.passes.units:  # a block has a second one for what it got later
             units[unit.name] = units.get(unit.name, 0) + unit.nbytes
+            if unit.home.on_nvme:
+                nvme_units[unit.name] = unit.nbytes
+        space = self._homes.space
         return Report(
             device=str(self.device), pool_bytes=self._residency.pool.nbytes,
             peak_bytes=self._residency.pool.peak,
             units=units,
-            pinned_bytes=sum(u.nbytes for u in self.passes.units if u.memory.pinned),
-            shared_bytes=sum(u.nbytes for u in self.passes.units if u.memory.shared),
+            pinned_bytes=sum(u.nbytes for u in self.passes.units if u.home.pinned),
+            shared_bytes=sum(u.nbytes for u in self.passes.units if u.home.shared),
             staying={name: Stay(_units.bytes_of([tensor]), reason)
                      for name, (tensor, reason) in self._staying.items()},
             loads=counts.loads, bytes_in=counts.bytes_in,
             bytes_out=self._residency.departures.bytes_out, waits=counts.waits,
             wait_seconds=counts.wait_seconds, visits=self.passes.visits, right_guesses=order.right,
-            wrong_guesses=order.wrong)
+            wrong_guesses=order.wrong, nvme_units=nvme_units, staging_bytes=space.staging_bytes if space else 0,
+            bytes_read=space.bytes_read if space else 0, bytes_written=space.bytes_written if space else 0,
+            read_waits=counts.read_waits, read_wait_seconds=counts.read_wait_seconds)
 
     @contextlib.contextmanager
     def on_device(self, *modules: nn.Module) -> Iterator[None]:
@@ -180,11 +207,21 @@ class Offloaded:
         self._memory.synchronize()
 
     def remove(self) -> None:
-        """Makes the model an ordinary one in host memory, and ends the handle."""
+        """Makes the model an ordinary one in host memory, and ends the handle. Raises OutOfMemoryError
+        if its blocks on NVMe would take more than half of the free host memory."""
         if not self._end.alive:
             return
         self.passes.end_backward()
+        for unit in self.passes.units:  # all of them or none
+            unit.home.open_for_user()
         self.passes.ended = True
+        self._take_apart()
+        self._wrappers.forget()
+        _handles.discard(self)
+        self._end()
+
+    def _take_apart(self) -> None:
+        self._source.end()
         self._memory.synchronize()
         for unit in self.passes.units:
             unit.running = 0
@@ -195,13 +232,12 @@ class Offloaded:
             unit.adopt()
         self._memory.close()
         for unit in self.passes.units:
-            unit.memory.unpin()
+            unit.home.unpin()
+        if self._homes.space is not None:
+            self._homes.space.unpin()
         self._move_staying(torch.device("cpu"))
         for module in self.model.modules():
             _visits.detach(module)
-        self._wrappers.forget()
-        _handles.discard(self)
-        self._end()
 
     # Arrangement
 
@@ -243,23 +279,44 @@ class Offloaded:
         tensors = _blocks.sort(self.model, found, self._rules, self._known)
         return tensors, {found[i].name: _units.lay_out(some)[1] for i, some in tensors.moving.items()}
 
+    def _arrange_first(self, shared: bool, prefetch: int) -> None:
+        with _shared_homes.Sharing() if shared else contextlib.nullcontext() as self._sharing:
+            self._arrange(prefetch)
+            if shared and not any(self._shares(unit.members) for unit in self.passes.units):
+                raise UsageError("shared: each block has trained parameters, which ranks do not share; call "
+                                 "requires_grad_(False) on frozen ones before offload()")
+        self._sharing = None
+        self._source.end()
+
     @plainly
-    def _arrange(self) -> None:
-        """Makes units of tensors that have none, and moves what stays to the device. Later it does so
-        for what was added since, and drops units whose tensors are gone."""
+    def _arrange(self, prefetch: int | None = None) -> None:
+        """Makes units of tensors that have none, and moves what stays to the device. Later, without
+        `prefetch`, it does so for what was added since, and drops units whose tensors are gone."""
         found = self._find_blocks()
         tensors = _blocks.sort(self.model, found, self._rules, self._known)
         self._drop_units(tensors.all)
         for some in tensors.moving.values():
             for name, tensor in some:
-                _units.check_tensor(name, tensor)
+                self._source.check(name, tensor)
+        for name, (tensor, _) in tensors.staying.items():
+            if tensor.is_meta:
+                self._source.check(name, tensor)
+        if prefetch is not None:
+            self._plan_homes(found, tensors, prefetch)
         for number, some in sorted(tensors.moving.items()):
             self._make_unit(found[number], some)
         self._staying = tensors.staying
-        for name, (tensor, _) in tensors.staying.items():
-            if tensor.is_meta:
-                _units.check_tensor(name, tensor)
+        for tensor, _ in tensors.staying.values():
+            self._source.fill_staying(tensor, self.device)
             self._move(tensor, self.device)
+
+    def _plan_homes(self, found: list[_blocks.Block], tensors: _blocks.Sorted, prefetch: int) -> None:
+        sizes, fixed = {}, set()
+        for number, some in sorted(tensors.moving.items()):
+            members, sizes[found[number].name] = _units.lay_out(some)
+            if not all(member.guardable for member in members):
+                fixed.add(found[number].name)
+        self._homes.begin(sizes, fixed, prefetch, self._memory)
 
     def _make_unit(self, block: _blocks.Block, tensors: Sequence[_blocks.Named]) -> None:
         if isinstance(block.module, torch.jit.ScriptModule):
@@ -270,8 +327,8 @@ class Offloaded:
         if nbytes > self._residency.pool.nbytes:
             raise OutOfMemoryError(f"device_bytes: {self._residency.pool.nbytes} bytes cannot hold what "
                                    f"{block.name} got in addition, which needs {nbytes}")
-        memory = self._memory.host_memory(nbytes, self._shared_memory(block, members, nbytes))
-        unit = Unit(block.name, members, memory, self.device)
+        home = self._homes.make(block.name, nbytes, self._memory, self._shared_memory(block, members, nbytes))
+        unit = Unit(block.name, members, home, self.device, self._source.fill)
         unit.place = _visits.UnitPlace.of_members(self.passes, unit)
         for member in members:
             self._residency.departures.follow(member)
