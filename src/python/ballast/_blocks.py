@@ -165,3 +165,15 @@ def _overlapping(tensors: Iterable[torch.Tensor]) -> Iterator[int]:
 def parse_patterns(value: Any, name: str) -> tuple[str, ...]:
     """Patterns of names. Raises TypeError."""
     return (value,) if isinstance(value, str) else tuple(_arguments.texts(value, name))
+
+
+def say_none(model: nn.Module, found: bool) -> str:
+    """The message for a model without blocks, or, with `found`, whose blocks have nothing to offload."""
+    if found:
+        return ("blocks: nothing is left to offload, because the tensors of all blocks are small, shared, "
+                "trained or kept; see trained= and keep=")
+    largest = sorted(((bytes_under(m), n) for n, m in model.named_modules() if n),
+                     reverse=True)[:10]
+    names = ", ".join(f"{name} ({size} bytes)" for size, name in largest)
+    return ("blocks: no lists of modules were found; name modules or patterns in blocks=. The largest "
+            f"modules: {names}")

@@ -261,8 +261,8 @@ class NvmeSpace:
         if free is not None and opened + home.nbytes > (free + opened) // 2:
             raise OutOfMemoryError(
                 f"{home.name}: its weights are on NVMe, and in host memory all weights that are used between "
-                f"passes would take more than half of the {free + opened} free bytes; use OffloadAdamW "
-                "instead of an optimizer of PyTorch, and fewer weights at a time")
+                f"passes would take more than half of the {free + opened} free bytes; use handle.save() instead "
+                "of state_dict(), and OffloadAdamW instead of an optimizer of PyTorch")
 
     def write(self, home: NvmeHome, memory: HostMemory) -> None:
         """Writes a home. Raises FileError; the values on NVMe are invalid then."""

@@ -55,3 +55,15 @@ class Order:
                        if not gone(use) and not gone(last[0]) and not gone(last[1])}
         if gone(self._last[0]) or gone(self._last[1]):
             self._last = (None, None)
+
+    def described(self) -> list[list[list[str]]]:
+        """The table by names of units: entries of three uses, the last two and the next one."""
+        return [[[use[0], use[1].name] for use in (*last, following) if use is not None]
+                for last, following in self._after.items() if None not in last]
+
+    def learn(self, described: list[list[list[str]]], units: dict[str, Unit]) -> None:
+        """Takes over a result of described(). Entries of other units are left out."""
+        for entry in described:
+            if len(entry) == 3 and all(name in units for _, name in entry):
+                before, last, following = [(phase, units[name]) for phase, name in entry]
+                self._after.setdefault((before, last), following)

@@ -18,7 +18,7 @@ from typing import Any, Iterator, Sequence
 import torch
 from torch import nn
 
-from . import _arguments, _blocks, _guards, _shared_homes, _units, _visits
+from . import _arguments, _blocks, _guards, _saved_models, _shared_homes, _units, _visits
 from ._accelerator import Accelerator, HostMemory, accelerator
 from ._home_plan import HomePlan
 from ._offload_report import Report, Stay
@@ -206,6 +206,28 @@ class Offloaded:
         """Returns when all copies have ended."""
         self._memory.synchronize()
 
+    def save(self, folder: str | os.PathLike[str], optimizer: Any = None, *, frozen: bool = True) -> None:
+        """Writes the model's parameters and persistent buffers to safetensors files with an index in
+        `folder`, and with `optimizer`, one of Ballast's, its states and settings: block by block, as one
+        state. A state that the folder has is replaced when the new one is complete on the disk. Without
+        `frozen`, frozen parameters are left out. Raises TypeError, UsageError naming a tensor that
+        cannot be saved, FileError."""
+        _saved_models.save(self, folder, optimizer, frozen)
+
+    def load(self, folder: str | os.PathLike[str], optimizer: Any = None) -> None:
+        """Reads a state of save() into the model, and into `optimizer`. Nothing changes if a tensor is
+        missing, damaged or of another shape, or if the states of the optimizer do not fit or are not
+        those that were saved with the weights: raises UsageError or FileError naming it."""
+        _saved_models.load(self, folder, optimizer)
+
+    def order(self) -> list[list[list[str]]]:
+        """The learnt order of blocks, by their names, for save()."""
+        return self._residency.order.described()
+
+    def learn_order(self, described: list[list[list[str]]]) -> None:
+        """Takes over a result of order(), as far as the blocks have the same names."""
+        self._residency.order.learn(described, {unit.name: unit for unit in self.passes.units})
+
     def remove(self) -> None:
         """Makes the model an ordinary one in host memory, and ends the handle. Raises OutOfMemoryError
         if its blocks on NVMe would take more than half of the free host memory."""
@@ -247,7 +269,7 @@ class Offloaded:
             self._largest_split = int(device_bytes) // (prefetch + 1)
         tensors, sizes = self._sort()
         if not sizes:
-            raise UsageError(_no_blocks(self.model, bool(self._find_blocks())))
+            raise UsageError(_blocks.say_none(self.model, bool(self._find_blocks())))
         nbytes = (prefetch + 2) * max(sizes.values()) if device_bytes == "auto" else int(device_bytes)
         if auto_trained:
             trained = sum(_units.bytes_of([t]) for some in tensors.moving.values() for _, t in some
@@ -470,14 +492,3 @@ def _check_torch() -> None:
                         (torch._C, "_set_storage_data_ptr_access_error_msg"), (torch, "accelerator")):
         if not hasattr(owner, name):
             raise UsageError(f"offload: needs a newer PyTorch than {torch.__version__}, which lacks {name}")
-
-
-def _no_blocks(model: nn.Module, found: bool) -> str:
-    if found:
-        return ("blocks: nothing is left to offload, because the tensors of all blocks are small, shared, "
-                "trained or kept; see trained= and keep=")
-    largest = sorted(((_blocks.bytes_under(m), n) for n, m in model.named_modules() if n),
-                     reverse=True)[:10]
-    names = ", ".join(f"{name} ({size} bytes)" for size, name in largest)
-    return ("blocks: no lists of modules were found; name modules or patterns in blocks=. The largest "
-            f"modules: {names}")
