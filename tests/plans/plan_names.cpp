@@ -93,6 +93,8 @@ std::string role_name(const Operation& operation, const plan::Use& use) {
                                                 "rows",
                                                 "row_sums",
                                                 "normed_gradient",
+                                                "residual",
+                                                "result_gradient",
                                                 "softmax_sums",
                                                 "all_softmax_sums",
                                                 "terms",
