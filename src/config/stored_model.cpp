@@ -304,8 +304,14 @@ class UnknownKeys {
       return std::any_of(keys_.begin(), keys_.end(), holds);
     };
     if (is_empty(value) || some([&](const auto& key) { return key.name == name; })) return;
-    const auto is_other_name = [&name](const auto& alias) { return alias.first == name; };
-    if (std::any_of(rules_.aliases.begin(), rules_.aliases.end(), is_other_name)) return;
+    // The name, or that of an object with the name as a member.
+    const auto is_other_name = [&name](const auto& other) {
+      return other.first == name || other.first.starts_with(name + ".");
+    };
+    if (std::ranges::any_of(rules_.aliases, is_other_name) ||
+        std::ranges::any_of(rules_.fallbacks, is_other_name)) {
+      return;
+    }
     const bool known =
         text::has_word(kWithoutEffect, name) || is_among(rules_.without_effect, name);
     if (known || is_among(kMustBeFalse, name) || name == kMustBeTrue) return check(name, value);

@@ -88,11 +88,11 @@ class Llama : public Family {
                                        {"num_key_value_heads", "num_kv_heads"},
                                        {"head_dim", "head_dim"},
                                        {"intermediate_size", "intermediate_size"},
-                                       {"rms_norm_eps", "norm_epsilon"},
+                                       {"rms_norm_eps", "norm_epsilon", {}, 1e-6, false},
                                        {"tie_word_embeddings", "tie_embeddings"},
                                        {"hidden_act", "", {"silu", "swish"}}};
     for (const DetailKey& detail : details()) keys.push_back(checkpoint_key(detail));
-    set_standards(keys, {{"rms_norm_eps", 1e-6}, {"tie_word_embeddings", ties_embeddings()}});
+    set_standards(keys, {{"tie_word_embeddings", ties_embeddings()}});
     set_standards(keys, facts_.standards);
     return keys;
   }
