@@ -43,6 +43,8 @@ def condition(model, t):
 class Side(random_offload.Side):
     """A side whose inputs are on its device. Actions that would mix devices move their tensors first."""
 
+    handle = None
+
     def offload(self):
         setup = self.setup
         rng = random.Random(setup.seed)
@@ -52,7 +54,7 @@ class Side(random_offload.Side):
         activate().set_delays(*rng.choice(DELAYS))
         self.handle = offloading.Offloaded(
             self.model, offloading.accelerator(DEVICE), budget, setup.names, (),
-            setup.trained if frozen else "stream", setup.prefetch, 1024)
+            setup.trained if frozen else "stream", setup.prefetch, small=1024)
 
     def check_handle(self):
         report = self.handle.report()
@@ -128,11 +130,11 @@ class Side(random_offload.Side):
 _run = random_offload.run
 
 
-def run(seed, actions):
+def run(seed, actions, kind):
     """Runs the actions on both sides. Returns the error, or None."""
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         try:
-            return _run(seed, actions)
+            return _run(seed, actions, kind)
         finally:
             activate().set_delays(kernel=0.0, copy=0.0)
 
@@ -141,7 +143,6 @@ def prepare():
     """Puts the emulated device into the functions of random_offload.py."""
     plain = random_offload.same
     random_offload.same = lambda one, other, what: plain(on_cpu(one), on_cpu(other), what)
-    random_offload.Side = Side
     offload_models.DiT.condition = condition
     draw = random_offload.draw_setup
 
@@ -158,11 +159,11 @@ class Random(device_test()):
         prepare()
         for seed in range(SEQUENCES):
             with self.subTest(seed=seed):
-                self.assertIsNone(run(seed, random_offload.draw(seed)))
+                self.assertIsNone(run(seed, random_offload.draw(seed), Side))
 
 
 if __name__ == "__main__":
     activate()
     prepare()
     random_offload.run = run
-    sys.exit(random_offload.main())
+    sys.exit(random_offload.main(Side))
