@@ -206,9 +206,31 @@ def wrappers_made_later_are_known_to_ddp(rank, folder):
     same(*states)
 
 
+def an_equal_state_leaves_weights_shared(rank, folder):
+    def private():
+        text = pathlib.Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace")
+        found = re.findall(r"memfd:ballast-weights.*?^Anonymous: *(\d+) kB", text, re.M | re.S)
+        return len(found), sum(map(int, found))
+
+    model = frozen()
+    expected = state(model)
+    handle = offloaded(model)
+    if rank == 0:
+        handle.save(f"{folder}/saved")
+    dist.barrier()
+    mappings, before = private()
+    handle.load(f"{folder}/saved")
+    assert mappings >= 6 and private() == (mappings, before), (mappings, before, private())
+    with torch.no_grad():
+        model.blocks[rank].mlp[0].weight.add_(1.0)
+    model(*data(0))
+    handle.load(f"{folder}/saved")
+    same(expected, state(model))
+
+
 CASES = [adapters_train_as_with_plain_ddp, blocks_are_in_memory_once, changes_stay_in_their_process,
-         buffers_written_in_passes_stay_in_their_process, trained_blocks_are_not_shared, sharing_nothing_is_refused,
-         other_weights_are_refused, other_models_are_refused, a_rank_that_fails_stops_the_others, wrappers_made_later_are_known_to_ddp]
+         an_equal_state_leaves_weights_shared, buffers_written_in_passes_stay_in_their_process,
+         trained_blocks_are_not_shared, sharing_nothing_is_refused, other_weights_are_refused, other_models_are_refused, a_rank_that_fails_stops_the_others, wrappers_made_later_are_known_to_ddp]
 
 
 def join(rank, ranks, folder):

@@ -179,12 +179,13 @@ def _verify(source: WeightFolder, checksums: dict[str, str], stored: dict[int, S
 
 @torch.no_grad()
 def _read(source: WeightFolder, stored: Stored, tensor: torch.Tensor) -> None:
-    if tensor.device.type == "cpu" and tensor.dtype == stored.dtype:
+    if tensor.device.type == "cpu" and tensor.requires_grad:
         source.read(stored, tensor.data)
         torch.autograd.graph.increment_version([tensor])
-    else:
-        values = torch.empty(stored.shape, dtype=stored.dtype)
-        source.read(stored, values)
+        return
+    values = torch.empty(stored.shape, dtype=tensor.dtype)
+    source.read(stored, values)
+    if not _units.same_bits(values, tensor.data):  # a write would make shared memory private
         tensor.copy_(values)
 
 

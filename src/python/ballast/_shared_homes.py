@@ -18,7 +18,7 @@ from typing import Any, Sequence
 import torch
 
 from ._accelerator import HostMemory
-from ._units import Member
+from ._units import Member, same_bits
 from .errors import UsageError
 
 _SECONDS = 120.0  # for the ranks of a machine to connect, once all of them have called offload()
@@ -122,7 +122,7 @@ class Sharing:
             return self._fill(about, members, nbytes)
         memory = self._receive(about, nbytes)
         for member in members:
-            if not _same_bits(_in_shared(memory, member), member.tensor.data):
+            if not same_bits(_in_shared(memory, member), member.tensor.data):
                 raise UsageError(f"{member.name}: has other values than on rank {self._first}; ranks that share "
                                  "weights load the same ones, or use shared=False")
         return memory
@@ -230,12 +230,6 @@ def _exactly(other: socket.socket, count: int) -> bytes:
 
 def _in_shared(memory: SharedMemory, member: Member) -> torch.Tensor:
     return member.view(memory.bytes.untyped_storage(), member.start)
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(one.element_size())
-    other = other.cpu()
-    return torch.equal(one, other) if whole is None else torch.equal(one.view(whole), other.view(whole))
 
 
 def _difference(there: str, here: str) -> str:

@@ -211,6 +211,13 @@ def own_scales(tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
                 setattr(state, field, getattr(state, field).clone())
 
 
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Compares tensors of the same shape and type, `one` in host memory."""
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(one.element_size())
+    other = other.cpu()
+    return torch.equal(one, other) if whole is None else torch.equal(one.view(whole), other.view(whole))
+
+
 def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
     """Bytes of tensors, with the parts of quantised ones."""
     return sum(part.numel() * part.element_size() for t in tensors for _, part in parts_of("", t))
