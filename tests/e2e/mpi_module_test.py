@@ -77,7 +77,7 @@ class MpiModule(runs.RunTest):
     def test_a_launch_without_the_module_is_refused_in_one_line(self):
         self.install()
         self.assert_refused(self.train_ranks(4), "its MPI module ballast_mpi.so is not in ",
-                            str(self.path / "bin"), str(self.path / "lib"), "-Dmpi=enabled")
+                            str(self.path / "bin"), str(self.path / "lib"), "install an MPI library")
 
     @unittest.skipUnless(MPIRUN, "there is no MPI")
     def test_the_module_of_another_version_is_refused_in_one_line(self):

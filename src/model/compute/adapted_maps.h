@@ -100,7 +100,7 @@ class AdaptedMaps {
     const Product p = forward_product(block[map], x, y, y_row, rows.count);
     ops_.products->multiply(p.extents, p.a, p.b, p.c);
     expects(map.adapters.empty() || (!dora_ && dropout_ == 0.0), "sums have plain adapters");
-    add_adapters(block, map, x, y, y_row, rows);
+    if (block.role == ModelRole::policy) add_adapters(block, map, x, y, y_row, rows);
   }
   /// Also prepares what linear_input() of the same map needs, until linear_weight() of another
   /// input.
