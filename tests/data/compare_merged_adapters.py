@@ -123,6 +123,11 @@ def models():
     yield "gpt2", transformers.GPT2Config(**small), GPT2, torch.float32
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
     yield "qwen3_moe", transformers.Qwen3MoeConfig(**SIZES, **experts), EXPERTS, torch.float32
+    trinity = {"num_dense_layers": 1, "num_shared_experts": 1, "head_dim": 8}
+    yield "afmoe", transformers.AfmoeConfig(**SIZES, **experts, **trinity), EXPERTS, torch.float32
+    command = {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "pad_token_id": 0,
+               "bos_token_id": 1, "eos_token_id": 2}
+    yield "cohere2_moe", transformers.Cohere2MoeConfig(**SIZES, **command), EXPERTS, torch.float32
 
 
 def loss(model, ids):
