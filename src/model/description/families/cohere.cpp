@@ -112,7 +112,7 @@ class Cohere2Moe final : public Cohere2 {
                              {"expert_selection_fn", "softmax"},
                              {"norm_topk_prob", true}},
                  .rules = {.rope = {.longest = 8192},
-                           .without_effect = {"output_router_logits"},
+                           .without_effect = {"output_router_logits", "rope_scaling"},
                            .peft_converts = true},
                  .standards = {{"intermediate_size", 22528},
                                {"head_dim", 128},
