@@ -8,7 +8,8 @@
 Needs torch and transformers. Both train the same model in bf16 from random weights on random
 tokens: forward and backward pass of one micro-batch, clipping by the global norm, AdamW with fp32
 masters (torch: fused, gradients and weights copied). `--experts`: transformers' implementations of
-the experts. Prints tokens/s and the median of the ratios of the rounds.
+the experts. `--adapters RANK` trains LoRA of attention and all experts alone, transformers with PEFT.
+Prints tokens/s and the median of the ratios of the rounds.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import time
 
 VOCABULARY = 32000
 HEADS, KV_HEADS, HEAD = 16, 4, 64
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
 def arguments():
@@ -32,6 +34,7 @@ def arguments():
     for name, value in (("hidden", 1024), ("layers", 4), ("count", 32), ("chosen", 4),
                         ("width", 512), ("tokens", 512), ("sequences", 2)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--adapters", type=int, default=0, metavar="RANK")
     parser.add_argument("--peer", help=argparse.SUPPRESS)  # one measured process
     return parser.parse_args()
 
@@ -48,7 +51,13 @@ def measure_transformers(asked):
     torch.manual_seed(0)
     model = transformers.Qwen3MoeForCausalLM(config).to(torch.bfloat16).train()
     model.set_experts_implementation(asked.peer)
-    weights = list(model.parameters())
+    if asked.adapters:
+        import peft
+
+        model = peft.get_peft_model(model, peft.LoraConfig(
+            task_type="CAUSAL_LM", r=asked.adapters, target_modules=ATTENTION,
+            target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]))
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
     masters = [torch.nn.Parameter(w.detach().float()) for w in weights]
     optimizer = torch.optim.AdamW(masters, lr=1e-4, fused=True)
     ids = torch.randint(VOCABULARY, (asked.sequences, asked.tokens))
@@ -67,7 +76,7 @@ def measure_transformers(asked):
         if step >= 2:
             times.append(time.perf_counter() - start)
     print(json.dumps({"seconds": statistics.median(times),
-                      "parameters": sum(w.numel() for w in weights)}))
+                      "parameters": sum(w.numel() for w in model.parameters())}))
 
 
 def measure_ballast(asked):
@@ -80,6 +89,10 @@ def measure_ballast(asked):
                "--json"]
     for key, value in settings.items():
         command += ["--set", f"model.{key}={value}"]
+    if asked.adapters:
+        adapters = {"rank": asked.adapters,
+                    "targets": [*ATTENTION, "experts.gate_up_proj", "experts.down_proj"]}
+        command += ["--set", "ballast.train=adapters", "--set", f"ballast.adapters={json.dumps(adapters)}"]
     done = subprocess.run([str(word) for word in command], check=True, stdout=subprocess.PIPE)
     row = json.loads(done.stdout)[0]
     return row["step_seconds"]
