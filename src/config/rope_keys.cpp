@@ -356,7 +356,7 @@ void nest_rope_keys(Json& out) {
   out[kParameters][kLocal] = local;
 }
 
-/// The same, with rope_scaling alone.
+/// Moves rope_scaling into rope_parameters, with the base.
 void nest_scaling(Json& out) {
   const Json* const scaling = find_given(out, kScaling);
   if (scaling == nullptr) return;
