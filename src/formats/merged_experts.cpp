@@ -59,6 +59,20 @@ bool names_parameter(const std::vector<std::string>& targets, const std::string&
   });
 }
 
+/// Adds the products of all experts to a stacked tensor. `rows`: of one expert, without factors.
+/// `flipped`: an expert of the tensor is [in, out].
+template <class Change, class Rows>
+void add_experts(Change& change, const StackedAdapter& adapter, const Rows& rows, bool flipped) {
+  for (std::uint64_t e = 0; e < adapter.experts; ++e) {
+    Rows own = rows;
+    own.left =
+        flipped ? turned(adapter.a_of(e), adapter.rank, adapter.in) : copy_of(adapter.b_of(e));
+    own.right =
+        flipped ? turned(adapter.b_of(e), adapter.out, adapter.rank) : copy_of(adapter.a_of(e));
+    change.parts.emplace(e * rows.rows, std::move(own));
+  }
+}
+
 }  // namespace
 
 const WeightPlace* MergedAdapters::find_in_base(const std::string& name) const {
@@ -113,17 +127,8 @@ void MergedAdapters::add_stack(const AdapterTensor& part, const std::string& par
     order.can_be_exchanged = !flipped;
     const StackedAdapter adapter = read(shape[0], shape[flipped ? 1 : 2], shape[flipped ? 2 : 1]);
     check_rank(adapter);
-    TensorChange& change = change_of(part, parameter);
-    for (std::uint64_t e = 0; e < adapter.experts; ++e) {
-      RowsChange rows = {shape[1], adapter.rank, scale, copy_of(adapter.b_of(e)),
-                         copy_of(adapter.a_of(e))};
-      if (flipped) {
-        rows.left = turned(adapter.a_of(e), adapter.rank, adapter.in);
-        rows.right = turned(adapter.b_of(e), adapter.out, adapter.rank);
-      }
-      change.parts.emplace(e * shape[1], std::move(rows));
-    }
-    return;
+    const RowsChange rows = {.rows = shape[1], .rank = adapter.rank, .scale = scale};
+    return add_experts(change_of(part, parameter), adapter, rows, flipped);
   }
   const std::string before = parameter.substr(0, parameter.rfind('.') + 1);
   for (const auto& maps : kMaps) {

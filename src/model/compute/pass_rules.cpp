@@ -72,6 +72,12 @@ bool is_head_kernel(Kernel kernel) {
          kernel == Kernel::head_end || kernel == Kernel::head_merge;
 }
 
+/// Elements of the gradient sum of a tile of the output matrix.
+Elems elements_of_output_sum(const Architecture& model, std::size_t tile) {
+  if (model.config.tie_embeddings) return model.tile(tile).rows * model.config.hidden_size;
+  return model.blocks[model.tile(tile).block].own_trained_elements();
+}
+
 }  // namespace
 
 bool PassCheck::suits(const Pass& pass) const {
@@ -137,6 +143,7 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
   const BlockSpec& block = model_.blocks[pass.block];
   const std::uint64_t tokens = shape_.tokens();
   const std::uint64_t width = model_.config.hidden_size;
+  const Bytes row_sums = model_.own_vocabulary_tiles() * tokens * kRowSumBytes;
   switch (port) {
     case Port::weights:
       return block.own_elements() * size_of(type_);
@@ -160,10 +167,9 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
     case Port::partial_sums:
       return (model_.split.tensor > 1 ? pass.number + 1 : 1) * sizes_.sums;
     case Port::row_sums:
-      return model_.own_vocabulary_tiles() * tokens * kRowSumBytes;
+      return row_sums;
     case Port::all_row_sums:
-      return model_.split.tensor *
-             round_up(model_.own_vocabulary_tiles() * tokens * kRowSumBytes, kPage);
+      return model_.split.tensor * round_up(row_sums, kPage);
     case Port::terms:
     case Port::received:   // arguments of the engine
     case Port::workspace:  // set_workspace() has checked it
@@ -189,10 +195,7 @@ Bytes PassCheck::least(const Pass& pass, Port port, std::size_t tile, std::uint3
     case Port::gradient:
       return elements_of_sum(model_, block, tokens) * sizeof(float);
     case Port::output_gradient:
-      return (model_.config.tie_embeddings
-                  ? model_.tile(tile).rows * width
-                  : model_.blocks[model_.tile(tile).block].own_trained_elements()) *
-             sizeof(float);
+      return elements_of_output_sum(model_, tile) * sizeof(float);
   }
   return 0;
 }
