@@ -10,19 +10,20 @@
 #include "ballast/text/files.h"
 #include "ballast/text/json.h"
 
+#include "src/model/description/layer_rules.h"
+
 namespace ballast::config {
 
 namespace {
 
 namespace fs = std::filesystem;
+using model::kStackedDown;
+using model::kStackedGateUp;
 using text::Json;
 
 /// Names that PEFT replaces.
 constexpr std::string_view kMapsOfExperts = "gate_proj up_proj down_proj";
 constexpr const char* kModelConfig = "config.json";
-/// Parameters of transformers' classes with the maps of all experts of a layer.
-constexpr std::string_view kStackedGateUp = "gate_up_proj";
-constexpr std::string_view kStackedDown = "down_proj";
 
 /// Returns whether PEFT converts the names of maps in models of this type.
 bool is_converted(std::string_view type) {

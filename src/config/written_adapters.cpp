@@ -23,9 +23,6 @@ namespace {
 namespace fs = std::filesystem;
 using text::Json;
 
-/// End of the name of an adapter's first tensor.
-constexpr std::string_view kFirstOfAdapter = ".lora_A.weight";
-
 /// The version of PEFT whose meaning the folders have that Ballast writes.
 constexpr const char* kPeftVersion = "0.21.2";
 
@@ -51,8 +48,8 @@ std::vector<std::string> adapted_modules(const model::Architecture& model) {
   std::vector<std::string> modules;
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) {
-      if (!tensor.adapter || !tensor.name.ends_with(kFirstOfAdapter)) continue;
-      modules.push_back(tensor.name.substr(0, tensor.name.size() - kFirstOfAdapter.size()));
+      if (!tensor.adapter || !tensor.name.ends_with(model::kFirstOfAdapter)) continue;
+      modules.push_back(tensor.name.substr(0, tensor.name.size() - model::kFirstOfAdapter.size()));
     }
   }
   return modules;
@@ -96,8 +93,9 @@ std::vector<AdaptedName> names_beside_experts(const model::Architecture& model,
   std::vector<AdaptedName> names;
   for (const model::BlockSpec& block : model.blocks) {
     for (const model::TensorSpec& tensor : block.tensors) {
-      if (!tensor.adapter || !tensor.name.ends_with(kFirstOfAdapter)) continue;
-      const std::string module = tensor.name.substr(0, tensor.name.size() - kFirstOfAdapter.size());
+      if (!tensor.adapter || !tensor.name.ends_with(model::kFirstOfAdapter)) continue;
+      const std::string module =
+          tensor.name.substr(0, tensor.name.size() - model::kFirstOfAdapter.size());
       const std::string& file = tensor.name_in_files;
       const bool expert = block.content == model::BlockContent::expert;
       if (expert && file != tensor.name) {
@@ -106,7 +104,7 @@ std::vector<AdaptedName> names_beside_experts(const model::Architecture& model,
         continue;
       }
       const std::string own =
-          file.empty() ? module : file.substr(0, file.size() - kFirstOfAdapter.size());
+          file.empty() ? module : file.substr(0, file.size() - model::kFirstOfAdapter.size());
       const bool parameter = !expert && (!file.empty() || is_named_like_expert(module));
       names.push_back(
           {module, name_in_class(own, prefix) + std::string(parameter ? kWeight : ""), parameter});

@@ -20,10 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-[[noreturn]] void refuse(const WeightFiles& files, const std::string& message) {
-  throw Error(ErrorCategory::data, fmt::format("{}: {}", files.path().string(), message));
-}
-
 /// Returns whether the tensor is the part of one expert in an adapter of all experts.
 bool is_stacked(const model::TensorSpec& tensor) {
   const bool a = tensor.rows_in_all > tensor.shape.front();
@@ -41,14 +37,31 @@ Elems row_in_files(const model::TensorSpec& b, Elems at) {
 
 /// Returns the names of A and B of the adapter to which the tensor belongs.
 std::pair<std::string, std::string> names_of_stack(const model::TensorSpec& tensor) {
-  constexpr std::string_view kFirst = ".lora_A.weight";
-  constexpr std::string_view kSecond = ".lora_B.weight";
   const std::string name = AdapterFiles::name_of(tensor);
-  const std::string module = name.substr(0, name.size() - kFirst.size());
-  return {module + std::string(kFirst), module + std::string(kSecond)};
+  const std::string module = name.substr(0, name.size() - model::kFirstOfAdapter.size());
+  return {module + std::string(model::kFirstOfAdapter),
+          module + std::string(model::kSecondOfAdapter)};
 }
 
 }  // namespace
+
+void refuse_adapters(const WeightFiles& files, const std::string& message) {
+  throw Error(ErrorCategory::data, fmt::format("{}: {}", files.path().string(), message));
+}
+
+std::vector<float> read_whole(const WeightFiles& files, const StoredTensor& tensor) {
+  std::vector<float> values(tensor.elements);
+  files.read(tensor.name, values);
+  return values;
+}
+
+std::vector<float> transposed(std::span<const float> from, std::size_t rows, std::size_t columns) {
+  std::vector<float> to(from.size());
+  for (std::size_t r = 0; r < rows; ++r) {
+    for (std::size_t c = 0; c < columns; ++c) to[c * rows + r] = from[r * columns + c];
+  }
+  return to;
+}
 
 AdapterFiles::AdapterFiles(const fs::path& folder)
     : files_(adapter_weights(folder)), order_(StackedOrder::read(folder)) {}
@@ -66,23 +79,25 @@ void AdapterFiles::check(const model::Architecture& model) const {
       const std::string name = name_of(tensor);
       const WeightPlace* const place = files_.find(name);
       if (place == nullptr) {
-        refuse(files_, fmt::format("has no tensor '{}', which ballast.adapters trains; name the "
-                                   "targets and modules_to_save of these adapters",
-                                   name));
+        refuse_adapters(files_,
+                        fmt::format("has no tensor '{}', which ballast.adapters trains; name the "
+                                    "targets and modules_to_save of these adapters",
+                                    name));
       }
       used.insert(place);
       if (is_stacked(tensor) && stack_of(tensor)->rank == rank_of(tensor)) continue;
       if (place->tensor->shape == tensor.whole_shape()) continue;
-      refuse(files_,
-             fmt::format("tensor '{}' has shape {}, but the model needs {}", name,
-                         format_shape(place->tensor->shape), format_shape(tensor.whole_shape())));
+      refuse_adapters(files_, fmt::format("tensor '{}' has shape {}, but the model needs {}", name,
+                                          format_shape(place->tensor->shape),
+                                          format_shape(tensor.whole_shape())));
     }
   }
   for (const WeightPlace& place : files_.tensors()) {
     if (used.contains(&place)) continue;
-    refuse(files_, fmt::format("tensor '{}' belongs to nothing that ballast.adapters trains; name "
-                               "the targets and modules_to_save of these adapters",
-                               text::printable(place.tensor->name)));
+    refuse_adapters(files_,
+                    fmt::format("tensor '{}' belongs to nothing that ballast.adapters trains; name "
+                                "the targets and modules_to_save of these adapters",
+                                text::printable(place.tensor->name)));
   }
 }
 

@@ -17,6 +17,15 @@
 
 namespace ballast::formats {
 
+/// Throws Error(data): the path of the files, and the message.
+[[noreturn]] void refuse_adapters(const WeightFiles& files, const std::string& message);
+
+/// Returns the values of a tensor of the files.
+std::vector<float> read_whole(const WeightFiles& files, const StoredTensor& tensor);
+
+/// Returns the transpose [columns, rows] of a matrix [rows, columns].
+std::vector<float> transposed(std::span<const float> from, std::size_t rows, std::size_t columns);
+
 /// Order, according to adapter_config.json, of adapters of all experts of a layer. PEFT from
 /// 0.19.1 on has A [experts r, in], with row e r + j for row j of expert e, and B [out, experts r],
 /// with column j experts + e. Earlier versions exchange A and B of parameters [experts, out, in].

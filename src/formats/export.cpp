@@ -127,7 +127,7 @@ ExportSummary write(const WeightFiles& weights, MergedAdapters* merged, const Ex
 
 /// The modules with adapters in a PEFT folder.
 std::vector<std::string> adapted_modules(const WeightFiles& weights) {
-  constexpr std::string_view kEnd = ".lora_A.weight";
+  constexpr std::string_view kEnd = model::kFirstOfAdapter;
   std::vector<std::string> modules;
   for (const WeightPlace& place : weights.tensors()) {
     std::string_view name = place.tensor->name;

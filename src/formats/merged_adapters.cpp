@@ -26,8 +26,8 @@ using text::Json;
 using text::printable;
 using Shape = std::vector<std::uint64_t>;
 
-constexpr std::string_view kFirst = ".lora_A.weight";
-constexpr std::string_view kSecond = ".lora_B.weight";
+constexpr std::string_view kFirst = model::kFirstOfAdapter;
+constexpr std::string_view kSecond = model::kSecondOfAdapter;
 constexpr std::string_view kSecondBias = ".lora_B.bias";
 constexpr std::string_view kFirstOfTokens = ".lora_embedding_A";
 constexpr std::string_view kSecondOfTokens = ".lora_embedding_B";
@@ -41,25 +41,6 @@ constexpr std::string_view kBaseLayer = ".base_layer.";
 /// Minimum number of elements of a merged tensor per thread, and number that is read at a time.
 constexpr Elems kUnit = Elems{1} << 10;
 constexpr Elems kValuesAtATime = Elems{1} << 18;
-
-[[noreturn]] void refuse_merge(const WeightFiles& files, const std::string& message) {
-  throw Error(ErrorCategory::data, fmt::format("{}: {}", files.path().string(), message));
-}
-
-std::vector<float> read_all(const WeightFiles& files, const StoredTensor& tensor) {
-  std::vector<float> values(tensor.elements);
-  files.read(tensor.name, values);
-  return values;
-}
-
-std::vector<float> transposed(const std::vector<float>& from, std::size_t rows,
-                              std::size_t columns) {
-  std::vector<float> to(from.size());
-  for (std::size_t r = 0; r < rows; ++r) {
-    for (std::size_t c = 0; c < columns; ++c) to[c * rows + r] = from[r * columns + c];
-  }
-  return to;
-}
 
 /// A vector has one column.
 std::size_t columns_of(const StoredTensor& tensor) {
@@ -130,24 +111,26 @@ void MergedAdapters::find_ends(const Json& whole) {
 MergedAdapters::AdapterTensor MergedAdapters::part_of(const WeightPlace& place) const {
   std::string name = place.tensor->name;
   if (!name.starts_with(config::kAdapterPrefix)) {
-    refuse_merge(files_, fmt::format("tensor '{}' does not begin with '{}', as PEFT's do; save the "
-                                     "adapters with PEFT's save_pretrained",
-                                     printable(name), config::kAdapterPrefix));
+    refuse_adapters(files_,
+                    fmt::format("tensor '{}' does not begin with '{}', as PEFT's do; save the "
+                                "adapters with PEFT's save_pretrained",
+                                printable(name), config::kAdapterPrefix));
   }
   name.erase(0, std::string_view(config::kAdapterPrefix).size());
   const std::string old = std::string(kMagnitudes) + ".weight";  // name in PEFT before 0.11
   if (name.ends_with(old)) name.resize(name.size() - std::string_view(".weight").size());
   if (const std::string_view cause = cause_of(name); !cause.empty()) {
-    refuse_merge(files_, fmt::format("tensor '{}' {}", printable(place.tensor->name), cause));
+    refuse_adapters(files_, fmt::format("tensor '{}' {}", printable(place.tensor->name), cause));
   }
   for (const std::string_view suffix : kSuffixes) {
     if (!name.ends_with(suffix)) continue;
     return {&place, name.substr(0, name.size() - suffix.size()), std::string(suffix)};
   }
   if (has_one_of(name, {".lora_", "vera_", ".ia3_", ".token_adapter."})) {
-    refuse_merge(files_, fmt::format("tensor '{}' belongs to adapters that Ballast does not have; "
-                                     "merge them with PEFT",
-                                     printable(place.tensor->name)));
+    refuse_adapters(files_,
+                    fmt::format("tensor '{}' belongs to adapters that Ballast does not have; "
+                                "merge them with PEFT",
+                                printable(place.tensor->name)));
   }
   return {&place, name, ""};
 }
@@ -182,13 +165,13 @@ void MergedAdapters::add(const AdapterTensor& part) {
   const bool complete = sibling(part, std::string(kFirst)) != nullptr ||
                         sibling(part, std::string(kFirstOfTokens)) != nullptr;
   if (complete && (settings_.dora || part.suffix != kMagnitudes)) return;
-  refuse_merge(files_, complete
-                           ? fmt::format("tensor '{}' belongs to DoRA, but adapter_config.json "
-                                         "does not say use_dora",
-                                         printable(part.place->tensor->name))
-                           : fmt::format("tensor '{}' is there without '{}{}{}'",
-                                         printable(part.place->tensor->name),
-                                         config::kAdapterPrefix, printable(part.module), first));
+  refuse_adapters(files_, complete
+                              ? fmt::format("tensor '{}' belongs to DoRA, but adapter_config.json "
+                                            "does not say use_dora",
+                                            printable(part.place->tensor->name))
+                              : fmt::format("tensor '{}' is there without '{}{}{}'",
+                                            printable(part.place->tensor->name),
+                                            config::kAdapterPrefix, printable(part.module), first));
 }
 
 MergedAdapters::TensorChange& MergedAdapters::change_of(const AdapterTensor& part,
@@ -196,16 +179,17 @@ MergedAdapters::TensorChange& MergedAdapters::change_of(const AdapterTensor& par
   const WeightPlace* const found = find_in_base(name);
   if (found == nullptr) {
     if (!tied_ || config::name_in_text_model(name) != config::name_in_text_model(output_)) {
-      refuse_merge(files_, fmt::format("tensor '{}' belongs to '{}', which {} lacks",
-                                       printable(part.place->tensor->name), printable(name),
-                                       base_.path().string()));
+      refuse_adapters(files_, fmt::format("tensor '{}' belongs to '{}', which {} lacks",
+                                          printable(part.place->tensor->name), printable(name),
+                                          base_.path().string()));
     }
   } else if (found->quantized != nullptr &&
              found->quantized->format == QuantizedWeights::Format::mxfp4) {
-    refuse_merge(files_, fmt::format("tensor '{}' belongs to '{}', which {} has in MXFP4; export "
-                                     "that model first, and merge with the result",
-                                     printable(part.place->tensor->name), printable(name),
-                                     base_.path().string()));
+    refuse_adapters(
+        files_,
+        fmt::format("tensor '{}' belongs to '{}', which {} has in MXFP4; export "
+                    "that model first, and merge with the result",
+                    printable(part.place->tensor->name), printable(name), base_.path().string()));
   }
   TensorChange& change = changes_[found == nullptr ? output_ : found->tensor->name];
   change.source = found;  // null for a tied output matrix: see untie()
@@ -219,13 +203,13 @@ void MergedAdapters::replace(const AdapterTensor& part, const std::string& tenso
   const Shape& ours = change.source->tensor->shape;
   const Shape& theirs = part.place->tensor->shape;
   const bool resized = ours.size() == 2 && theirs.size() == 2 && ours[1] == theirs[1];
-  refuse_merge(files_,
-               fmt::format("tensor '{}' has shape {}, but '{}' of {} has {}{}",
-                           printable(part.place->tensor->name), format_shape(theirs),
-                           printable(tensor), base_.path().string(), format_shape(ours),
-                           resized ? "; the vocabulary was resized in training: resize that model "
-                                     "with transformers' resize_token_embeddings and save it first"
-                                   : ""));
+  refuse_adapters(
+      files_, fmt::format("tensor '{}' has shape {}, but '{}' of {} has {}{}",
+                          printable(part.place->tensor->name), format_shape(theirs),
+                          printable(tensor), base_.path().string(), format_shape(ours),
+                          resized ? "; the vocabulary was resized in training: resize that model "
+                                    "with transformers' resize_token_embeddings and save it first"
+                                  : ""));
 }
 
 void MergedAdapters::add_product(const AdapterTensor& part, bool embedding) {
@@ -244,23 +228,23 @@ void MergedAdapters::add_product(const AdapterTensor& part, bool embedding) {
   const bool matrix = shape.size() == 2;
   const bool straight = matrix && !embedding && fits(shape[1], shape[0]);
   if (!straight && !(matrix && fits(shape[0], shape[1]))) {
-    refuse_merge(files_,
-                 fmt::format("'{}' has no A and B of rank {} for the model's map of shape {}",
-                             printable(part.module), rank, format_shape(shape)));
+    refuse_adapters(files_,
+                    fmt::format("'{}' has no A and B of rank {} for the model's map of shape {}",
+                                printable(part.module), rank, format_shape(shape)));
   }
   // A square matrix is transposed as in GPT-2 only if the folder says so.
   const bool input_first = !straight || (shape[0] == shape[1] && settings_.input_first);
   change.scale = static_cast<float>(settings_.scale_of(part.module));
-  change.left = read_all(files_, *b->tensor);
-  change.right = read_all(files_, a);
+  change.left = read_whole(files_, *b->tensor);
+  change.right = read_whole(files_, a);
   change.of_columns = input_first;
   if (settings_.dora) {
     const std::uint64_t out = shape[input_first ? 1 : 0];
     change.magnitudes = sibling(part, std::string(kMagnitudes));
     if (change.magnitudes == nullptr || change.magnitudes->tensor->shape != Shape{out}) {
-      refuse_merge(files_, fmt::format("'{}' has no lora_magnitude_vector of {} values, but "
-                                       "adapter_config.json says use_dora",
-                                       printable(part.module), out));
+      refuse_adapters(files_, fmt::format("'{}' has no lora_magnitude_vector of {} values, but "
+                                          "adapter_config.json says use_dora",
+                                          printable(part.module), out));
     }
   }
   if (!input_first) return;
@@ -271,18 +255,19 @@ void MergedAdapters::add_product(const AdapterTensor& part, bool embedding) {
 
 void MergedAdapters::add_bias(const AdapterTensor& part) {
   if (base_.find(part.module + ".bias") == nullptr) {
-    refuse_merge(files_, fmt::format("tensor '{}' is a bias (lora_bias), but the model's map '{}' "
-                                     "has none, so it cannot be merged",
-                                     printable(part.place->tensor->name), printable(part.module)));
+    refuse_adapters(files_,
+                    fmt::format("tensor '{}' is a bias (lora_bias), but the model's map '{}' "
+                                "has none, so it cannot be merged",
+                                printable(part.place->tensor->name), printable(part.module)));
   }
   TensorChange& change = change_of(part, part.module + ".bias");
   if (part.place->tensor->shape != change.source->tensor->shape) {
-    refuse_merge(files_, fmt::format("tensor '{}' has not the shape of the model's bias",
-                                     printable(part.place->tensor->name)));
+    refuse_adapters(files_, fmt::format("tensor '{}' has not the shape of the model's bias",
+                                        printable(part.place->tensor->name)));
   }
   change.rank = 1;
   change.scale = static_cast<float>(settings_.scale_of(part.module));
-  change.left = read_all(files_, *part.place->tensor);
+  change.left = read_whole(files_, *part.place->tensor);
   change.right = {1.0F};
 }
 
@@ -298,9 +283,9 @@ void MergedAdapters::add_tokens(const AdapterTensor& part) {
            std::all_of(tokens->begin(), tokens->end(), [&](auto token) { return token < ours[0]; });
   }
   if (!fits) {
-    refuse_merge(files_, fmt::format("tensor '{}' with shape {} does not fit the model and "
-                                     "trainable_token_indices of adapter_config.json",
-                                     printable(part.place->tensor->name), format_shape(theirs)));
+    refuse_adapters(files_, fmt::format("tensor '{}' with shape {} does not fit the model and "
+                                        "trainable_token_indices of adapter_config.json",
+                                        printable(part.place->tensor->name), format_shape(theirs)));
   }
   for (std::size_t i = 0; i < tokens->size(); ++i) change.tokens[(*tokens)[i]] = i;
 }
@@ -309,16 +294,17 @@ void MergedAdapters::check_complete() const {
   for (const auto& [name, change] : changes_) {
     const bool both = change.rows != nullptr && (change.rank > 0 || change.replacement != nullptr);
     if (!both) continue;
-    refuse_merge(files_, fmt::format("'{}' has rows of trained tokens and another adapter; merge "
-                                     "these with PEFT",
-                                     printable(name)));
+    refuse_adapters(files_,
+                    fmt::format("'{}' has rows of trained tokens and another adapter; merge "
+                                "these with PEFT",
+                                printable(name)));
   }
 }
 
 void MergedAdapters::refuse_tied(bool of_output) const {
   const std::string& one = of_output ? output_ : tokens_;
   const std::string& other = of_output ? tokens_ : output_;
-  refuse_merge(
+  refuse_adapters(
       files_, fmt::format("there are adapters of '{}', which the model ties to '{}': merging would "
                           "change both, and the merged model would not compute what was trained; "
                           "train them over a model that is not tied (tie_word_embeddings false)",
@@ -354,10 +340,10 @@ void MergedAdapters::untie() {
   TensorChange& change = of_output->second;
   change.source = embedding;
   if (change.replacement->tensor->shape == embedding->tensor->shape) return;
-  refuse_merge(files_, fmt::format("tensor '{}' has shape {}, but the model's embedding has {}",
-                                   printable(change.replacement->tensor->name),
-                                   format_shape(change.replacement->tensor->shape),
-                                   format_shape(embedding->tensor->shape)));
+  refuse_adapters(files_, fmt::format("tensor '{}' has shape {}, but the model's embedding has {}",
+                                      printable(change.replacement->tensor->name),
+                                      format_shape(change.replacement->tensor->shape),
+                                      format_shape(embedding->tensor->shape)));
 }
 
 const WeightPlace* MergedAdapters::source(const std::string& name) const {
@@ -417,7 +403,7 @@ void MergedAdapters::put_tokens(const TensorChange& change, Elems first,
 }
 
 void MergedAdapters::compute_dora_scales(TensorChange& change) const {
-  change.dora_scales = read_all(files_, *change.magnitudes->tensor);
+  change.dora_scales = read_whole(files_, *change.magnitudes->tensor);
   const std::size_t rows = change.source->tensor->shape[0];
   const std::size_t columns = change.source->tensor->shape[1];
   std::vector<double> squares(change.dora_scales.size(), 0.0);

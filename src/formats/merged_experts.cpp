@@ -12,6 +12,7 @@
 #include "ballast/formats/safetensors_header.h"
 
 #include "src/formats/adapter_files.h"
+#include "src/model/description/layer_rules.h"
 
 // Merging of adapters of experts: of all experts of a layer together, as PEFT has them, into
 // tensors of all experts or of each; and of single maps into tensors of all experts.
@@ -21,10 +22,8 @@ namespace {
 
 constexpr std::string_view kInside = ".base_layer";
 constexpr std::string_view kExpertsEnd = ".experts";
-constexpr std::string_view kGateUp = "gate_up_proj";
-constexpr std::string_view kDown = "down_proj";
-constexpr std::string_view kFirstEnd = ".lora_A.weight";
-constexpr std::string_view kSecondEnd = ".lora_B.weight";
+constexpr std::string_view kGateUp = model::kStackedGateUp;
+constexpr std::string_view kDown = model::kStackedDown;
 
 /// Parts of names in transformers' classes, and those in the files of some families.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kNamesInFiles = {
@@ -35,19 +34,6 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kNamesInF
 /// Names of gate, up and down of an expert in files.
 constexpr std::array<std::array<std::string_view, 3>, 2> kMaps = {
     {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}}};
-
-[[noreturn]] void refuse_experts(const WeightFiles& files, const std::string& message) {
-  throw Error(ErrorCategory::data, fmt::format("{}: {}", files.path().string(), message));
-}
-
-/// Copies rows or columns of a matrix [rows, columns] in row-major order.
-std::vector<float> turned(std::span<const float> from, std::size_t rows, std::size_t columns) {
-  std::vector<float> to(from.size());
-  for (std::size_t r = 0; r < rows; ++r) {
-    for (std::size_t c = 0; c < columns; ++c) to[c * rows + r] = from[r * columns + c];
-  }
-  return to;
-}
 
 std::vector<float> copy_of(std::span<const float> values) {
   return {values.begin(), values.end()};
@@ -66,9 +52,9 @@ void add_experts(Change& change, const StackedAdapter& adapter, const Rows& rows
   for (std::uint64_t e = 0; e < adapter.experts; ++e) {
     Rows own = rows;
     own.left =
-        flipped ? turned(adapter.a_of(e), adapter.rank, adapter.in) : copy_of(adapter.b_of(e));
+        flipped ? transposed(adapter.a_of(e), adapter.rank, adapter.in) : copy_of(adapter.b_of(e));
     own.right =
-        flipped ? turned(adapter.b_of(e), adapter.out, adapter.rank) : copy_of(adapter.a_of(e));
+        flipped ? transposed(adapter.b_of(e), adapter.out, adapter.rank) : copy_of(adapter.a_of(e));
     change.parts.emplace(e * rows.rows, std::move(own));
   }
 }
@@ -95,29 +81,31 @@ std::string MergedAdapters::stack_of(const AdapterTensor& part) const {
   const auto parameter = [&](std::string_view name) { return fmt::format("{}.{}", module, name); };
   if (inside) return parameter(kGateUp);
   const std::string inner = fmt::format("{}{}", module, kInside);
-  if (sibling({part.place, inner, ""}, std::string(kFirstEnd)) != nullptr) return parameter(kDown);
+  if (sibling({part.place, inner, ""}, std::string(model::kFirstOfAdapter)) != nullptr)
+    return parameter(kDown);
   for (const std::string_view name : {kGateUp, kDown}) {
     if (names_parameter(settings_.parameters, parameter(name))) return parameter(name);
   }
-  refuse_experts(files_,
-                 fmt::format("tensor '{}' may belong to {} or {}; name one of them in "
-                             "target_parameters of adapter_config.json",
-                             part.place->tensor->name, parameter(kGateUp), parameter(kDown)));
+  refuse_adapters(files_,
+                  fmt::format("tensor '{}' may belong to {} or {}; name one of them in "
+                              "target_parameters of adapter_config.json",
+                              part.place->tensor->name, parameter(kGateUp), parameter(kDown)));
 }
 
 void MergedAdapters::add_stack(const AdapterTensor& part, const std::string& parameter) {
   StackedOrder order = StackedOrder::read(files_.path().parent_path());
   const bool last = parameter.ends_with(kDown);
   const std::string& a = part.place->tensor->name;
-  const std::string b = a.substr(0, a.size() - kFirstEnd.size()) + std::string(kSecondEnd);
+  const std::string b =
+      a.substr(0, a.size() - model::kFirstOfAdapter.size()) + std::string(model::kSecondOfAdapter);
   const auto read = [&](std::uint64_t experts, std::uint64_t in, std::uint64_t out) {
     return read_stacked_adapter(files_, a, b, order, experts, in, out);
   };
   const auto scale = static_cast<float>(settings_.scale_of(parameter));
   const auto check_rank = [&](const StackedAdapter& adapter) {
     if (adapter.rank == settings_.rank_of(parameter)) return;
-    refuse_experts(files_, fmt::format("tensor '{}' has rank {}, but adapter_config.json says {}",
-                                       a, adapter.rank, settings_.rank_of(parameter)));
+    refuse_adapters(files_, fmt::format("tensor '{}' has rank {}, but adapter_config.json says {}",
+                                        a, adapter.rank, settings_.rank_of(parameter)));
   };
   const WeightPlace* const whole = base_.find(parameter);
   if (whole != nullptr && whole->tensor->shape.size() == 3) {
@@ -146,7 +134,7 @@ void MergedAdapters::add_stack(const AdapterTensor& part, const std::string& par
       for (std::size_t half = 0; half < (last ? 1 : 2); ++half) {
         const WeightPlace* const place = place_of(e, maps[last ? 2 : half]);
         if (place == nullptr || place->tensor->shape != first->tensor->shape) {
-          refuse_experts(
+          refuse_adapters(
               base_, fmt::format("expert {} of '{}' has not the shape of the first", e, before));
         }
         const auto own = adapter.b_of(e).subspan(half * high * adapter.rank, high * adapter.rank);
@@ -156,8 +144,8 @@ void MergedAdapters::add_stack(const AdapterTensor& part, const std::string& par
     }
     return;
   }
-  refuse_experts(files_, fmt::format("tensor '{}' belongs to '{}', which {} lacks", a, parameter,
-                                     base_.path().string()));
+  refuse_adapters(files_, fmt::format("tensor '{}' belongs to '{}', which {} lacks", a, parameter,
+                                      base_.path().string()));
 }
 
 /// Adds a product to the rows of `place`, which may be a part of a tensor of all experts.
@@ -169,16 +157,16 @@ void MergedAdapters::add_to_rows(const AdapterTensor& part, const WeightPlace& p
 }
 
 void MergedAdapters::add_expert(const AdapterTensor& part, const WeightPlace& place) {
-  const WeightPlace* const b = sibling(part, std::string(kSecondEnd));
+  const WeightPlace* const b = sibling(part, std::string(model::kSecondOfAdapter));
   const auto& shape = place.tensor->shape;
   const std::uint64_t rank = settings_.rank_of(part.module);
   using Shape = std::vector<std::uint64_t>;
   if (part.place->tensor->shape != Shape{rank, shape[1]} || b == nullptr ||
       b->tensor->shape != Shape{shape[0], rank} || settings_.dora) {
-    refuse_experts(files_, fmt::format("'{}' has no A and B of rank {} for the model's map of "
-                                       "shape {}{}",
-                                       part.module, rank, format_shape(shape),
-                                       settings_.dora ? ", or is DoRA of experts" : ""));
+    refuse_adapters(files_, fmt::format("'{}' has no A and B of rank {} for the model's map of "
+                                        "shape {}{}",
+                                        part.module, rank, format_shape(shape),
+                                        settings_.dora ? ", or is DoRA of experts" : ""));
   }
   RowsChange rows = {shape[0], rank, static_cast<float>(settings_.scale_of(part.module)), {}, {}};
   rows.left.resize(b->tensor->elements);

@@ -17,10 +17,6 @@ namespace {
 
 using Shape = std::vector<std::uint64_t>;
 
-[[noreturn]] void refuse_stack(const WeightFiles& files, const std::string& message) {
-  throw Error(ErrorCategory::data, fmt::format("{}: {}", files.path().string(), message));
-}
-
 /// Returns whether version "a.b.c" is before 0.19.1.
 bool is_before_exchange(std::string_view version) {
   constexpr std::array<int, 3> kExchange = {0, 19, 1};
@@ -33,12 +29,6 @@ bool is_before_exchange(std::string_view version) {
     version.remove_prefix(1);
   }
   return numbers < kExchange;
-}
-
-std::vector<float> values_of(const WeightFiles& files, const std::string& name) {
-  std::vector<float> values(files.find(name)->tensor->elements);
-  files.read(name, values);
-  return values;
 }
 
 /// Returns columns of all experts as matrices [experts, rows, rank].
@@ -57,16 +47,13 @@ std::vector<float> by_expert(const std::vector<float>& from, std::uint64_t rows,
 }
 
 /// Transposes matrices [rows, columns] of all experts.
-std::vector<float> transposed(const std::vector<float>& from, std::uint64_t experts,
-                              std::uint64_t rows, std::uint64_t columns) {
-  std::vector<float> to(from.size());
+std::vector<float> transposed_each(std::span<const float> from, std::uint64_t experts,
+                                   std::uint64_t rows, std::uint64_t columns) {
+  std::vector<float> to;
+  to.reserve(from.size());
   for (std::uint64_t e = 0; e < experts; ++e) {
-    const std::uint64_t first = e * rows * columns;
-    for (std::uint64_t r = 0; r < rows; ++r) {
-      for (std::uint64_t c = 0; c < columns; ++c) {
-        to[first + c * rows + r] = from[first + r * columns + c];
-      }
-    }
+    const auto one = transposed(from.subspan(e * rows * columns, rows * columns), rows, columns);
+    to.insert(to.end(), one.begin(), one.end());
   }
   return to;
 }
@@ -102,7 +89,7 @@ StackedAdapter read_stacked_adapter(const WeightFiles& files, const std::string&
   const WeightPlace* const first = files.find(a);
   const WeightPlace* const second = files.find(b);
   if (first == nullptr || second == nullptr) {
-    refuse_stack(files, fmt::format("has no tensor '{}'", first == nullptr ? a : b));
+    refuse_adapters(files, fmt::format("has no tensor '{}'", first == nullptr ? a : b));
   }
   const Shape& left = first->tensor->shape;
   const Shape& right = second->tensor->shape;
@@ -116,24 +103,26 @@ StackedAdapter read_stacked_adapter(const WeightFiles& files, const std::string&
   const bool straight = fits(in, out);
   const bool crossed = order.can_be_exchanged && fits(out, in);
   if (rank == 0 || (!straight && !crossed)) {
-    refuse_stack(files, fmt::format("tensors '{}' and '{}' have shapes {} and {}, but {} experts "
-                                    "with maps [{}, {}] need [{} r, {}] and [{}, {} r]",
-                                    a, b, format_shape(left), format_shape(right), experts, out, in,
-                                    experts, in, out, experts));
+    refuse_adapters(
+        files, fmt::format("tensors '{}' and '{}' have shapes {} and {}, but {} experts "
+                           "with maps [{}, {}] need [{} r, {}] and [{}, {} r]",
+                           a, b, format_shape(left), format_shape(right), experts, out, in, experts,
+                           in, out, experts));
   }
   if (straight && crossed && !order.exchanged) {
-    refuse_stack(files,
-                 fmt::format("tensor '{}' may have the order of PEFT before or since 0.19.1, "
-                             "because the maps are square; set peft_version in {} to the "
-                             "version that wrote it",
-                             a, config::kAdapterConfig));
+    refuse_adapters(files,
+                    fmt::format("tensor '{}' may have the order of PEFT before or since 0.19.1, "
+                                "because the maps are square; set peft_version in {} to the "
+                                "version that wrote it",
+                                a, config::kAdapterConfig));
   }
   const bool exchanged = straight && crossed ? *order.exchanged : crossed;
-  StackedAdapter adapter = {experts, rank, in, out, values_of(files, a), {}};
-  adapter.b = by_expert(values_of(files, b), exchanged ? in : out, experts, rank, order.by_expert);
+  StackedAdapter adapter = {experts, rank, in, out, read_whole(files, *first->tensor), {}};
+  adapter.b = by_expert(read_whole(files, *second->tensor), exchanged ? in : out, experts, rank,
+                        order.by_expert);
   if (!exchanged) return adapter;
-  std::vector<float> own = transposed(adapter.b, experts, in, rank);
-  adapter.b = transposed(adapter.a, experts, rank, out);
+  std::vector<float> own = transposed_each(adapter.b, experts, in, rank);
+  adapter.b = transposed_each(adapter.a, experts, rank, out);
   adapter.a = std::move(own);
   return adapter;
 }

@@ -11,6 +11,10 @@
 
 namespace ballast::model {
 
+/// Ends of the names of an adapter's tensors A and B, after the module's name.
+inline constexpr std::string_view kFirstOfAdapter = ".lora_A.weight";
+inline constexpr std::string_view kSecondOfAdapter = ".lora_B.weight";
+
 /// Numbers for modules whose names match patterns, as rank_pattern and alpha_pattern of PEFT: a
 /// pattern is a regular expression of Python's re for a module's name, or for its end after a dot.
 /// The first pattern that matches counts.

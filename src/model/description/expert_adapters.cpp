@@ -14,8 +14,6 @@
 namespace ballast::model {
 namespace {
 
-constexpr std::string_view kFirstOfAdapter = ".lora_A.weight";
-
 /// Returns the description of the experts to which the block belongs, or nullptr.
 const ExpertsSpec* experts_of(const Architecture& model, const BlockSpec& block) {
   return is_of_experts(block) ? model.layer(block.layer).find<ExpertsSpec>() : nullptr;
