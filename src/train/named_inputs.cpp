@@ -57,35 +57,36 @@ std::string_view kind_of(const std::string& file) {
   return fs::is_directory(file, ignored) ? kind_of_folder(file) : kind_of(fs::path(file));
 }
 
-/// Paths of files of one kind, absolute.
-struct NamedFiles {
-  std::string_view kind;
-  std::string names;  ///< a JSON array
-};
-
-NamedFiles named_files(const std::vector<std::string>& files) {
+/// Returns the kind of the files. Throws Error(usage) if there are several.
+std::string_view kind_of_all(const std::vector<std::string>& files) {
   const std::string_view kind = kind_of(files.front());
-  Json names = Json::array();
   for (const std::string& file : files) {
-    if (kind_of(file) != kind) {
-      throw Error(ErrorCategory::usage,
-                  fmt::format("--data: {} is a file of {} and {} one of {}; give one kind "
-                              "(.safetensors: documents, .bin and .npy: tokens, others: text)",
-                              files.front(), kind, file, kind_of(file)));
-    }
-    names.push_back(fs::absolute(file).string());
+    const std::string_view other = kind_of(file);
+    if (other == kind) continue;
+    throw Error(ErrorCategory::usage,
+                fmt::format("--data: {} is a file of {} and {} one of {}; give one kind "
+                            "(.safetensors: documents, .bin and .npy: tokens, others: text)",
+                            files.front(), kind, file, other));
   }
-  return {kind, names.compact()};
+  return kind;
+}
+
+/// Returns the absolute paths as a JSON array.
+std::string absolute_paths(const std::vector<std::string>& files) {
+  Json names = Json::array();
+  for (const std::string& file : files) names.push_back(fs::absolute(file).string());
+  return names.compact();
 }
 
 }  // namespace
 
 std::vector<std::string> data_overrides(const std::vector<std::string>& files) {
   if (files.empty()) return {};
-  const NamedFiles named = named_files(files);
+  const std::string_view kind = kind_of_all(files);
+  const std::string names = absolute_paths(files);
   std::vector<std::string> overrides;
   for (const std::string_view other : {"text", "tokens", "documents", "pairs"}) {
-    overrides.push_back(fmt::format("data.{}={}", other, other == named.kind ? named.names : "[]"));
+    overrides.push_back(fmt::format("data.{}={}", other, other == kind ? names : "[]"));
   }
   return overrides;
 }
@@ -93,7 +94,7 @@ std::vector<std::string> data_overrides(const std::vector<std::string>& files) {
 std::vector<std::string> evaluation_data_overrides(const std::vector<std::string>& files) {
   std::vector<std::string> overrides = data_overrides(files);
   if (files.empty()) return overrides;
-  overrides.push_back(fmt::format("data.eval={}", named_files(files).names));
+  overrides.push_back(fmt::format("data.eval={}", absolute_paths(files)));
   overrides.emplace_back("data.held_out=null");
   return overrides;
 }
