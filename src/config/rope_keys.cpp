@@ -318,19 +318,13 @@ Json RopeReader::by_layer_type() const {
   return keys;
 }
 
-/// Whether the class reads rope_parameters alone.
-bool ignores_scaling(const model::Family& family) {
-  const std::vector<std::string> ignored = family.checkpoint_rules().without_effect;
-  return std::ranges::find(ignored, kScaling) != ignored.end();
-}
-
 }  // namespace
 
 Json with_rope_keys(Json json, const model::Family& family, const std::string& file,
                     std::vector<std::string>& notes) {
   const model::CheckpointRope rules = family.checkpoint_rules().rope;
   if (rules.longest == 0 || !json.is_object()) return json;
-  if (ignores_scaling(family)) json.erase(kScaling);
+  if (rules.ignores_scaling) json.erase(kScaling);
   const Json keys = RopeReader(json, family, file, notes).read();
   for (const std::string_view read :
        {std::string_view(kScaling), std::string_view(kParameters), std::string_view(kPart),
@@ -375,7 +369,7 @@ void add_rope_keys(Json& out, const model::Family& family) {
     out[kTheta] = Json();
     return;
   }
-  if (ignores_scaling(family)) return nest_scaling(out);
+  if (rules.ignores_scaling) return nest_scaling(out);
   const auto copy = [&out](const Json* from, std::string_view to) {
     if (from != nullptr && !to.empty()) out[to] = Json(*from);
   };

@@ -104,7 +104,9 @@ struct CheckpointRope {
   /// The key outside rope_parameters for the base of layers with a window, if by_layer_type; "":
   /// none.
   std::string local_theta = "rope_local_base_freq";
-  bool zero_theta = false;   ///< null or 0 as the base means no positions
+  bool zero_theta = false;  ///< null or 0 as the base means no positions
+  /// The class reads rope_parameters, but not rope_scaling.
+  bool ignores_scaling = false;
   bool alpha = false;        ///< with alpha, type dynamic has no other key (RotaryUse::alpha)
   text::Json standard = {};  ///< rope_parameters if the key is missing
   std::vector<std::string> unread = {};  ///< keys of rope_parameters that the class ignores
