@@ -67,16 +67,8 @@ class Afmoe final : public Llama {
     maps_of(layer).gate = {"self_attn.gate_proj"};
     if (!is_sliding(c, index)) attention_of(layer).rotary.reset();
     if (index < whole_number(c, "num_dense_layers")) return layer;
-    const std::uint64_t width = whole_number(c, "moe_intermediate_size");
-    ExpertsSpec experts = usual_experts(c, "num_experts", width);
-    experts.sigmoid = true;
-    experts.renormalises = true;
-    experts.router = "mlp.router.gate";
-    experts.correction = "mlp.expert_bias";
-    experts.factor = c.number("route_scale");
-    experts.shared_width = width * whole_number(c, "num_shared_experts");
-    experts.shared_prefix = "mlp.shared_experts.";
-    return instead_of_mlp(std::move(layer), std::move(experts));
+    return instead_of_mlp(std::move(layer),
+                          corrected_experts(c, "route_scale", "mlp.shared_experts."));
   }
   std::vector<CheckpointKey> checkpoint_keys() const override {
     std::vector<CheckpointKey> keys = Llama::checkpoint_keys();

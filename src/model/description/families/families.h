@@ -144,6 +144,10 @@ bool has_mlp(const ModelConfig& config, std::uint64_t index, std::uint64_t stand
 std::vector<CheckpointKey> keys_of_checkpoints(std::vector<CheckpointKey> keys);
 /// Returns the experts of one layer, with the most common tensor names.
 ExpertsSpec usual_experts(const ModelConfig& config, std::string_view count, std::uint64_t width);
+/// Returns experts of families with the router mlp.router.gate, its correction mlp.expert_bias, and
+/// a shared expert at `shared_prefix`. `factor`: the key of the factor of the weights.
+ExpertsSpec corrected_experts(const ModelConfig& config, std::string_view factor,
+                              std::string_view shared_prefix);
 /// Returns the experts of one layer with the tensor names of Mixtral.
 ExpertsSpec mixtral_experts(const ModelConfig& config, std::uint64_t width);
 LayerSpec instead_of_mlp(LayerSpec layer, ExpertsSpec experts);

@@ -162,15 +162,7 @@ class HyV3 final : public Llama {
     LayerSpec layer = Llama::layer(c, index);
     add_head_norms(layer);
     if (has_mlp(c, index, 1)) return layer;
-    const std::uint64_t width = whole_number(c, "moe_intermediate_size");
-    ExpertsSpec experts = usual_experts(c, "num_experts", width);
-    experts.sigmoid = true;
-    experts.renormalises = true;
-    experts.router = "mlp.router.gate";
-    experts.correction = "mlp.expert_bias";
-    experts.factor = c.number("router_scaling_factor");
-    experts.shared_width = width * whole_number(c, "num_shared_experts");
-    experts.shared_prefix = "mlp.shared_mlp.";
+    ExpertsSpec experts = corrected_experts(c, "router_scaling_factor", "mlp.shared_mlp.");
     experts.in_class = {{experts.router, "mlp.gate"},
                         {experts.shared_prefix, "mlp.shared_experts."}};
     return instead_of_mlp(std::move(layer), std::move(experts));
@@ -395,6 +387,20 @@ ExpertsSpec sigmoid_experts(const ModelConfig& c) {
   experts.factor = c.number("routed_scaling_factor");
   experts.shared_width = width * whole_number(c, "n_shared_experts");
   experts.shared_prefix = "mlp.shared_experts.";
+  return experts;
+}
+
+ExpertsSpec corrected_experts(const ModelConfig& config, std::string_view factor,
+                              std::string_view shared_prefix) {
+  const std::uint64_t width = whole_number(config, "moe_intermediate_size");
+  ExpertsSpec experts = usual_experts(config, "num_experts", width);
+  experts.sigmoid = true;
+  experts.renormalises = true;
+  experts.router = "mlp.router.gate";
+  experts.correction = "mlp.expert_bias";
+  experts.factor = config.number(factor);
+  experts.shared_width = width * whole_number(config, "num_shared_experts");
+  experts.shared_prefix = shared_prefix;
   return experts;
 }
 
