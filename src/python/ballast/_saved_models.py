@@ -227,7 +227,7 @@ def _description_of(folder: str) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (ValueError, AttributeError) as error:
-        raise FileError(f"{path}: is no index of safetensors files: {error}") from None
+        raise FileError(f"{path}: is not an index of safetensors files: {error}") from None
     if "ballast" not in metadata:
         return {}
     described = os.path.join(folder, os.path.basename(metadata["ballast"]))

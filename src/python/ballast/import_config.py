@@ -100,10 +100,10 @@ def _names(value: Any) -> Any:
     return [part.strip() for part in value.split(",")] if isinstance(value, str) and "," in value else value
 
 
-def _optimizer_params(keys: Keys, decay: float) -> Json:
+def _optimizer_params(keys: Keys) -> Json:
     return {"lr": keys.take("learning_rate", 5e-5, float),
             "betas": [keys.take("adam_beta1", 0.9, float), keys.take("adam_beta2", 0.999, float)],
-            "eps": keys.take("adam_epsilon", 1e-8, float), "weight_decay": keys.take("weight_decay", decay, float)}
+            "eps": keys.take("adam_epsilon", 1e-8, float), "weight_decay": keys.take("weight_decay", 0.0, float)}
 
 
 def _precision(keys: Keys) -> str:
@@ -149,7 +149,10 @@ def from_llama_factory(values: Json, name: str) -> tuple[Recipe, list[str]]:
         keys.must_be(key, 0, 0.0)
     recipe.length = keys.take("cutoff_len", 2048, int)
     recipe.micro_batch = keys.take("per_device_train_batch_size", 8, int)
-    _fill_training(recipe, keys, "num_train_epochs", keys.take("optim", "adamw_torch"))
+    recipe.optimizer = keys.take("optim", "adamw_torch")
+    recipe.schedule = keys.take("lr_scheduler_type", "linear")
+    recipe.epochs = keys.take("num_train_epochs", 3.0, float)
+    _fill_training(recipe, keys)
     recipe.held_out = keys.take("val_size", 0.0, float)
     return recipe, keys.rest()
 
@@ -186,7 +189,10 @@ def from_axolotl(values: Json, name: str) -> tuple[Recipe, list[str]]:
     recipe.length = keys.take("sequence_len", 512, int)
     recipe.micro_batch = keys.take("micro_batch_size", 1, int)
     recipe.least_share = keys.take("cosine_min_lr_ratio", 0.0, float)
-    _fill_training(recipe, keys, "num_epochs", keys.take("optimizer", "adamw_torch_fused"), "cosine", 1.0)
+    recipe.optimizer = keys.take("optimizer", "adamw_torch_fused")
+    recipe.schedule = keys.take("lr_scheduler", "cosine")
+    recipe.epochs = keys.take("num_epochs", 1.0, float)
+    _fill_training(recipe, keys)
     size = keys.take("val_set_size", 0.0, float)
     if size > 1:
         keys.refuse(f"val_set_size: {size:g} rows; give a share below 1, or data.eval in the config")
@@ -194,19 +200,15 @@ def from_axolotl(values: Json, name: str) -> tuple[Recipe, list[str]]:
     return recipe, keys.rest()
 
 
-def _fill_training(recipe: Recipe, keys: Keys, epochs: str, optimizer: str, schedule: str = "linear",
-                   usual_epochs: float = 3.0) -> None:
+def _fill_training(recipe: Recipe, keys: Keys) -> None:
     """Takes the keys that both programs have from transformers."""
     recipe.accumulation = keys.take("gradient_accumulation_steps", 1, int)
-    recipe.optimizer = optimizer
-    if optimizer not in _OPTIMIZERS:
-        keys.refuse(f"the optimizer {optimizer!r} has no equivalent; those that have: {', '.join(_OPTIMIZERS)}")
-    recipe.params = _optimizer_params(keys, 0.0)
-    recipe.schedule = keys.take("lr_scheduler_type" if epochs == "num_train_epochs" else "lr_scheduler", schedule)
+    if recipe.optimizer not in _OPTIMIZERS:
+        keys.refuse(f"the optimizer {recipe.optimizer!r} has no equivalent; those that have: {', '.join(_OPTIMIZERS)}")
+    recipe.params = _optimizer_params(keys)
     if recipe.schedule not in ("linear", "cosine", "constant", "constant_with_warmup", "cosine_with_min_lr"):
         keys.refuse(f"the schedule {recipe.schedule!r} has no equivalent; linear, cosine and constant have")
     recipe.warmup_steps = _warmup(keys)
-    recipe.epochs = keys.take(epochs, usual_epochs, float)
     recipe.steps = max(keys.take("max_steps", 0, int), 0)
     recipe.clipping = keys.take("max_grad_norm", 1.0, float)
     recipe.precision = _precision(keys)
