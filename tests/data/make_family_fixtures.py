@@ -422,7 +422,7 @@ def model_section(name, case):
         elif key == "original_max_position_embeddings":
             pass  # in rope_scaling
         elif family == "cohere2_moe" and key == "rms_norm_eps":
-            section[key] = value  # beside layer_norm_eps
+            section[key] = value  # in addition to layer_norm_eps
         elif value is not None:
             section[OWN_NAMES.get(key, key)] = value
     section["max_sequence"] = max(section["max_sequence"], case.get("length", T))

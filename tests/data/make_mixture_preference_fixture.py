@@ -5,7 +5,7 @@ and writes what it computes.
     python -B tests/data/make_mixture_preference_fixture.py [OUTPUT_FOLDER]
 
 Needs torch, transformers, peft, trl and datasets; the build and the tests do not. It writes into
-mixture_preferences/ beside this script (or OUTPUT_FOLDER) the files of make_preference_fixture.py,
+mixture_preferences/ next to this script (or OUTPUT_FOLDER) the files of make_preference_fixture.py,
 and initial.safetensors with the weights of the model. dpo.json also has `balance` by step.
 
 A step trains on 2 micro-batches of 2 pairs as one batch: the mean of the pairs' losses +
@@ -24,7 +24,7 @@ import torch
 import transformers
 
 from make_preference_fixture import LENGTH, MICRO, PAIRS, STEPS, make_pairs, write_pairs
-from make_router_loss_fixture import in_files
+from make_router_loss_fixture import in_files, with_weights
 
 HERE = pathlib.Path(__file__).resolve().parent
 VOCAB, BALANCE, BETA, RATE = 131, 0.1, 0.3, 5e-3
@@ -39,13 +39,7 @@ def make_model():
         mlp_only_layers=[1], tie_word_embeddings=False, attn_implementation="eager",
         experts_implementation="eager",
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
-    model = transformers.Qwen3MoeForCausalLM(config)
-    generator = torch.Generator().manual_seed(17)
-    for name, parameter in model.named_parameters():
-        spread = torch.randn(parameter.shape, generator=generator)
-        size = 0.3 if name.endswith("mlp.gate.weight") else 0.2
-        parameter.data = 1 + 0.1 * spread if parameter.dim() == 1 else size * spread
-    return model.eval()
+    return with_weights(transformers.Qwen3MoeForCausalLM(config), seed=17, routers=0.3, others=0.2)
 
 
 def batch_of(pairs):

@@ -4,7 +4,7 @@
     python -B tests/data/make_router_loss_fixture.py [OUTPUT_FOLDER]
 
 Needs torch, transformers and safetensors; the build and the tests do not. It writes into
-router_losses/ beside this script (or OUTPUT_FOLDER):
+router_losses/ next to this script (or OUTPUT_FOLDER):
 
     batch.safetensors   fp32: the initial weights, and gradient.X of the trained loss
     batch.json          `model` (keys of Ballast's model section), `tokens` of the 8 sequences, and of
@@ -39,11 +39,15 @@ def make_model():
         rms_norm_eps=1e-6, output_router_logits=True, router_aux_loss_coef=BALANCE,
         tie_word_embeddings=False, attn_implementation="eager", experts_implementation="eager",
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
-    model = transformers.Qwen3MoeForCausalLM(config)
-    generator = torch.Generator().manual_seed(11)
+    return with_weights(transformers.Qwen3MoeForCausalLM(config), seed=11, routers=0.4, others=0.3)
+
+
+def with_weights(model, seed, routers, others):
+    """Gives the model random weights: norms near 1, and matrices with these standard deviations."""
+    generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         spread = torch.randn(parameter.shape, generator=generator)
-        size = 0.4 if name.endswith("mlp.gate.weight") else 0.3
+        size = routers if name.endswith("mlp.gate.weight") else others
         parameter.data = 1 + 0.1 * spread if parameter.dim() == 1 else size * spread
     return model.eval()
 

@@ -135,6 +135,14 @@ void expect_invariance(const Model& model, bool bf16, const Overrides& common = 
   expect_same(model, bf16, variants_of(test::rows_of_settings(axes(), seed)), common, steps);
 }
 
+/// Packed documents, all parts trained, and adapters over a base in four bits.
+void expect_packed_invariance(const Model& model) {
+  expect_invariance(model, true, {test::kPacked});
+  const std::string adapters = R"(ballast.adapters={"targets": "all-linear", "rank": 4})";
+  expect_invariance(training(model, "adapters"), true,
+                    {adapters, "ballast.quantized_base=nf4", test::kPacked});
+}
+
 TEST(Invariance, VariantsCoverPairsAndSettings) {
   test::CoveredPairs pairs(axes());
   EXPECT_FALSE(pairs.missing().empty());
@@ -261,17 +269,11 @@ TEST(Invariance, PackedExpertsWithFrozenBiasesAndSinksInFp32) {
 }
 
 TEST(Invariance, PackedGatedDeltaNetsInBf16) {
-  expect_invariance(kDelta, true, {test::kPacked});
-  const std::string adapters = R"(ballast.adapters={"targets": "all-linear", "rank": 4})";
-  expect_invariance(training(kDelta, "adapters"), true,
-                    {adapters, "ballast.quantized_base=nf4", test::kPacked});
+  expect_packed_invariance(kDelta);
 }
 
 TEST(Invariance, PackedShortConvolutionsInBf16) {
-  expect_invariance(kConvolutions, true, {test::kPacked});
-  const std::string adapters = R"(ballast.adapters={"targets": "all-linear", "rank": 4})";
-  expect_invariance(training(kConvolutions, "adapters"), true,
-                    {adapters, "ballast.quantized_base=nf4", test::kPacked});
+  expect_packed_invariance(kConvolutions);
 }
 
 TEST(Invariance, PackedGatesAndNormsWithoutWeightsInBf16) {
@@ -287,10 +289,7 @@ TEST(Invariance, PackedExpertsBetweenNormsInBf16) {
 }
 
 TEST(Invariance, PackedExpertsParallelToAttentionInBf16) {
-  expect_invariance(kParallelExperts, true, {test::kPacked});
-  const std::string adapters = R"(ballast.adapters={"targets": "all-linear", "rank": 4})";
-  expect_invariance(training(kParallelExperts, "adapters"), true,
-                    {adapters, "ballast.quantized_base=nf4", test::kPacked});
+  expect_packed_invariance(kParallelExperts);
 }
 
 TEST(Invariance, PackedClampedExpertsInFp32) {

@@ -173,12 +173,14 @@ def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
 
 
 def train(model: nn.Module, steps: int, optimizer: Any = None, each: Any = None,
-          shape: Callable[[int], dict[str, int]] = lambda step: {}) -> list[Any]:
-    """Trains a DiT. `each(step)`: called after each step; its result belongs to the losses."""
+          shape: Callable[[int], dict[str, int]] = lambda step: {},
+          number: Callable[[int], int] = lambda step: step) -> list[Any]:
+    """Trains a DiT. `each(step)`: called after each step; its result belongs to the losses. `number`: that of a
+    step's data."""
     optimizer = optimizer or torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     losses = []
     for step in range(steps):
-        x, t = data(step, dtype=next(model.parameters()).dtype, **shape(step))
+        x, t = data(number(step), dtype=next(model.parameters()).dtype, **shape(step))
         optimizer.zero_grad()
         loss = (model(x, t) - x).pow(2).mean()
         loss.backward()

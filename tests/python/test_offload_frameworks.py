@@ -20,6 +20,7 @@ import ballast
 import fake_device
 from offload_models import (WIDTH, DiT, LoRA, compare, data, dit, llama, same, sgd, state, tokens, train,
                             train_on_text)
+from support import join_ranks
 
 
 def needs(package):
@@ -234,21 +235,13 @@ class Quantised(unittest.TestCase):
 
 
 def train_rank(rank: int, folder: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
+    join_ranks(rank, 2, folder)
     states, refused = [], ""
     for offloaded in (False, True):
         model = dit(True, False, layers=4)()
         if offloaded:
             fake_device.offload(model, fake_device.budget_of(model, 2), trained="keep", delay=0.002, seed=rank)
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        optimizer = sgd(model)
-        for step in range(3):
-            x, t = data(2 * step + rank)
-            optimizer.zero_grad()
-            (wrapped(x, t) - x).pow(2).mean().backward()
-            optimizer.step()
+        train(nn.parallel.DistributedDataParallel(model), 3, sgd(model), number=lambda step: 2 * step + rank)
         states.append(state(model))
     same(*states)
     model = dit(layers=2)()

@@ -1,6 +1,5 @@
 """ballast.offload() on ranks: homes that the processes of a machine share. Needs torch."""
 
-import datetime
 import os
 import pathlib
 import re
@@ -9,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 import unittest
 
 try:
@@ -25,6 +23,7 @@ import ballast
 import fake_device
 from ballast import _shared_homes
 from offload_models import DiT, LoRA, data, dit, same, sgd, state, train
+from support import OnRanks, join_ranks
 
 MIB = 1 << 20
 
@@ -66,13 +65,7 @@ def adapters_train_as_with_plain_ddp(rank, folder):
         model = dit(True, False, layers=4)()
         model.embed.requires_grad_(False)
         handle = offloaded(model, delay=0.002, seed=rank) if shared else None
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        optimizer = sgd(model)
-        for step in range(3):
-            x, t = data(2 * step + rank)
-            optimizer.zero_grad()
-            (wrapped(x, t) - x).pow(2).mean().backward()
-            optimizer.step()
+        train(nn.parallel.DistributedDataParallel(model), 3, sgd(model), number=lambda step: 2 * step + rank)
         states.append(state(model))
         if shared:
             assert handle.report().shared_bytes == handle.report().host_bytes > 0
@@ -196,12 +189,7 @@ def wrappers_made_later_are_known_to_ddp(rank, folder):
         outer.forward = lambda x, t, model=model: model(x, t)
         wrapped = nn.parallel.DistributedDataParallel(outer)
         assert not shared or "inner.blocks.0.attn.q.base.weight" in wrapped.parameters_to_ignore
-        optimizer = sgd(model)
-        for step in range(2):
-            x, t = data(2 * step + rank)
-            optimizer.zero_grad()
-            (wrapped(x, t) - x).pow(2).mean().backward()
-            optimizer.step()
+        train(wrapped, 2, sgd(model), number=lambda step: 2 * step + rank)
         states.append(state(model))
     same(*states)
 
@@ -233,31 +221,8 @@ CASES = [adapters_train_as_with_plain_ddp, blocks_are_in_memory_once, changes_st
          trained_blocks_are_not_shared, sharing_nothing_is_refused, other_weights_are_refused, other_models_are_refused, a_rank_that_fails_stops_the_others, wrappers_made_later_are_known_to_ddp]
 
 
-def join(rank, ranks, folder):
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=ranks,
-                            timeout=datetime.timedelta(seconds=60))
-
-
-def run_cases(rank, ranks, folder):
-    join(rank, ranks, folder)
-    for case in CASES:
-        said = ""
-        try:
-            case(rank, folder)
-        except BaseException:
-            said = traceback.format_exc()
-        pathlib.Path(folder, f"{case.__name__}.{rank}").write_text(said)
-        if said:
-            break  # the other ranks wait for this one
-    else:
-        dist.barrier()
-        dist.destroy_process_group()
-
-
 def wait_to_be_killed(rank, folder):
-    join(rank, 2, folder)
+    join_ranks(rank, 2, folder, seconds=60)
     offloaded(frozen())
     print("ready", flush=True)
     time.sleep(600)
@@ -270,24 +235,8 @@ def traces():
 
 
 @unittest.skipUnless(sys.platform == "linux" and dist.is_available(), "gloo on the loopback interface")
-class Ranks(unittest.TestCase):
-    def run_on(self, ranks):
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                torch.multiprocessing.spawn(run_cases, (ranks, folder), nprocs=ranks)
-            except Exception as error:
-                print(error)
-            for case in CASES:
-                with self.subTest(case=case.__name__):
-                    for rank in range(ranks):
-                        file = pathlib.Path(folder, f"{case.__name__}.{rank}")
-                        self.assertEqual(file.read_text() if file.exists() else "did not run", "", f"rank {rank}")
-
-    def test_two_ranks(self):
-        self.run_on(2)
-
-    def test_three_ranks(self):
-        self.run_on(3)
+class Ranks(OnRanks, unittest.TestCase):
+    cases, seconds = CASES, 60
 
     def test_killed_ranks_leave_nothing(self):
         before = traces()
@@ -314,7 +263,7 @@ class Ranks(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "^shared: 'yes' is not one of"):
             fake_device.offload(frozen(), MIB, shared="yes")
         with tempfile.TemporaryDirectory() as folder:
-            join(0, 1, folder)
+            join_ranks(0, 1, folder, seconds=60)
             self.addCleanup(dist.destroy_process_group)
             self.assertEqual(offloaded(frozen()).report().shared_bytes, 0)
 

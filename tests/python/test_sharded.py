@@ -2,7 +2,6 @@
 compared with torch.optim.AdamW on the whole model. Needs torch."""
 
 import copy
-import datetime
 import functools
 import gc
 import os
@@ -10,7 +9,6 @@ import pathlib
 import re
 import sys
 import tempfile
-import traceback
 import unittest
 import warnings
 
@@ -31,6 +29,7 @@ except ImportError as error:
     raise unittest.SkipTest(f"needs PyTorch with ranks: {error}")
 
 from ballast import OffloadAdamW, OffloadLion
+from support import OnRanks
 
 CLIP = 0.01
 STEPS = 4
@@ -512,45 +511,9 @@ CASES = [ddp_trains, fsdp1_trains, fsdp1_of_layers_trains, zero_trains,
          unknown_distributions_are_refused, other_rules_work]
 
 
-def run_cases(rank: int, ranks: int, folder: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=ranks,
-                            timeout=datetime.timedelta(seconds=40))
-    for case in CASES:
-        said = ""
-        try:
-            case(rank, folder)
-        except BaseException:
-            said = traceback.format_exc()
-        pathlib.Path(folder, f"{case.__name__}.{rank}").write_text(said)
-        if said:
-            break  # the other ranks wait for this one
-    else:
-        dist.barrier()
-        dist.destroy_process_group()
-
-
 @unittest.skipUnless(sys.platform == "linux", "gloo on the loopback interface")
-class Sharded(unittest.TestCase):
-    def run_on(self, ranks: int) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                torch.multiprocessing.spawn(run_cases, (ranks, folder), nprocs=ranks)
-            except Exception as error:
-                print(error)
-            for case in CASES:
-                with self.subTest(case=case.__name__):
-                    for rank in range(ranks):
-                        file = pathlib.Path(folder, f"{case.__name__}.{rank}")
-                        said = file.read_text() if file.exists() else "did not run"
-                        self.assertEqual(said, "", f"rank {rank}")
-
-    def test_two_ranks(self) -> None:
-        self.run_on(2)
-
-    def test_three_ranks(self) -> None:
-        self.run_on(3)
+class Sharded(OnRanks, unittest.TestCase):
+    cases, seconds = CASES, 40
 
 
 if __name__ == "__main__":

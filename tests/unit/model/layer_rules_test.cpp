@@ -63,15 +63,19 @@ TEST(LayerBlocks, MayHaveTwoSublayersOnOneNorm) {
   EXPECT_NE(obstacle_to_tiles(std::vector{layer}, 1), "");
 }
 
+ExpertsSpec experts_of(std::uint64_t count, std::uint64_t per_token) {
+  return {.count = count,
+          .per_token = per_token,
+          .width = 16,
+          .router = "router",
+          .prefix = "experts.",
+          .gate = "gate",
+          .up = "up",
+          .down = "down"};
+}
+
 TEST(LayerBlocks, NeedNoSublayerBeforeExperts) {
-  const ExpertsSpec experts = {.count = 6,
-                               .per_token = 2,
-                               .width = 16,
-                               .router = "router",
-                               .prefix = "experts.",
-                               .gate = "gate",
-                               .up = "up",
-                               .down = "down"};
+  const ExpertsSpec experts = experts_of(6, 2);
   const LayerSpec layer = layer_of({{.before = NormSpec{"norm"}, .body = experts}});
   const std::vector<BlockSpec> blocks = joined_blocks_of(layer, config_of(), 0, {.experts = 2});
   ASSERT_EQ(blocks.size(), 1U + 3);
@@ -82,14 +86,7 @@ TEST(LayerBlocks, NeedNoSublayerBeforeExperts) {
 }
 
 TEST(LayerBlocks, HaveNormsOnBothSidesOfExperts) {
-  const ExpertsSpec experts = {.count = 2,
-                               .per_token = 1,
-                               .width = 16,
-                               .router = "router",
-                               .prefix = "experts.",
-                               .gate = "gate",
-                               .up = "up",
-                               .down = "down"};
+  const ExpertsSpec experts = experts_of(2, 1);
   LayerSpec layer =
       layer_of({{.before = NormSpec{"first"}, .body = attention(), .after = NormSpec{"second"}},
                 {.before = NormSpec{"third"}, .body = experts, .after = NormSpec{"fourth"}}});
